@@ -1,0 +1,29 @@
+PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
+BIN := .venv/bin
+
+.PHONY: demo test bench lint clean
+
+demo: .venv/.stamp
+	$(BIN)/compound demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+bench: .venv/.stamp
+	$(BIN)/compound bench
+
+lint: .venv/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build dist runs report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf
+
+# torch first and by its exact version: a looser wish brings several gigabytes of CUDA packages
+.venv/.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

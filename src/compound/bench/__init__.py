@@ -1,0 +1,1 @@
+"""Experiments, run directories and report pages."""

@@ -1,0 +1,115 @@
+"""The command: arguments in, calls out. Heavy imports wait inside the commands, so that help comes at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compound import __version__
+
+
+class Refused(click.ClickException):
+    """Input that cannot be worked with: one sentence, exit code 2."""
+
+    exit_code = 2
+
+
+class Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        except OSError as error:
+            raise Refused(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+
+
+def _directory(name: str, default: str | None, words: str, env: str | None = None) -> Callable[[Any], Any]:
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option(name, type=kind, default=default, envvar=env, show_default=default is not None, help=words)
+
+
+_file = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all numbers to this file.")
+_runs = _directory("--runs", "runs", "Where runs are kept; a finished one is never repeated.")
+_processes = click.option("--processes", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="compound")
+def main() -> None:
+    """Predictive uncertainty with compound density networks.
+
+    Example: compound demo
+    """
+
+
+@main.command()
+@click.argument("name")
+@click.option("--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper.")
+@click.option("--seeds", type=int, help="How many repetitions.  [default: the experiment's own]")
+@click.option("--methods", default="", help="Only these, with commas between.  [default: all]")
+@_directory("--out", "report", "The page goes to NAME/index.html in here.")
+@_runs
+@_file
+@_directory("--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA")
+@_processes
+def run(
+    name: str,
+    preset: str,
+    seeds: int | None,
+    methods: str,
+    out: Path,
+    runs: Path,
+    json_path: Path | None,
+    data_dir: Path | None,
+    processes: int | None,
+) -> None:
+    """Work through an experiment (toy, digits) and draw its page.
+
+    Example: compound run toy --preset paper --seeds 3
+    """
+    from compound.bench import experiments
+
+    asked = [word.strip() for word in methods.split(",") if word.strip()]
+    results = experiments.perform_all(experiments.plan(name, preset, seeds, asked), runs, data_dir, processes)
+    bars = experiments.publish(results, out / name)
+    if json_path:
+        experiments.save_summary(json_path, experiments.summary(results, bars))
+    _tell(bars, out / name / "index.html")
+
+
+@main.command()
+@_directory("--out", "report", "The page goes to index.html in here.")
+@_runs
+@_processes
+def demo(out: Path, runs: Path, processes: int | None) -> None:
+    """Two small experiments on one page, in about two minutes: doubt about numbers, doubt about pictures.
+
+    Example: compound demo --out report
+    """
+    from compound.bench import experiments
+
+    planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
+    results = experiments.perform_all(planned, runs, None, processes)
+    _tell(experiments.publish(results, out, "What a compound density network knows, and what it does not"), out / "index.html")
+
+
+@main.command()
+@_file
+@click.option("--quick", is_flag=True, help="Fewer repetitions.")
+def bench(json_path: Path | None, quick: bool) -> None:
+    """Measure speed and memory.
+
+    Example: compound bench --quick --json speed.json
+    """
+    from compound.bench import speed
+
+    speed.main(json_path, quick)
+
+
+def _tell(bars: list[Any], page: Path) -> None:
+    for bar in bars:
+        value = "no number" if bar.value is None else f"{bar.value:.4g}"
+        click.echo(f"{'ok  ' if bar.held else 'MISS'} {bar.claim}: {value} ({bar.sense} {bar.limit:g})")
+    click.echo(f"page: {page}")

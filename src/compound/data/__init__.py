@@ -1,0 +1,1 @@
+"""Data sets: tensors in, tensors out; every random choice comes from a seed."""

@@ -1,0 +1,107 @@
+"""The contract every method fulfils: a loss for one batch, and an answer for any number of rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.predictive import Predictive
+from compound.types import Batch, Task, check_inputs
+
+MEMORY = 256 * 2**20  # bytes of live arrays while predicting
+
+
+class Loss(NamedTuple):
+    """Means per datum; one number per member where a method has members. `total` is what is minimised (summed over members)."""
+
+    total: Tensor
+    nll: Tensor
+    kl: Tensor
+
+
+class Draws(NamedTuple):
+    """How many draws answer a question: `outer` of what more data would settle, and for each of them `inner` of the rest."""
+
+    outer: int = 20
+    inner: int = 5
+
+    @classmethod
+    def of(cls, n: "int | Draws") -> "Draws":
+        """A plain number of draws in all is divided by five where that leaves no rest: 100 is 20 x 5, 7 is 7 x 1."""
+        if isinstance(n, int):
+            n = Draws(n // 5, 5) if n >= 10 and n % 5 == 0 else Draws(n, 1)
+        if n.outer < 1 or n.inner < 1:
+            raise ValueError(f"n is {tuple(n)}: ask for at least one draw")
+        return n
+
+
+class OptimizerSettings(Protocol):
+    """What `Model.optimizer` reads from the settings of a fit."""
+
+    @property
+    def rate(self) -> float: ...
+
+
+class Model(nn.Module, ABC):
+    """A method with its network: what it minimises, and how it answers."""
+
+    inputs: int
+    task: Task
+    members: int = 1
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        """Once, before training: constants from the training rows."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, generator: Generator | Sequence[Generator]) -> Loss:
+        """The objective on a batch; `generator` is one stream, or one per member."""
+
+    @abstractmethod
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        """The predictive of one chunk of rows. Noise is shared by all rows, so a row's answer does not depend on its neighbours."""
+
+    @abstractmethod
+    def row_numbers(self, n: Draws) -> int:
+        """How many numbers `answer` holds per row at its peak: the chunk size follows from it."""
+
+    @torch.no_grad()
+    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+        """Mean negative log-density of the batch under each member's predictive, weighted by `batch.weight`."""
+        values = -self.predict(batch.x, n, generator).log_prob(batch.y)  # (rows,)
+        weight = torch.ones_like(values) if batch.weight is None else batch.weight
+        return ((weight * values).sum(-1) / weight.sum(-1)).reshape(-1)
+
+    def finish(self, data: Batch, generator: Generator) -> None:
+        """Once, after training, on the same rows as `start`: far noise, Laplace, temperature."""
+
+    def rate_factors(self) -> dict[str, float]:
+        """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""
+        return {}
+
+    def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        """Adam in one fused pass, one group per rate factor."""
+        factors = self.rate_factors()
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
+        return torch.optim.Adam(
+            [{"params": group, "lr": settings.rate * factor, "factor": factor} for factor, group in groups.items()],
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def predict_chunks(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Iterator[Predictive]:
+        """Answers chunk by chunk, for tables whose answers would not fit in memory together."""
+        check_inputs(x, self.inputs)
+        n = Draws.of(n)
+        rows = max(1, memory // (self.row_numbers(n) * x.element_size()))
+        state = generator.get_state()
+        for chunk in x.split(rows):
+            generator.set_state(state)  # every chunk sees the same noise
+            yield self.answer(chunk, n, generator)
+
+    def predict(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Predictive:
+        """The predictive distribution of every row of x, from n draws."""
+        return Predictive.join(list(self.predict_chunks(x, n, generator, memory)))

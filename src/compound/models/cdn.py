@@ -1,0 +1,297 @@
+"""Compound density networks: mixtures of uncountably many networks whose mixing distribution depends on the input.
+
+    p(y | x; ψ) = E_{p(θ; g(x; ψ))}[ p(y; f(x; θ)) ],     p(θ; g(x; ψ)) = prod_l MN(W_l; g_l(h_{l-1}; ψ_l))
+
+Kristiadi, Däubener and Fischer (2019). ML-CDN maximises  mean log 1/S sum_s p(y; f(x; θ_s)) - λ mean KL[p(θ; g(x)) || p(θ)];
+VB-CDN the evidence bound  mean E_q(ψ) log E_θ p(y; f(x; θ)) - KL[q(ψ) || p(ψ)] / N.
+
+A draw: outer = a member and, in VB-CDN, its ψ (what more data would settle); inner = θ given those. Far noise counts as outer.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.models.base import Draws, Loss, Model
+from compound.models.likelihoods import likelihood
+from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
+from compound.predictive import Predictive
+from compound.types import Batch, Task, fork, log_mean_exp, member_seed, normal
+
+Streams = Generator | Sequence[Generator]
+LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
+BUDGET = 0.003  # nats of held-out log-density that far noise may cost
+LEVELS = (-6.0, -9.0, -12.0)  # log-variance of the far noise at the median distance
+KAPPAS = (16.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)  # its rise from there to the 99% quantile
+JUDGES = 2000  # rows that far noise and τ are fitted on
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of both CDNs; None means: as the task asks, see `_resolved`."""
+
+    widths: tuple[int, ...] | None = None  # hidden layers of the predictive network
+    hyper: tuple[int, ...] | None = None  # hidden layers of each hypernetwork
+    samples: int | None = None  # S, draws of θ per row in training
+    last_layer: Literal["integrate", "sample"] | None = None
+    last_draws: int = 2  # antithetic draws of the logits per hidden draw
+    parametrization: Literal["scaled", "paper"] = "scaled"
+    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    log_col: tuple[float, ...] | None = None  # where each layer's column log-variances start; the last serves the layers after
+    members: int | None = None  # networks trained side by side, as one batched computation
+    far: float = 3.0  # far noise; targets: its standard deviation far away, in those of the target; 0: none
+
+
+@dataclass(frozen=True)
+class MLConfig(Config):
+    lam: float | tuple[float, float] | None = None  # λ, or a geometric path from first to last over training
+    activation: Literal["relu", "tanh"] = "relu"  # of the hypernetworks
+    basis: Literal["point", "map"] = "point"  # V without a prior, or with N(0, 2 / fan-in)
+
+
+@dataclass(frozen=True)
+class VBConfig(Config):
+    objective: Literal["elbo", "official", "joint"] = "elbo"  # ψ shared by a row's draws of θ; heads only; not at all
+    activation: Literal["relu", "tanh"] = "tanh"
+    basis: Literal["point", "map", "vmg"] = "point"  # "vmg": V has a matrix-Gaussian posterior of its own
+
+
+class _CDN(Model):
+    """What both CDNs share: the stack of compound layers, prediction, far noise."""
+
+    method: str
+
+    def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
+        super().__init__()
+        config = _resolved(config, task)
+        _check(config)
+        self.inputs, self.task, self.config, self.members = inputs, task, config, config.members
+        bayes = isinstance(config, VBConfig)
+        starts = config.log_col
+        widths = (inputs, *config.widths, task.size)
+        streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
+        form = Form(config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classes")
+        self.layers = nn.ModuleList(
+            CompoundLinear(a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,))
+            for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+        )
+        self.likelihood = likelihood(task, self.members, config.last_layer, config.last_draws, config.noise, config.far)
+        self.far = FarNoise(inputs)
+
+    @abstractmethod
+    def _shared(self) -> tuple[int, int]:
+        """In how many parts of the S draws ψ is shared, by hidden maps and by heads."""
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.likelihood.start(data.y[trained(data)])  # type: ignore[operator]
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def _last(self, x: Tensor, generator: Streams, kl: bool) -> tuple[Gaussian, Tensor]:
+        """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
+        samples, rows = self.config.samples, len(x)
+        x = x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+        shared = self._shared()
+        once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
+        first, *rest = self.layers
+        out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
+        total = out.kl.unflatten(-1, (-1, rows)).mean(1) if kl else out.kl
+        for layer in rest:
+            mean, std = out.mean.unflatten(1, (-1, rows)), out.std.unflatten(1, (-1, rows))  # (members, 1 or S, rows, width)
+            noise = normal(generator, (self.members, samples, *mean.shape[2:]), mean)
+            h = torch.addcmul(mean, std, noise).clamp(0, LIMIT).flatten(1, 2)  # (members, S rows, width)
+            out = layer(h, generator, shared, kl)
+            total = total + out.kl.unflatten(-1, (samples, rows)).mean(1) if kl else total
+        if not rest:  # a single layer has S draws only where ψ differs
+            return Gaussian(out.mean.unflatten(1, (-1, rows)), out.std.unflatten(1, (-1, rows)), out.kl), total
+        return Gaussian(out.mean.unflatten(1, (samples, rows)), out.std.unflatten(1, (samples, rows)), out.kl), total
+
+    def _nll(self, last: Gaussian, batch: Batch, generator: Streams) -> Tensor:  # (members,)
+        log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)  # type: ignore[operator]
+        return -weighted(log_prob, batch.weight)
+
+    def _draws(self, x: Tensor, n: Draws, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Draws of the last layer (members, outer, inner, rows, size); a noise vector serves all rows."""
+        block = max(1, min(n.inner, 2048 // len(x)))  # draws computed together: few rows would leave the processor idle
+        x = x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+        first, *rest = self.layers
+        outer = []
+        for _ in range(n.outer):
+            psi = [layer.draw(generator) for layer in self.layers]  # type: ignore[operator, misc]
+            start = first.at(x, psi[0])
+            mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
+            inner = []
+            for draws in _blocks(n.inner, block):
+                out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
+                for layer, weights in zip(rest, psi[1:], strict=True):
+                    noise = normal(generator, (self.members, draws, 1, out.mean.shape[-1]), mean)
+                    h = torch.addcmul(out.mean, out.std, noise).clamp_(0, LIMIT).flatten(1, 2)  # (members, draws rows, width)
+                    after = layer.at(h, weights)
+                    out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
+                inner.append(self.likelihood.draw(out, generator))  # type: ignore[operator]
+            outer.append([torch.cat(part, 1) for part in zip(*inner, strict=True)])
+        means, spread = (torch.stack(part, 1) for part in zip(*outer, strict=True))
+        return means, spread
+
+    def _divide(self, n: Draws) -> Draws:
+        """Draws per member. A maximum-likelihood ψ is a point: all of a member's draws are inner ones."""
+        outer = math.ceil(n.outer / self.members)
+        return Draws(outer, n.inner) if isinstance(self.config, VBConfig) else Draws(1, outer * n.inner)
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        draws = self._draws(x, self._divide(n), generator)
+        t = self.far(x.clamp(-LIMIT, LIMIT)) if self.far.fitted else None
+        return self.likelihood.predictive(draws, t, generator)  # type: ignore[operator, no-any-return]
+
+    def row_numbers(self, n: Draws) -> int:
+        width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)  # type: ignore[operator, arg-type]
+        kept = 8 * (n.outer + self.members) * n.inner * self.task.size * self.config.last_draws
+        return kept + 6 * self.members * (width + self.inputs)
+
+    @torch.no_grad()
+    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+        """Each member's own predictive, before far noise."""
+        draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
+        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None, generator), batch.weight)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def finish(self, data: Batch, generator: Generator) -> None:
+        """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
+        weight = torch.ones(self.members, len(data)) if data.weight is None else data.weight.expand(self.members, -1)
+        held = weight == 0  # (members, rows)
+        some = held.any(0)
+        order = torch.randperm(len(data), generator=generator)
+        judges = order[some[order]][:JUDGES] if bool(some.any()) else order[:JUDGES]
+        draws = self._draws(data.x[judges], self._divide(Draws(40 * self.members, 1)), generator)
+        mask = held[:, judges] if bool(some.any()) else torch.ones(self.members, len(judges), dtype=torch.bool)
+        y = data.y[judges]
+        if bool(some.any()):
+            self.likelihood.calibrate(draws, y, mask)  # type: ignore[operator]
+        if self.config.far:
+            seen = trained(data).nonzero().squeeze(-1)
+            away = torch.full((len(data),), torch.nan)
+            away[seen] = self.far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator).to(away.dtype)
+            distance = away[judges]
+            fresh = distance.isnan()  # rows no member trained on
+            distance[fresh] = self.far.distance(data.x[judges][fresh].clamp(-LIMIT, LIMIT))
+            self._choose_ramp(draws, y, mask, distance.to(data.x.dtype), generator)
+
+    def _choose_ramp(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor, distance: Tensor, generator: Generator) -> None:
+        """The steepest ramp whose cost in held-out log-density stays within the budget."""
+        state = generator.get_state()
+
+        def score(t: Tensor | None) -> float:
+            generator.set_state(state)  # the same noise for every candidate
+            return float((held * self.likelihood.member_log_prob(draws, y, t, generator)).sum() / held.sum())  # type: ignore[operator]
+
+        base = score(None)
+        # by reach: log-variance one more 50%-to-99% stretch beyond the 99% quantile
+        candidates = sorted(((level + 2 * kappa, level, kappa) for level in LEVELS for kappa in KAPPAS), reverse=True)
+        for _, level, kappa in candidates:
+            self.far.set_ramp(level, kappa, self.likelihood.far_cap)  # type: ignore[arg-type]
+            if base - score(self.far.at(distance)) <= BUDGET:
+                return
+
+
+class MLCDN(_CDN):
+    """Compound density network fitted by maximum likelihood."""
+
+    method = "ml-cdn"
+    Config = MLConfig
+
+    def _shared(self) -> tuple[int, int]:
+        return self.config.samples, self.config.samples
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        first, last = self.config.lam if isinstance(self.config.lam, tuple) else (self.config.lam, self.config.lam)  # type: ignore[union-attr]
+        lam = first * (last / first) ** batch.progress if first else 0.0
+        out, kl = self._last(batch.x, generator, lam > 0)
+        nll = self._nll(out, batch, generator)
+        divergence = weighted(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
+        total = nll + lam * divergence
+        if self.config.basis == "map":
+            total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size  # type: ignore[operator]
+        return Loss(total.sum(), nll.detach(), divergence.detach())
+
+
+class VBCDN(_CDN):
+    """Compound density network with a variational posterior over its hypernetworks."""
+
+    method = "vb-cdn"
+    Config = VBConfig
+
+    def _shared(self) -> tuple[int, int]:
+        samples = self.config.samples
+        return {"elbo": (samples, samples), "official": (1, samples), "joint": (1, 1)}[self.config.objective]  # type: ignore[union-attr]
+
+    def kl(self) -> Tensor:  # (members,)
+        """KL of the posterior over all hypernetworks to its prior."""
+        return torch.stack([layer.kl() for layer in self.layers]).sum(0)  # type: ignore[operator]
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        out, _ = self._last(batch.x, generator, False)
+        nll = self._nll(out, batch, generator)
+        kl = self.kl() / batch.size
+        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+
+def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
+    """Mean over rows, weighted; rows a member holds out do not count for it."""
+    if weight is None:
+        return values.mean(-1)
+    weight = weight.to(values.dtype)
+    return (weight * values).sum(-1) / weight.sum(-1).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def trained(data: Batch) -> Tensor:  # (rows,)
+    """Which rows some member trains on."""
+    if data.weight is None:
+        return torch.ones(len(data), dtype=torch.bool)
+    return (data.weight > 0).reshape(-1, len(data)).any(0)
+
+
+def _blocks(count: int, size: int) -> list[int]:
+    return [min(size, count - done) for done in range(0, count, size)]
+
+
+# What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
+_COMMON = {
+    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 1, "log_col": (-6.0,), "lam": 1e-5},
+    "targets": {
+        "widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0), "lam": (3e-3, 1e-6),
+    },
+}  # fmt: skip
+_BAYES = {"classes": {"hyper": (100,), "log_col": (-5.0,)}, "targets": {"members": 1}}
+
+
+def _resolved(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
+    """The config with every None replaced by the task's default."""
+    defaults = _COMMON[task.kind] | (_BAYES[task.kind] if isinstance(config, VBConfig) else {})
+    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})
+
+
+def _check(config: MLConfig | VBConfig) -> None:
+    if config.samples < 1 or config.members < 1 or config.last_draws < 1:
+        raise ValueError("samples, members and last_draws must be at least 1")
+    if any(width < 1 for width in (*config.widths, *config.hyper)) or not config.hyper:
+        raise ValueError(f"widths {config.widths} and hyper {config.hyper} must be positive, hyper not empty")
+    if config.far < 0 or config.noise < 0:
+        raise ValueError(f"far is {config.far} and noise {config.noise}: neither may be negative; 0 turns far noise off and learns the noise")
+    for name, allowed in (("parametrization", ("scaled", "paper")), ("activation", ("relu", "tanh")), ("basis", ("point", "map", "vmg"))):
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
+    if isinstance(config, MLConfig):
+        if config.basis == "vmg":
+            raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
+        lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)
+        if len(lam) > 2 or min(lam) < 0 or (len(lam) == 2 and min(lam) == 0):
+            raise ValueError(f"lam is {config.lam}: give one number >= 0, or two > 0 for a path")
+    elif config.objective not in ("elbo", "official", "joint"):
+        raise ValueError(f"objective is {config.objective!r}: use one of elbo, official, joint")

@@ -1,0 +1,207 @@
+"""What the last layer's pre-activations mean: targets with Gaussian noise, or logits of classes.
+
+A likelihood turns the Gaussian over the last layer's pre-activations into log-densities for training, and draws of them into
+a `Predictive`. At prediction draws are (members, outer, inner, rows, size), with noise that all rows share.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from compound.distributions import gaussian_log_prob
+from compound.nn import Gaussian
+from compound.nn.softmax import expected_softmax
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from compound.types import Task, log_mean_exp, normal
+
+Streams = Generator | Sequence[Generator]
+
+
+class Likelihood(nn.Module, ABC):
+    """The observation model at the end of a network."""
+
+    far_cap: float  # the largest log-variance of the far noise, in the likelihood's own unit
+
+    def start(self, y: Tensor) -> None:
+        """Constants from the training rows."""
+
+    @abstractmethod
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:  # (members, draws, rows)
+        """Log-densities of y under each draw of the last layer, (members, draws, rows, size)."""
+
+    @abstractmethod
+    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
+        """What prediction keeps of a draw of the last layer: two arrays (members, draws', rows, size)."""
+
+    @abstractmethod
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
+        """Log-density of y under each member's own predictive, (members, rows), with far noise of log-variance t (rows,)."""
+
+    def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
+        """Use held-out rows, marked by 1 in held (members, rows), to correct the spread of the predictive."""
+
+    @abstractmethod
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> Predictive:
+        """All members' draws as one answer."""
+
+
+def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise: float, far: float) -> Likelihood:
+    """The likelihood of a task."""
+    kind = last_layer or ("integrate" if task.kind == "targets" else "sample")
+    if kind not in ("integrate", "sample"):
+        raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
+    if task.kind == "targets":
+        return GaussianLikelihood(task.size, members, noise, kind, far)  # type: ignore[arg-type]
+    return CategoricalLikelihood(kind, last_draws)  # type: ignore[arg-type]
+
+
+class GaussianLikelihood(Likelihood):
+    """p(y; φ) = N(φ, σ² + floor), σ learnt per target or fixed; the last layer integrated or sampled.
+
+    After training one factor τ <= 1 may narrow the predictive about its mean. Far noise adds the variance unit² exp(t).
+    """
+
+    far_cap = 0.0  # at the cap the standard deviation is `far` times the target's own
+    floor: Tensor  # (targets,) a variance: rounded targets have no finer density
+    unit: Tensor  # (targets,)
+    tau: Tensor  # ()
+
+    def __init__(self, targets: int, members: int, noise: float, last_layer: Literal["integrate", "sample"], far: float):
+        super().__init__()
+        self.last_layer, self.noise, self.far = last_layer, noise, far
+        start = torch.full((members, targets), math.log(noise) if noise else -1.0)
+        self.log_noise = nn.Parameter(start, requires_grad=not noise)
+        self.register_buffer("floor", torch.zeros(targets))
+        self.register_buffer("unit", torch.ones(targets))
+        self.register_buffer("tau", torch.ones(()))
+
+    def start(self, y: Tensor) -> None:
+        spread = y.double().std(0, correction=0)  # (targets,)
+        self.unit = (self.far * torch.where(spread > 0, spread, 1.0)).to(y.dtype)
+        gap = torch.stack([rounding(column) for column in y.double().T])
+        floor = torch.maximum(gap.square() / 12, (1e-4 * spread).square().clamp_min(1e-12))
+        self.floor = (torch.zeros_like(floor) if self.noise else floor).to(y.dtype)  # a given noise is taken at its word
+
+    def variance(self) -> Tensor:  # (members, targets)
+        return (2 * self.log_noise).exp()
+
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
+        variance = (self.variance() + self.floor)[:, None, None]
+        if self.last_layer == "integrate":
+            return gaussian_log_prob(y, last.mean, last.std.square() + variance).sum(-1)
+        return gaussian_log_prob(y, last.draw(normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
+
+    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Means, and variances of the integrated last layer."""
+        if self.last_layer == "integrate":
+            return last.mean, last.std.square()
+        mean = last.draw(normal(generator, (*last.mean.shape[:2], 1, last.mean.shape[-1]), last.mean))
+        return mean, torch.zeros_like(mean)
+
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
+        return self._log_prob(draws, y, float(self.tau), self._far(t))
+
+    def _log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, tau: float, far: Tensor | float) -> Tensor:
+        means, spread = (draw.flatten(1, 2) for draw in draws)  # (members, n, rows, targets)
+        centre = means.mean(1, keepdim=True)
+        variance = tau**2 * (spread + self.variance()[:, None, None]) + self.floor + far
+        return log_mean_exp(gaussian_log_prob(y, centre + tau * (means - centre), variance).sum(-1), 1)
+
+    def _far(self, t: Tensor | None) -> Tensor | float:  # (rows, targets)
+        return 0.0 if t is None else self.unit.square() * t.exp().unsqueeze(-1)
+
+    def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
+        grid = np.geomspace(0.1, 1.0, 47).tolist()
+        scores = [float((held * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
+        self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
+
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> GaussianPredictive:
+        means, spread = (draw.flatten(0, 1) for draw in draws)  # (outer, inner, rows, targets)
+        centre = means.mean((0, 1), keepdim=True)
+        square = self.tau.square()
+        noise = self.variance().repeat_interleave(len(means) // len(self.log_noise), 0)[:, None, None]  # of each draw's member
+        far = None if t is None else self.unit.square() * t.exp().unsqueeze(-1)
+        return GaussianPredictive.of(centre + self.tau * (means - centre), square * noise + self.floor, square * spread, far)
+
+
+class CategoricalLikelihood(Likelihood):
+    """p(y; φ) = softmax(φ)_y; logits sampled (antithetic draws per hidden draw) or integrated exactly.
+
+    Far noise comes on top of the logits, in units of their own spread over the classes: doubt does not fade as logits grow.
+    """
+
+    far_cap = 14.0
+
+    def __init__(self, last_layer: Literal["integrate", "sample"], last_draws: int):
+        super().__init__()
+        self.last_layer, self.last_draws = last_layer, last_draws
+
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
+        if self.last_layer == "integrate":
+            logs = _log(expected_softmax(last.mean, last.std))
+        else:
+            members, draws, rows, classes = last.mean.shape
+            noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws)
+            logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
+            logs = functional.log_softmax(logits, -1)
+        return logs.gather(-1, y.expand(logs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Logits, and standard deviations still to be integrated over them."""
+        if self.last_layer == "integrate":
+            return last.mean, last.std
+        members, draws, _, classes = last.mean.shape
+        noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, classes), last.mean), self.last_draws)
+        logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
+        return logits, logits.new_zeros(()).expand_as(logits)
+
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
+        probs = self._probs(draws, t, generator).mean((1, 2))  # (members, rows, classes)
+        return _log(probs).gather(-1, y.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+    def _probs(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> Tensor:
+        logits, std = draws
+        if t is not None:
+            spread = logits.std(-1, correction=0, keepdim=True)
+            logits = torch.addcmul(logits, spread * (0.5 * t).exp().unsqueeze(-1), rotated(generator, logits))
+        return expected_softmax(logits, std) if self.last_layer == "integrate" else torch.softmax(logits, -1)
+
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> CategoricalPredictive:
+        inner = self._probs(draws, None, generator).flatten(0, 1)  # (outer, inner, rows, classes)
+        outer = None if t is None else self._probs(draws, t, generator).flatten(0, 1)
+        return CategoricalPredictive.of(inner, outer)
+
+
+def antithetic(noise: Tensor, count: int) -> Tensor:
+    """`count` draws along axis 2 from half as many: each with its mirror image."""
+    return noise if count == 1 else torch.cat([noise, -noise], 2)[:, :, :count]
+
+
+def rotated(generator: Generator, logits: Tensor) -> Tensor:  # (members, outer, inner, 1, classes)
+    """Far noise for every draw: one noise vector serves as many draws as there are classes, rotated by one class each time.
+
+    Every draw is standard normal; together no class is favoured, so that pure noise averages to even probabilities.
+    """
+    *draws, _, classes = logits.shape
+    count = math.prod(draws)
+    base = normal(generator, (math.ceil(count / classes), classes), logits)
+    turn = (torch.arange(classes) + torch.arange(classes).unsqueeze(-1)) % classes
+    return base[:, turn].flatten(0, 1)[:count].reshape(*draws, 1, classes)
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def rounding(values: Tensor) -> Tensor:  # ()
+    """The step to which numbers were rounded: the median gap of distinct values where many repeat, else 0."""
+    distinct = values.unique()
+    gaps = distinct.diff()
+    gaps = gaps[gaps > 1e-6 * values.std(correction=0)]
+    return gaps.median() if len(gaps) > 0 and len(distinct) < 0.95 * len(values) else values.new_zeros(())

@@ -1,0 +1,192 @@
+"""Probabilistic hypernetworks, and the compound linear layer they drive.
+
+A layer's weights have a law that depends on its own input h:
+
+    W | h ~ MN( diag(s(h)) V, diag(exp lr(h)), diag(exp lc(h)) ),      (s, lr, lc) = heads of g(h; ψ)
+
+g is a small network. Maximum likelihood learns its weights ψ; variational Bayes learns a matrix-Gaussian posterior for each
+of its maps. Kristiadi, Däubener and Fischer (2019), section 3; `scaled` is the fan-in scaled form, `paper` the published one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, Weights, mix
+from compound.nn.moments import Gaussian, moments
+from compound.types import normal
+
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a compound layer is parametrised and where it starts."""
+
+    hyper: tuple[int, ...] = (50,)  # hidden widths of the hypernetwork
+    activation: Literal["relu", "tanh"] = "relu"
+    bayes: bool = False  # variational posterior over ψ
+    parametrization: Literal["scaled", "paper"] = "scaled"
+    basis: Literal["point", "map", "vmg"] = "point"  # how V is treated: no prior, a Gaussian prior, its own posterior
+    log_col: float = -4.0  # where lc starts, and its prior mean (scaled)
+    small: bool = False  # published start for classes (True) or for the toy regressions (False), paper form only
+
+    @property
+    def scaled(self) -> bool:
+        return self.parametrization == "scaled"
+
+    @property
+    def bound(self) -> float:
+        """Log-variances stay within ± this: at 20 a third layer of the scaled form would overflow."""
+        return 10.0 if self.scaled else 20.0
+
+
+class HyperNetwork(nn.Module):
+    """g(h; ψ): affine maps with a nonlinearity between, the last one giving all three heads (s, lr, lc) side by side."""
+
+    def __init__(self, inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...] = ()):
+        super().__init__()
+        self.activation = form.activation
+        self.heads = (inputs + 1, inputs + 1, outputs)
+        widths = (inputs, *form.hyper)
+        maps = [_hidden(a, b, form, generator, members) for a, b in zip(widths, widths[1:], strict=False)]
+        self.maps = nn.ModuleList([*maps, _heads(widths[-1], self.heads, form, generator, members)])
+
+    def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1)) -> Tensor:
+        """The heads' values (*members, rows, 2 (in + 1) + out) with a draw of ψ per row.
+
+        `shared`: in how many equal parts the rows come that share ψ, for the hidden maps and for the heads.
+        """
+        *hidden, last = self.maps
+        for layer in hidden:
+            x = ACTIVATIONS[self.activation](layer(x, generator, shared[0]))
+        return last(x, generator, shared[1])
+
+    def draw(self, generator: Generator) -> list[Weights]:
+        """One draw of ψ: the weights of every map."""
+        return [layer.draw(generator) for layer in self.maps]  # type: ignore[operator, misc]
+
+    def at(self, x: Tensor, weights: Sequence[Weights]) -> Tensor:
+        """The heads' values for given weights, the same for all rows."""
+        for weight in weights[:-1]:
+            x = ACTIVATIONS[self.activation](weight(x))
+        return weights[-1](x)
+
+    def kl(self) -> Tensor:  # (*members,)
+        return torch.stack([layer.kl() for layer in self.maps]).sum(0)  # type: ignore[operator]
+
+
+class CompoundLinear(nn.Module):
+    """A linear layer whose weights are drawn anew for every input, from a law given by its own hypernetwork.
+
+    `layer(x, generator)` maps (rows, in) to the exact Gaussian over pre-activations; draw from it with `.draw(noise)`.
+    """
+
+    def __init__(self, inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...] = ()):
+        super().__init__()
+        self.form = form
+        self.inputs, self.outputs = inputs, outputs
+        self.hyper = HyperNetwork(inputs, outputs, form, generator, members)
+        start = _basis(inputs, outputs, form, generator, members)
+        self.basis = nn.Parameter(start)  # V, or the mean of its posterior; (*members, in + 1, out)
+        self.basis_variance = 2.0 / (inputs + 1) if form.scaled else 1.0  # of V's prior
+        if form.basis == "vmg":
+            self.log_row = nn.Parameter(start.new_full((*members, inputs + 1), 0.5 * (math.log(self.basis_variance) - 6)))
+            self.log_col = nn.Parameter(start.new_full((*members, outputs), 0.5 * (math.log(self.basis_variance) - 6)))
+
+    def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+        """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
+        heads = self.hyper(x, generator, shared)
+        out = moments(x, heads, self.basis, self.form.bound, self.form.scaled, kl)
+        if self.form.basis != "vmg":
+            return out
+        # V's own posterior adds noise to s * h~, with the rows that share ψ sharing it too
+        wide = heads[..., : self.inputs + 1] * torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        noise = normal(generator, out.mean.shape, out.mean)
+        row = self.log_row.exp()
+        noise = mix(wide, row, noise, shared[1]) if shared[1] > 1 else noise * (wide.square() @ row.unsqueeze(-1)).sqrt()
+        return out._replace(mean=torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2)))
+
+    def draw(self, generator: Generator) -> tuple[list[Weights], Tensor]:
+        """One draw of everything that more data would settle: the hypernetwork's weights, and V."""
+        weights = self.hyper.draw(generator)
+        if self.form.basis != "vmg":
+            return weights, self.basis
+        std = (0.5 * (self.log_row.unsqueeze(-1) + self.log_col.unsqueeze(-2))).exp()
+        return weights, torch.addcmul(self.basis, std, normal(generator, self.basis.shape, self.basis))
+
+    def at(self, x: Tensor, psi: tuple[list[Weights], Tensor]) -> Gaussian:
+        """Pre-activations for a draw of ψ, the same for all rows."""
+        weights, basis = psi
+        return moments(x, self.hyper.at(x, weights), basis, self.form.bound, self.form.scaled, False)
+
+    def kl(self) -> Tensor:  # (*members,)
+        """KL of the posterior over ψ, and what V's own treatment adds."""
+        total = self.hyper.kl()
+        r, c = self.basis.shape[-2:]
+        square = self.basis.square().sum((-2, -1)) / self.basis_variance
+        if self.form.basis == "map":
+            total = total + 0.5 * square
+        elif self.form.basis == "vmg":
+            trace = self.log_row.exp().sum(-1) * self.log_col.exp().sum(-1) / self.basis_variance
+            log_ratio = c * self.log_row.sum(-1) + r * self.log_col.sum(-1) - r * c * math.log(self.basis_variance)
+            total = total + 0.5 * (trace + square - r * c - log_ratio)
+        return total
+
+
+_FLOAT = torch.empty(0)  # the dtype weights start in
+
+
+def _uniform(generator: Streams, shape: tuple[int, ...], high: float) -> Tensor:
+    """U(-high, high), by the normal cdf so that members' streams work alike."""
+    return high * (2 * torch.special.ndtr(normal(generator, shape, _FLOAT)) - 1)
+
+
+def _hidden(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
+    shape = (*members, inputs, outputs)
+    if form.scaled:
+        weight = normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
+        bias = torch.zeros(*members, 1, outputs)
+        if form.bayes:
+            return MatrixGaussianLinear(weight, bias, log_variance=-4.0, prior_variance=(1 / (inputs + 1),))
+        return Affine(weight, bias)
+    if form.bayes:
+        start = normal(generator, (*members, inputs + 1, outputs), _FLOAT) * math.sqrt(2 / outputs)
+        return MatrixGaussianLinear(start[..., :-1, :], start[..., -1:, :])
+    return _published(inputs, outputs, form, generator, members)
+
+
+def _heads(inputs: int, heads: tuple[int, int, int], form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
+    if form.scaled:
+        weight = normal(generator, (*members, inputs, sum(heads)), _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
+        prior = torch.cat([torch.full((n,), value) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
+        bias = prior.expand(*members, 1, -1).clone()
+        if form.bayes:
+            variances = tuple(v / (inputs + 1) for v in (0.01, 0.1, 1.0))
+            return MatrixGaussianLinear(weight, bias, heads, -4.0, variances, prior)
+        return Affine(weight, bias)
+    if form.bayes:
+        shape = (*members, inputs + 1)
+        start = torch.cat([normal(generator, (*shape, n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
+        return MatrixGaussianLinear(start[..., :-1, :], start[..., -1:, :], heads, -3.0, (1.0, 1.0, 1.0))
+    return _published(inputs, sum(heads), form, generator, members)
+
+
+def _published(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Affine:
+    """Where the published maximum-likelihood hypernetworks start: biases as torch has them, weights too or almost 0."""
+    high = 1 / math.sqrt(inputs)
+    weight = _uniform(generator, (*members, inputs, outputs), 1e-4 if form.small else high)
+    return Affine(weight, _uniform(generator, (*members, 1, outputs), high))
+
+
+def _basis(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Tensor:
+    shape = (*members, inputs + 1, outputs)
+    if form.scaled:
+        return normal(generator, shape, _FLOAT) * math.sqrt(2 / (inputs + 1))
+    if form.bayes:  # Kaiming, the fan read from the second axis
+        return normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs)
+    return normal(generator, shape, _FLOAT) if form.small else _uniform(generator, shape, 1e-4)

@@ -1,0 +1,135 @@
+"""Far noise: doubt that grows with the distance of an input from the training data, whatever was learnt there.
+
+    u = A (x - m),   d(x) = min_k |u - c_k|,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
+
+A whitens with a ridge, c_k are k-means centres of the whitened training inputs, d50 and d99 are quantiles of the distances of
+rows whose centres were fitted without them. exp(t) is the log-variance of noise on the last layer's pre-activations, in a unit
+the likelihood chooses. No outlier is ever looked at.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+
+RIDGE = 0.15  # of the mean variance: whitening never magnifies a direction by more than the ridge allows
+SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
+CENTRES = 100
+FOLDS = 5
+FULL_RANK = 64  # inputs up to this wide are whitened fully
+MAX_RANK = 256
+
+
+class FarNoise(nn.Module):
+    """d(x) and the log-variance t(x) of the far noise; silent (t = -inf) until fitted."""
+
+    shift: Tensor  # (features,)
+    whiten: Tensor  # (features, rank)
+    rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
+    centres: Tensor  # (centres, rank)
+    ramp: Tensor  # (5,) d50, d99, level, kappa, cap
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(features))
+        self.register_buffer("whiten", torch.zeros(features, 0))
+        self.register_buffer("rest", torch.zeros(()))
+        self.register_buffer("centres", torch.zeros(0, 0))
+        self.register_buffer("ramp", torch.zeros(5))
+
+    @property
+    def fitted(self) -> bool:
+        return len(self.centres) > 0
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("whiten", "centres"):  # their sizes come from the data
+            if prefix + name in state_dict:
+                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def distance(self, x: Tensor) -> Tensor:  # (rows,)
+        """Whitened distance to the nearest centre."""
+        u, outside = self._whitened(x)
+        return (nearest(u, self.centres).square() + outside).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:  # (rows,)
+        """Log-variance of the far noise."""
+        return self.at(self.distance(x))
+
+    def at(self, distance: Tensor) -> Tensor:
+        d50, d99, level, kappa, cap = self.ramp.unbind()
+        return torch.minimum((level + kappa * (distance - d50) / (d99 - d50)).clamp_min(-20), cap)
+
+    def set_ramp(self, level: float, kappa: float, cap: float) -> None:
+        self.ramp = torch.cat([self.ramp[:2], self.ramp.new_tensor([level, kappa, cap])])
+
+    def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
+        """Learn the distance from training rows; returns their distances to centres that were fitted without them.
+
+        Beyond SAMPLE rows only a sample is used; rows outside it were not seen by any centre, and are simply measured.
+        """
+        order = torch.randperm(len(x), generator=generator)
+        sample = order[:SAMPLE]
+        self._fit_whitening(x[sample])
+        u, outside = self._whitened(x)
+        seed = int(torch.randint(2**31 - 1, (), generator=generator))
+        out = torch.full((len(x),), torch.inf, dtype=u.dtype)
+        folds = min(FOLDS, len(sample))
+        for fold in range(folds if len(sample) > 1 else 0):
+            mine = sample[fold::folds]
+            others = torch.cat([sample[other::folds] for other in range(folds) if other != fold])
+            out[mine] = (nearest(u[mine], _centres(u[others], seed)).square() + outside[mine]).sqrt()
+        self.centres = _centres(u[sample], seed)
+        left = torch.isinf(out)
+        out[left] = (nearest(u[left], self.centres).square() + outside[left]).sqrt()
+        d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
+        d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
+        self.ramp = torch.tensor([d50, d99, -20.0, 0.0, -20.0], dtype=u.dtype)
+        return out
+
+    def _fit_whitening(self, x: Tensor) -> None:
+        data = x.double()
+        mean = data.mean(0)
+        features = x.shape[1]
+        covariance = torch.cov(data.T).reshape(features, features) if len(x) > 1 else torch.eye(features, dtype=torch.float64)
+        ridge = RIDGE * covariance.diagonal().mean().item() or 1.0
+        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+        # directions with little variance beside the ridge look alike after whitening: one squared norm stands for them all
+        rank = features if features <= FULL_RANK else min(MAX_RANK, int((values > 0.1 * ridge).sum()))
+        self.shift = mean.to(x.dtype)
+        self.whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype)
+        spread = values[rank:].mean().item() if rank < features else 0.0
+        self.rest = torch.tensor((spread + ridge) ** -0.5 if rank < features else 0.0, dtype=x.dtype)
+
+    def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """u (rows, rank), and the squared whitened length outside the leading directions (rows,)."""
+        centred = x - self.shift
+        u = centred @ self.whiten
+        if not bool(self.rest):
+            return u, u.new_zeros(len(u))
+        lengths = self.whiten.square().sum(0)  # eigenvectors have length 1: this is 1 / (value + ridge)
+        inside = (u.square() / lengths).sum(-1)
+        return u, self.rest.square() * (centred.square().sum(-1) - inside).clamp_min(0)
+
+
+def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)
+    """Euclidean distance to the nearest centre: found by one product, then measured without cancellation."""
+    index = torch.addmm(0.5 * centres.square().sum(-1), u, centres.T, alpha=-1).argmin(-1)
+    return (u - centres[index]).square().sum(-1).sqrt()
+
+
+def _centres(u: Tensor, seed: int) -> Tensor:
+    """k-means centres: one per three distinct rows, at most CENTRES."""
+    from sklearn.cluster import MiniBatchKMeans
+    from threadpoolctl import threadpool_limits
+
+    points = u.double().numpy()
+    count = max(1, min(CENTRES, len(np.unique(points, axis=0)) // 3))
+    # one thread: sums in a fixed order, so that equal seeds give equal bits
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # duplicated rows are allowed
+        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed).fit(points)
+    return torch.from_numpy(means.cluster_centers_).to(u.dtype)

@@ -1,0 +1,52 @@
+"""The expected softmax of independent Gaussian logits, exactly, by two one-dimensional integrals.
+
+Gumbel-max: softmax_k(z) = P(z_k + G_k is the largest). With F_j, f_j the cdf and density of z_j + G_j,
+
+    E softmax_k = ∫ f_k(u) prod_{j != k} F_j(u) du,     F_j(u) = E exp(-exp(z_j - u)),   f_j(u) = E exp((z_j - u) - exp(z_j - u))
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUMBERS = 2**22  # of the (rows, classes, u, nodes) array held at once
+
+
+def expected_softmax(mean: Tensor, std: Tensor) -> Tensor:  # (..., classes)
+    """E softmax(z) for z_j ~ N(mean_j, std_j²) independent; errors below 1e-8 for std up to 30 in float64."""
+    largest = float(std.detach().max())
+    nodes, weights = _nodes(largest)
+    nodes, weights = nodes.to(mean), weights.to(mean)
+    flat_mean, flat_std = mean.reshape(-1, mean.shape[-1]), std.reshape(-1, std.shape[-1])
+    low = (flat_mean - 8 * flat_std).detach().amin(-1) - 4  # (rows,)
+    high = (flat_mean + 8 * flat_std).detach().amax(-1) + 30
+    points = math.ceil(float((high - low).max()) / 0.25) + 1
+    chunk = max(1, NUMBERS // (mean.shape[-1] * points * len(nodes)))
+    pieces = zip(flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True)
+    return torch.cat([_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces]).reshape(mean.shape)
+
+
+def _nodes(largest: float) -> tuple[Tensor, Tensor]:
+    """Where and how heavily the inner expectation looks: Gauss-Hermite while it is sharp enough, else a trapezoid."""
+    if largest <= 3:
+        nodes, weights = np.polynomial.hermite_e.hermegauss(20 if largest <= 1 else 64)
+    else:
+        nodes = np.linspace(-8.5, 8.5, 128 if largest <= 10 else 256)
+        weights = np.exp(-0.5 * nodes**2)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
+
+
+def _rows(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nodes: Tensor, weights: Tensor) -> Tensor:
+    step = (high - low) / (points - 1)  # (rows,)
+    u = low.unsqueeze(-1) + step.unsqueeze(-1) * torch.arange(points, dtype=mean.dtype)  # (rows, points)
+    z = mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes  # (rows, classes, nodes)
+    gap = (z.unsqueeze(-2) - u[:, None, :, None]).clamp_max(50)  # (rows, classes, points, nodes)
+    tail = gap.exp()
+    cdf = (-tail).exp() @ weights  # (rows, classes, points)
+    density = (gap - tail).exp() @ weights
+    log_cdf = cdf.clamp_min(torch.finfo(cdf.dtype).tiny).log()
+    others = (log_cdf.sum(-2, keepdim=True) - log_cdf).exp()
+    inner = density * others
+    return (inner.sum(-1) - 0.5 * (inner[..., 0] + inner[..., -1])) * step.unsqueeze(-1)

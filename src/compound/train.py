@@ -1,0 +1,385 @@
+"""The one training loop: mini-batches, clipping, averaged weights, early stopping, checkpoints.
+
+All randomness comes from streams named by purpose and step, so a run that is killed and started again ends with the same bits.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from compound import persist
+from compound.models.base import Model
+from compound.types import Batch, Task, fork, member_seed, seed_of
+
+COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained. `recipe` gives settings that suit a task and a number of rows."""
+
+    steps: int = 2000
+    batch: int = 100  # rows per step; all rows where there are fewer
+    rate: float = 1e-2
+    rate_end: float = 0.1  # the rate falls to this part of itself along a half cosine; 1 = constant
+    clip_value: float | None = None  # clip each gradient entry
+    clip_norm: float | None = 1.0  # clip the norm of each member's gradient
+    average: float = 0.98  # decay of the averaged weights, min(average, (1 + t) / (10 + t)); 0 = none
+    checks: int = 50  # looks at the held-out rows; 0 = none, the last weights are kept
+    patience: int = 15  # checks without a better held-out NLL before stopping; 0 = never stop early
+    draws: int = 20  # predictive draws at a check
+    check_rows: int = 1000  # held-out rows used per member at a check
+
+    def __post_init__(self) -> None:
+        for name, low in (("steps", 1), ("batch", 1), ("checks", 0), ("patience", 0), ("draws", 1), ("check_rows", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least {low}")
+        for name in ("clip_value", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}: give a number above 0, or None for no clipping")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate is {self.rate!r}: give a number above 0, such as 0.01")
+        if not 0 <= self.rate_end <= 1:
+            raise ValueError(f"rate_end is {self.rate_end!r}: give a part between 0 and 1")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average is {self.average!r}: give a decay of at least 0 and below 1")
+
+    def rate_at(self, progress: float) -> float:
+        """The learning rate when this part of the steps is done."""
+        return self.rate * (self.rate_end + (1 - self.rate_end) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def recipe(task: Task, rows: int) -> Settings:
+    """Settings that suit the task: the published ones for classes, those of the trials on nine tables for targets."""
+    batch = 200 if task.kind == "classes" or rows >= 20_000 else 100
+    steps = min(10_000, max(2000, 40 * rows // batch))  # 40 epochs, within bounds
+    if task.kind == "classes":
+        return Settings(steps, batch, rate=3e-3, rate_end=0.0, clip_value=5.0, clip_norm=None, average=0.0)
+    return Settings(steps, batch)
+
+
+def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
+    """Weights 1 and 0: each member holds out its own part, disjoint from the others' as long as the rows last."""
+    if rows < 1 or members < 1:
+        raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
+    count = min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
+    order = torch.randperm(rows, generator=fork(seed, "hold out"))
+    weight = torch.ones(members, rows)
+    for k in range(members):
+        weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
+    return weight
+
+
+@dataclass
+class History:
+    """What a fit went through, one entry per check; NLL and KL are means since the entry before."""
+
+    columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    best_step: int = 0  # the step whose weights were kept
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self.columns[name]
+
+    def save_csv(self, path: str | Path) -> None:
+        lines = [",".join(self.columns), *(",".join(map(repr, row)) for row in zip(*self.columns.values(), strict=True))]
+        persist.write_atomic(path, ("\n".join(lines) + "\n").encode())
+
+
+class Watch(NamedTuple):
+    """How far a fit has come."""
+
+    step: int
+    steps: int
+    nll: float
+    held_out: float
+    rate_per_second: float
+
+
+@dataclass
+class _State:
+    """Everything the next step reads besides model and optimizer."""
+
+    averaged: list[Tensor]  # as the parameters; empty without averaging
+    best: list[Tensor]  # as the parameters; empty before the first good check
+    sums: Tensor  # (2, members) NLL and KL since the last entry of the history
+    columns: dict[str, list[float]]
+    step: int = 0
+    best_step: int = 0
+    best_value: float = math.inf
+    stale: int = 0  # checks since the best one
+    skipped: int = 0
+    held_out: float = math.nan
+
+
+def fit(
+    model: Model,
+    data: Batch,
+    settings: Settings,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    save_every: float = 30.0,
+    watch: Callable[[Watch], None] | None = None,
+) -> History:
+    """Train a model on all rows of `data`; rows of weight 0 are held out (by that member) and choose the stopping step.
+
+    With a `checkpoint`, saved every `save_every` seconds, a run that was cut off continues where it was, to the same bits.
+    """
+    rows = _training_rows(model, data)
+    found, identity = None, {}
+    if checkpoint is not None:
+        identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
+        found = _resume(model, checkpoint, identity) if checkpoint.exists() else None
+    if found is None:
+        model.start(data, fork(seed, "start"))
+    elif found["finished"]:
+        return History(**found["history"])
+
+    parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = model.optimizer(settings)
+    if found is None:
+        averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
+        sums = torch.zeros(2, model.members, dtype=torch.float64, device=data.x.device)
+        state = _State(averaged, [], sums, History().columns)
+    else:
+        optimizer.load_state_dict(found["optimizer"])
+        state = _State(**found["state"])
+    check = _check_batch(data, settings, seed) if settings.checks else None
+    every = max(1, settings.steps // (settings.checks or 50))
+    feed, clip = _feed(data, rows, settings, seed), _clipper(parameters, model.members, settings)
+    seeds = [member_seed(seed, k) for k in range(model.members)]
+    streams = tuple(Generator() for _ in seeds)  # seeded anew at every step, which is cheaper than new ones
+    nll_sum, kl_sum = state.sums.unbind()  # views
+    saved = told = time.monotonic()
+    told_step = state.step
+
+    while state.step < settings.steps and not (settings.patience and state.stale >= settings.patience):
+        step, rate = state.step, settings.rate_at(state.step / settings.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("factor", 1.0)
+        for stream, own in zip(streams, seeds, strict=True):
+            stream.manual_seed(seed_of(own, "noise", step))
+        optimizer.zero_grad(set_to_none=True)
+        loss = model.loss(feed(step), streams)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        state.skipped += clip()
+        optimizer.step()
+        if settings.average:
+            with torch.no_grad():
+                torch._foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+        nll_sum.add_(loss.nll.detach())
+        kl_sum.add_(loss.kl.detach())
+        state.step += 1
+
+        if state.step % every == 0 or state.step == settings.steps:
+            if check is not None:
+                with _swapped(parameters, state.averaged):
+                    _look(model, check, parameters, settings, seed, state)
+            _record(state, rate)
+        now = time.monotonic()
+        if checkpoint is not None and now - saved >= save_every:
+            content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": vars(state)}
+            persist.save_file(checkpoint, *persist.pack({"identity": identity, "finished": False, **content}))
+            saved = time.monotonic()
+        if watch is not None and (now - told >= 0.1 or state.step == settings.steps):
+            speed = (state.step - told_step) / max(now - told, 1e-9)
+            watch(Watch(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
+            told, told_step = now, state.step
+
+    optimizer.zero_grad(set_to_none=True)
+    _assign(parameters, state.best or state.averaged or parameters)
+    model.finish(data, fork(seed, "finish"))
+    history = History(state.columns, state.best_step if state.best else state.step)
+    if checkpoint is not None:
+        content = {"model": model.state_dict(), "history": vars(history)}
+        persist.save_file(checkpoint, *persist.pack({"identity": identity, "finished": True, **content}))
+    return history
+
+
+def _training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
+    """Rows that at least one member trains on; refuses what could not be trained."""
+    count, weight = len(data), data.weight
+    if count == 0:
+        raise ValueError(f"data has no rows (x has shape {tuple(data.x.shape)}): give at least one")
+    if weight is None:
+        return torch.arange(count)
+    if tuple(weight.shape) not in ((count,), (model.members, count)):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}: it must be ({count},) or ({model.members}, {count}), one line per member"
+        )
+    trained = weight.reshape(-1, count) > 0
+    if not bool(trained.any(1).all()):
+        raise ValueError("weight is 0 for every row of a member: leave at least one row to train on")
+    return trained.any(0).nonzero().squeeze(1)
+
+
+def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[[int], Batch]:
+    """The batch of a step: slices of one permutation per epoch, its incomplete last part dropped."""
+    per_epoch = len(rows) // settings.batch
+    if len(rows) <= settings.batch:
+        everything = data if len(rows) == len(data) else data.take(rows)
+        return lambda step: replace(everything, progress=step / settings.steps)
+    order, order_epoch = rows, -1
+
+    def feed(step: int) -> Batch:
+        nonlocal order, order_epoch
+        epoch, part = divmod(step, per_epoch)
+        if epoch != order_epoch:
+            order, order_epoch = rows[torch.randperm(len(rows), generator=fork(seed, "order", epoch))], epoch
+        mine = order[part * settings.batch : (part + 1) * settings.batch]
+        x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
+        weight = None if data.weight is None else data.weight.index_select(-1, mine)
+        return Batch(x, y, data.size, index, weight, data.x_ood, step / settings.steps)
+
+    return feed
+
+
+def _clipper(parameters: Sequence[Tensor], members: int, settings: Settings) -> Callable[[], int]:
+    """Brings the gradients within bounds and tells how many members' were not finite (they become 0).
+
+    Parameters whose first axis counts the members are clipped member by member, others (shared by all) as one more.
+    """
+    stacked = [p for p in parameters if members > 1 and p.ndim > 0 and p.shape[0] == members]
+    own = {id(p) for p in stacked}
+    groups = [(stacked, members), ([p for p in parameters if id(p) not in own], 1)]
+
+    def clip() -> int:
+        gradients = [([p.grad for p in group if p.grad is not None], parts) for group, parts in groups]
+        return sum(clip_gradients(tensors, parts, settings.clip_value, settings.clip_norm) for tensors, parts in gradients if tensors)
+
+    return clip
+
+
+def clip_gradients(gradients: list[Tensor], members: int, clip_value: float | None, clip_norm: float | None) -> int:
+    """Clip in place, each member by itself; a member with a non-finite entry gets zeros. Returns how many such members."""
+    flat = torch.cat([g.reshape(members, -1) for g in gradients], 1)  # (members, numbers); one pass is cheaper than many small ones
+    norms = torch.linalg.vector_norm(flat, dim=1).tolist()
+    if not all(map(math.isfinite, norms)):
+        exact = torch.linalg.vector_norm(flat.double(), dim=1).tolist()  # squares of large finite entries overflow float32
+        norms = [norm if math.isfinite(norm) else other for norm, other in zip(norms, exact, strict=True)]  # others keep their bits
+    bad = [k for k, norm in enumerate(norms) if not math.isfinite(norm)]
+    for g in gradients if bad else ():
+        g[bad if members > 1 else ...] = 0  # not by a factor: 0 * inf is NaN
+    if clip_norm is not None and any(clip_norm < norm < math.inf for norm in norms):
+        factors = flat.new_tensor([clip_norm / norm if clip_norm < norm < math.inf else 1.0 for norm in norms])
+        shaped = {n: factors.reshape(-1, *[1] * (n - 1)) if n else factors.squeeze() for n in {g.ndim for g in gradients}}
+        torch._foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
+    if clip_value is not None:
+        torch._foreach_clamp_min_(gradients, -clip_value)
+        torch._foreach_clamp_max_(gradients, clip_value)
+    return len(bad)
+
+
+@torch.no_grad()
+def _assign(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+@contextmanager
+def _swapped(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """The parameters at other values for a while; no values leave them as they are."""
+    kept = [parameter.detach().clone() for parameter in parameters] if values else parameters
+    _assign(parameters, values or parameters)
+    try:
+        yield
+    finally:
+        _assign(parameters, kept)
+
+
+def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
+    """Up to `check_rows` held-out rows of each member; None where no row is held out."""
+    if data.weight is None or not bool((data.weight == 0).any()):
+        return None
+    held = data.weight.reshape(-1, len(data)) == 0  # (members or 1, rows)
+    chosen = torch.zeros_like(held)
+    order = torch.randperm(len(data), generator=fork(seed, "check rows"))
+    for mine, kept in zip(held, chosen, strict=True):
+        kept[order[mine[order]][: settings.check_rows]] = True
+    rows = chosen.any(0).nonzero().squeeze(1)
+    weight = chosen[:, rows].to(data.x.dtype)
+    return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
+
+
+def _look(model: Model, check: Batch, parameters: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
+    """One check: members count alike, and share one best step."""
+    values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+    if check.weight is not None and check.weight.ndim == 2:
+        values = values[check.weight.any(1)]  # a member that holds nothing out has no say
+    state.held_out = float(values.mean())
+    state.stale += 1
+    if state.held_out < state.best_value:
+        state.best = [parameter.detach().clone() for parameter in parameters]
+        state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
+
+
+def _record(state: _State, rate: float) -> None:
+    columns = state.columns
+    count = state.step - (columns["step"][-1] if columns["step"] else 0)
+    nll, kl = (state.sums.mean(1) / count).tolist()
+    for name, value in zip(COLUMNS, (state.step, rate, nll, kl, state.held_out, state.skipped), strict=True):
+        columns[name].append(value)
+    state.sums.zero_()
+    state.skipped = 0
+
+
+def _identity(model: Model, data: Batch, settings: Settings, seed: int) -> dict[str, Any]:
+    """What must be the same for a run to continue."""
+    tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
+    description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
+    return {"model": description, "seed": seed, "data": persist.digest(str(data.size), tensors), **dataclasses.asdict(settings)}
+
+
+def _resume(model: Model, path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint of the same run holds, its tensors already in the model."""
+    try:
+        found: dict[str, Any] = persist.unpack(persist.load_file(path))
+        known = found["identity"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of a fit: choose another path") from error
+    for name, value in identity.items():
+        former = known.get(name)
+        if former != value:
+            raise ValueError(f"{path} is of a run with {name} {former!r}, this one has {value!r}: choose another path or delete the file")
+    try:
+        model.load_state_dict(found["model"])
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model ({error}): choose another path or delete the file") from error
+    return found
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[Watch], None]]:
+    """A `watch` for `fit` that draws a progress bar on stderr; fits of less than two seconds stay silent."""
+    from rich import progress
+    from rich.console import Console
+
+    words = "{task.fields[speed]:.0f} steps/s  NLL {task.fields[nll]:.3f}"
+    columns = (progress.TextColumn(title, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(), progress.TextColumn(words))
+    # refreshed by hand: a thread of its own would take time from the training
+    drawing = progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True, auto_refresh=False)
+    task = drawing.add_task(title, speed=0.0, nll=math.nan)
+    begin = time.monotonic()
+
+    def watch(seen: Watch) -> None:
+        if time.monotonic() - begin < 2:
+            return
+        drawing.start()
+        nll = seen.nll if math.isnan(seen.held_out) else seen.held_out
+        drawing.update(task, completed=seen.step, total=seen.steps, speed=seen.rate_per_second, nll=nll, refresh=True)
+
+    try:
+        yield watch
+    finally:
+        drawing.stop()

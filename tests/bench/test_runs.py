@@ -1,0 +1,141 @@
+"""Run directories: identity, once and only once, resuming, and what is written."""
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compound.bench.runs import Outcome, Place, Run, fitted, perform, read
+from compound.train import Settings
+from compound.types import Task, fork, whole
+
+RUN = Run("toy", "ml-cdn", "set 1", 0, {"widths": (8,), "lam": 1e-3}, {"steps": 5})
+TASK = Task("targets", 1)
+
+
+def work(run: Run, place: Place) -> Outcome:
+    with (place.directory / "calls").open("a") as calls:
+        calls.write("x")
+    return Outcome({"value": 0.5, "bad": math.nan, "nested": {"list": [1, math.inf]}}, {"x": np.arange(3.0)})
+
+
+def test_key_is_the_same_for_the_same_description_and_no_other():
+    assert RUN.key == replace(RUN, options={"lam": 0.001, "widths": [8]}).key
+    others = [
+        replace(RUN, experiment="digits"),
+        replace(RUN, method="vb-cdn"),
+        replace(RUN, data="set 2"),
+        replace(RUN, seed=1),
+        replace(RUN, options={"widths": (8, 8), "lam": 1e-3}),
+        replace(RUN, settings={"steps": 6}),
+    ]
+    assert len({RUN.key, *(other.key for other in others)}) == 7
+    words = '{"data":"set 1","experiment":"toy","method":"ml-cdn","options":{"lam":0.001,"widths":[8]},"seed":0,"settings":{"steps":5}}'
+    assert RUN.key == hashlib.sha256(words.encode()).hexdigest()[:16]  # spelt out: old results must stay found
+
+
+def test_description_must_fit_into_json():
+    with pytest.raises(ValueError, match="JSON"):
+        _ = replace(RUN, options={"lam": math.nan}).key
+
+
+def test_finished_run_is_read_and_not_repeated(tmp_path: Path):
+    first = perform(RUN, work, tmp_path)
+    again = perform(RUN, work, tmp_path)
+    assert (tmp_path / RUN.key / "calls").read_text() == "x"
+    assert first.metrics == again.metrics == {"value": 0.5, "bad": None, "nested": {"list": [1, None]}}
+    assert again.arrays["x"].tolist() == [0, 1, 2]
+    assert json.loads((tmp_path / RUN.key / "config.json").read_text()) == RUN.config()
+    assert {"version", "commit", "torch", "command", "seconds"} <= set(again.record)
+
+
+def test_failed_run_is_not_finished(tmp_path: Path):
+    def failing(run: Run, place: Place) -> Outcome:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        perform(RUN, failing, tmp_path)
+    with pytest.raises(ValueError, match="not finished"):
+        read(RUN, tmp_path)
+    assert perform(RUN, work, tmp_path).metrics["value"] == 0.5
+
+
+def test_objects_are_refused_instead_of_pickled(tmp_path: Path):
+    with pytest.raises(ValueError, match="pickled"):
+        perform(RUN, lambda run, place: Outcome({}, {"x": np.array([None])}), tmp_path)
+    assert not (tmp_path / RUN.key / "metrics.json").exists()
+
+
+def test_directory_of_another_description_is_refused(tmp_path: Path):
+    (tmp_path / RUN.key).mkdir()
+    (tmp_path / RUN.key / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="another run"):
+        perform(RUN, work, tmp_path)
+
+
+def slow_work(run: Run, place: Place) -> Outcome:
+    time.sleep(0.5)
+    return work(run, place)
+
+
+def test_two_processes_share_one_piece_of_work(tmp_path: Path):
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=perform, args=(RUN, slow_work, tmp_path)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(20)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert (tmp_path / RUN.key / "calls").read_text() == "x"
+
+
+TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(Settings(40, checks=0)))
+
+
+def train(run: Run, place: Place) -> Outcome:
+    x = torch.linspace(-1, 1, 12).unsqueeze(1)
+    model = fitted(run, place, whole(x, 2 * x, TASK), TASK)
+    return Outcome({}, {"mean": model.predict(x, 10, fork(0)).mean.numpy()})  # type: ignore[attr-defined]
+
+
+def killed_train(run: Run, place: Place) -> Outcome:
+    def watch(seen: object) -> None:
+        if (place.directory / "checkpoint.safetensors").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    from compound.bench import runs
+    from compound.train import fit
+
+    def often(*args, **named):  # a checkpoint after every step, and death at the next word
+        return fit(*args, **{**named, "save_every": 0.0})
+
+    runs.fit = often
+    return train(run, place._replace(watch=watch))
+
+
+def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
+    run = replace(TRAINED, settings=asdict(Settings(600, checks=0)))  # long enough for a word from the middle
+    process = multiprocessing.get_context("fork").Process(target=perform, args=(run, killed_train, tmp_path / "killed"))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    left = tmp_path / "killed" / run.key
+    assert not (left / "metrics.json").exists()
+    size = (left / "checkpoint.safetensors").stat().st_size
+    assert size > 0
+    steps = []
+    resumed = perform(run, train, tmp_path / "killed", watch=lambda seen: steps.append(seen.step))
+    straight = perform(run, train, tmp_path / "straight")
+    assert np.array_equal(resumed.arrays["mean"], straight.arrays["mean"])
+    lines = [(tmp_path / name / run.key / "history.csv").read_text() for name in ("killed", "straight")]
+    assert lines[0] == lines[1]
+    assert lines[0].splitlines()[-1].startswith("600,")

@@ -1,0 +1,228 @@
+"""Laws that every registered method obeys, from one table. A method without a row here fails the suite."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from compound.models import METHODS, Draws, Method, build
+from compound.models.files import load_model, save_model
+from compound.train import Settings, fit
+from compound.types import Batch, Task, fork, whole
+
+CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
+SMALL = {"widths": (8,), "hyper": (4,)}
+# method name -> options of the small models the laws are tried on
+TABLE: dict[str, list[dict]] = {
+    "ml-cdn": [SMALL, SMALL | {"members": 3, "samples": 3}, SMALL | {"widths": (6, 5), "parametrization": "paper", "last_layer": "sample"}],
+    "vb-cdn": [SMALL, SMALL | {"members": 2, "samples": 3, "basis": "vmg"}, SMALL | {"objective": "official", "samples": 2, "basis": "map"}],
+}
+CASES = [pytest.param(name, options, id=f"{name}-{i}") for name, rows in TABLE.items() for i, options in enumerate(rows)]
+FAST = Settings(steps=10, batch=16, rate=1e-2, checks=2)
+
+
+def test_every_method_has_its_row():
+    assert set(TABLE) == set(METHODS)
+
+
+def data_of(task: Task, rows: int = 40, features: int = 3, seed: int = 0, members: int = 1) -> Batch:
+    g = fork(seed, "data")
+    x = torch.randn(rows, features, generator=g)
+    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classes" else torch.randn(rows, task.size, generator=g)
+    weight = torch.ones(members, rows)
+    weight[:, : rows // 5] = 0
+    return whole(x, y, task, weight)
+
+
+def fitted(name: str, options: dict, task: Task, seed: int = 0, features: int = 3, rows: int = 40):
+    model = build(Method(name, **options), features, task, seed)
+    data = data_of(task, rows, features, members=model.members)
+    fit(model, data, FAST, seed)
+    return model, data
+
+
+def numbers(predictive) -> list[torch.Tensor]:
+    values = [predictive.component, predictive.mixing, predictive.posterior]
+    return [*values, predictive.probs] if hasattr(predictive, "probs") else [*values, predictive.means, predictive.variances]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
+class TestLaws:
+    def test_equal_seeds_give_equal_bits_and_leave_the_global_stream_alone(self, name, options, task):
+        before = torch.get_rng_state()
+        (a, data), (b, _) = fitted(name, options, task), fitted(name, options, task)
+        for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
+            assert torch.equal(p, q)
+        for p, q in zip(numbers(a.predict(data.x, 20, fork(1))), numbers(b.predict(data.x, 20, fork(1))), strict=True):
+            assert torch.equal(p, q)
+        assert torch.equal(before, torch.get_rng_state())
+        other = fitted(name, options, task, seed=1)[0]
+        assert any(not torch.equal(p, q) for p, q in zip(a.parameters(), other.parameters(), strict=True))
+        assert not torch.equal(a.predict(data.x, 20, fork(1)).total, a.predict(data.x, 20, fork(2)).total)
+
+    def test_a_row_does_not_know_its_neighbours(self, name, options, task):
+        model, data = fitted(name, options, task)
+        together = model.predict(data.x, Draws(4, 3), fork(1))
+        alone = model.predict(data.x[5:6], Draws(4, 3), fork(1))
+        chunks = model.predict(data.x, Draws(4, 3), fork(1), memory=1)  # one row at a time
+        for whole_, one, parts in zip(numbers(together), numbers(alone), numbers(chunks), strict=True):
+            axis = 1 if whole_.ndim == 3 else 0
+            scale = whole_.abs().max()
+            assert (whole_.narrow(axis, 5, 1) - one).abs().max() <= 1e-6 * max(1.0, scale)
+            assert (whole_ - parts).abs().max() <= 1e-6 * max(1.0, scale)
+
+    def test_parts_are_not_negative_and_add_up(self, name, options, task):
+        model, data = fitted(name, options, task)
+        for x in (data.x, 100 * data.x):
+            p = model.predict(x, 20, fork(1))
+            for part in (p.component, p.mixing, p.posterior):
+                assert (part >= 0).all()
+            total = p.entropy() if task.kind == "classes" else p.variance
+            assert_close(p.aleatoric + p.epistemic, total, rtol=2e-5, atol=1e-6)
+
+    def test_save_and_load_give_equal_bits(self, name, options, task, tmp_path):
+        model, data = fitted(name, options, task)
+        save_model(model, tmp_path / "model")
+        again = load_model(tmp_path / "model")
+        assert type(again) is type(model) and again.config == model.config
+        for p, q in zip(numbers(model.predict(data.x, 20, fork(1))), numbers(again.predict(data.x, 20, fork(1))), strict=True):
+            assert torch.equal(p, q)
+
+    def test_a_stopped_fit_goes_on_where_it_was(self, name, options, task, tmp_path):
+        class Stop(Exception):
+            pass
+
+        def stop(watch):
+            if watch.step >= 6:
+                raise Stop
+
+        straight, data = fitted(name, options, task)
+        model = build(Method(name, **options), 3, task, 0)
+        with pytest.raises(Stop):
+            fit(model, data, FAST, 0, tmp_path / "checkpoint", save_every=0.0, watch=stop)
+        resumed = build(Method(name, **options), 3, task, 0)
+        fit(resumed, data, FAST, 0, tmp_path / "checkpoint", save_every=0.0)
+        for p, q in zip(straight.state_dict().values(), resumed.state_dict().values(), strict=True):
+            assert torch.equal(p, q)
+
+    def test_numbers_stay_numbers(self, name, options, task):
+        model, data = fitted(name, options, task)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for scale in (1e4, 1e8, 1e12):
+                p = model.predict(scale * data.x, 20, fork(1))
+                assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
+                assert bool(torch.isfinite(p.log_prob(data.y)).all())
+            constant = replace(data, x=torch.full_like(data.x, 3.0))
+            wild = replace(data, x=1e12 * data.x)
+            for odd in (constant, wild):
+                fresh = build(Method(name, **options), 3, task, 0)
+                fit(fresh, odd, FAST, 0)
+                assert all(bool(torch.isfinite(value).all()) for value in numbers(fresh.predict(odd.x, 20, fork(1))))
+
+    def test_smallest_data(self, name, options, task):
+        y = torch.zeros(1, dtype=torch.long) if task.kind == "classes" else torch.ones(1, task.size)
+        one = whole(torch.ones(1, 1), y, task)
+        model = build(Method(name, **options), 1, task, 0)
+        fit(model, one, FAST, 0)
+        p = model.predict(torch.tensor([[1.0], [-50.0]]), 20, fork(1))
+        assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
+
+    def test_replicated_rows_change_only_what_is_divided_by_their_number(self, name, options, task):
+        model = build(Method(name, **options), 3, task, 0)
+        data = data_of(task)
+        data = replace(data, weight=None)
+        streams = lambda: [fork(k, "noise") for k in range(model.members)]  # noqa: E731
+        model.start(data, fork(0))
+        a = model.loss(data, streams())
+        b = model.loss(replace(data, size=3 * data.size), streams())
+        assert_close(a.nll, b.nll)
+        per_row = a.total - b.total  # of the parts divided by N: KL / N - KL / 3N
+        if per_row.abs() > 1e-6:
+            c = model.loss(replace(data, size=9 * data.size), streams())
+            assert_close(b.total - c.total, per_row / 3, rtol=1e-2, atol=1e-4)
+
+    def test_bad_questions_are_refused_with_the_argument_named(self, name, options, task):
+        model, data = fitted(name, options, task)
+        for x, words in (
+            (torch.full((2, 3), math.nan), "x holds nan at row 0, column 0"),
+            (torch.full((2, 3), math.inf), "x holds inf"),
+            (torch.zeros(2, 4), r"x has shape \(2, 4\)"),
+            (torch.zeros(3), "x has shape"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                model.predict(x, 10, fork(0))
+        with pytest.raises(ValueError, match="n is"):
+            model.predict(data.x, 0, fork(0))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_learns_a_separable_problem(name):
+    g = fork(3)
+    y = torch.randint(3, (300,), generator=g)
+    centres = torch.tensor([[2.0, 0.0], [-2.0, 1.0], [0.0, -3.0]])
+    x = centres[y] + 0.3 * torch.randn(300, 2, generator=g)
+    model = build(Method(name, widths=(20,), hyper=(10,)), 2, CLASSES, 0)
+    fit(model, whole(x, y, CLASSES), Settings(steps=400, batch=100, rate=1e-2, rate_end=0.0), 0)
+    p = model.predict(x, 50, fork(1))
+    assert (p.label == y).float().mean() >= 0.99
+    assert -p.log_prob(y).mean() < 0.1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_learns_a_curve_and_its_noise(name):
+    g = fork(4)
+    x = torch.randn(400, 1, generator=g)
+    y = (2 * x).sin() + 0.1 * torch.randn(400, 1, generator=g)
+    task = Task("targets", 1)
+    model = build(Method(name, widths=(30,), hyper=(10,), members=1), 1, task, 0)
+    fit(model, whole(x, y, task), Settings(steps=1500, batch=100), 0)
+    x = torch.linspace(-1.8, 1.8, 100).unsqueeze(-1)  # where the data are dense
+    p = model.predict(x, 50, fork(1))
+    assert (p.mean - (2 * x).sin()).square().mean().sqrt() < 0.08
+    assert 0.07 < p.std.median() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "task", "words"),
+    [
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), CLASSES, "x has no rows"),
+        (torch.zeros(2, 3), torch.tensor([0, 7]), CLASSES, "y holds label 7"),
+        (torch.zeros(2, 3), torch.tensor([0, -1]), CLASSES, "y holds label -1"),
+        (torch.zeros(2, 3), torch.zeros(2), CLASSES, "y has dtype"),
+        (torch.zeros(2, 3), torch.zeros(2), TARGETS, r"y has shape \(2,\)"),
+        (torch.zeros(2, 3), torch.full((2, 2), math.nan), TARGETS, "y holds nan"),
+        (torch.full((2, 3), math.nan), torch.zeros(2, 2), TARGETS, "x holds nan"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 2), TARGETS, "x has dtype"),
+    ],
+)
+def test_bad_data_are_refused_before_any_work(x, y, task, words):
+    with pytest.raises(ValueError, match=words):
+        whole(x, y, task)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lam": -1.0}, "lam is -1.0"),
+        ({"samples": 0}, "samples"),
+        ({"parametrization": "other"}, "parametrization is 'other'"),
+        ({"basis": "vmg"}, "needs vb-cdn"),
+        ({"last_layer": "half"}, "last_layer is 'half'"),
+        ({"far": -1.0}, "far is -1.0"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        build(Method("ml-cdn", **options), 3, CLASSES)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="choose one of ml-cdn"):
+        Method("mlcdn")
+    with pytest.raises(ValueError, match="has no option 'lamda'"):
+        Method("ml-cdn", lamda=1)

@@ -1,0 +1,66 @@
+"""Slow, obvious versions of what the library does fast: every weight matrix is built."""
+
+import torch
+from torch import Generator, Tensor
+from torch.distributions import MultivariateNormal
+
+from compound.distributions import MatrixNormal
+from compound.nn import Affine, CompoundLinear, MatrixGaussianLinear
+
+
+def dense(q: MatrixNormal) -> MultivariateNormal:
+    """The matrix normal over vec(W), columns stacked, with its Kronecker covariance written out."""
+    covariance = torch.kron(torch.diag(q.col.square()), torch.diag(q.row.square()))
+    return MultivariateNormal(q.mean.mT.reshape(-1), covariance)
+
+
+def vec(w: Tensor) -> Tensor:
+    """Columns stacked."""
+    return w.mT.flatten(-2)
+
+
+def wide(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
+    """The matrix normal of every row, from its heads."""
+    r, c = layer.inputs + 1, layer.outputs
+    bound = layer.form.bound
+    laws = []
+    for row in heads:
+        s, lr, lc = row.split([r, r, c])
+        lr, lc = lr.clamp(-bound, bound), lc.clamp(-bound, bound)
+        laws.append(MatrixNormal(s.unsqueeze(-1) * layer.basis, ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)), (0.5 * lc).exp()))
+    return laws
+
+
+def prior(layer: CompoundLinear) -> MatrixNormal:
+    r, c = layer.inputs + 1, layer.outputs
+    one = layer.basis.new_ones
+    return MatrixNormal(layer.basis.new_zeros(r, c), one(r) / (r**0.5 if layer.form.scaled else 1), one(c))
+
+
+def matrix_normals(layer: MatrixGaussianLinear) -> list[MatrixNormal]:
+    """The posterior of each block."""
+    mean = torch.cat([layer.weight, layer.bias], -2)
+    columns = zip(layer.log_row, layer.log_col.split(layer.blocks), mean.split(layer.blocks, -1), strict=True)
+    return [MatrixNormal(m, (0.5 * row).exp(), (0.5 * col).exp()) for row, col, m in columns]
+
+
+def draw_map(layer: Affine | MatrixGaussianLinear, x: Tensor, generator: Generator) -> Tensor:
+    """x (rows, in) through a map with a whole weight matrix drawn for every row."""
+    if isinstance(layer, Affine):
+        return wide(x) @ torch.cat([layer.weight, layer.bias], -2)
+    blocks = matrix_normals(layer)
+    return torch.stack([torch.cat([row @ q.rsample(generator=generator) for q in blocks]) for row in wide(x)])
+
+
+def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> Tensor:
+    """x (rows, in) through a compound layer: ψ and then W drawn as whole matrices, anew for every row."""
+    *hidden, last = layer.hyper.maps
+    z = x
+    for step in hidden:
+        z = getattr(torch, layer.hyper.activation)(draw_map(step, z, generator))
+    heads = draw_map(last, z, generator)
+    return torch.stack([h @ q.rsample(generator=generator) for h, q in zip(wide(x), law(layer, x, heads), strict=True)])

@@ -1,0 +1,96 @@
+"""The command as a user meets it: help, refusals with exit code 2, and one small experiment from end to end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from compound.bench.experiments import digits, toy
+from compound.cli import main
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COMPOUND_DATA", raising=False)
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(main, words)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["run", "demo", "bench"])
+def test_every_command_shows_an_example(command, name: str):
+    result = command(name, "--help")
+    assert result.exit_code == 0
+    assert f"Example: compound {name}" in result.output
+
+
+@pytest.mark.parametrize(
+    "words,expected",
+    [
+        (["run", "nothing"], "choose one of toy, digits"),
+        (["run", "toy", "--preset", "huge"], "toy has quick, paper"),
+        (["run", "toy", "--methods", "ml-cdn,nonsense"], "method is 'nonsense': toy has ml-cdn, vb-cdn"),
+        (["run", "toy", "--seeds", "0"], "ask for at least 1"),
+        (["run"], "Missing argument"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_bad_wishes_are_refused_in_a_sentence(command, words: list[str], expected: str):
+    result = command(*words)
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert "Traceback" not in result.output
+    assert not Path("runs").exists()
+
+
+def test_output_that_cannot_be_written_is_refused(command):
+    Path("file").write_text("")
+    result = command("run", "toy", "--runs", "file/runs")
+    assert result.exit_code == 2
+    assert "file" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(toy, "STEPS", {"quick": 30, "paper": 30})
+    words = ("run", "toy", "--seeds", "1", "--processes", "1", "--json", "numbers/toy.json")
+    first = command(*words)
+    assert first.exit_code == 0, first.output
+    numbers = json.loads(Path("numbers/toy.json").read_text())
+    assert len(numbers["runs"]) == 8  # two sets, two methods, two forms
+    assert [bar["held"] for bar in numbers["bars"]] == [line.startswith("ok") for line in first.stdout.splitlines() if "(at" in line]
+    page = Path("report/toy/index.html").read_text()
+    for claim in (bar["claim"] for bar in numbers["bars"]):
+        assert claim in page
+    assert "0.356" in page  # the paper's own number stands beside ours
+    assert Path("report/toy/toy.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in Path("runs").iterdir()} == {run["key"] for run in numbers["runs"]}
+
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}
+    assert command(*words).exit_code == 0
+    assert before == {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}  # nothing was repeated
+    assert json.loads(Path("numbers/toy.json").read_text()) == numbers
+
+
+def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(digits, "STEPS", {"quick": 60, "paper": 60})
+    result = command("run", "digits", "--seeds", "1", "--methods", "ml-cdn", "--processes", "1", "--json", "digits.json")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
+    assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
+    assert "ml-cdn: accuracy" in Path("report/digits/index.html").read_text()
+
+
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path):
+    from compound.bench import experiments
+
+    runs = [replace(run, settings={**run.settings, "steps": 20}) for run in experiments.plan("toy", "quick", 1, ["ml-cdn"])[:2]]
+    alone = experiments.perform_all(runs, tmp_path / "one", processes=1)
+    together = experiments.perform_all(runs, tmp_path / "two", processes=2)
+    assert [result.run for result in together] == runs
+    assert [result.metrics for result in alone] == [result.metrics for result in together]

@@ -1,0 +1,247 @@
+"""The fast layers against the oracle that builds every weight matrix."""
+
+import math
+
+import pytest
+import torch
+from oracles import draw_map, law, matrix_normals, pre_activations, prior, wide
+from torch.distributions import kl_divergence
+from torch.testing import assert_close
+
+from compound.distributions import MatrixNormal
+from compound.nn import Affine, CompoundLinear, Form, MatrixGaussianLinear
+from compound.nn.matrix_gaussian import mix
+from compound.nn.softmax import expected_softmax
+from compound.types import fork, normal
+
+FORMS = {
+    "ml": Form((4,)),
+    "ml-paper": Form((4,), parametrization="paper"),
+    "vb": Form((4,), "tanh", bayes=True),
+    "vb-paper": Form((4, 3), "tanh", bayes=True, parametrization="paper"),
+    "vb-vmg": Form((4,), "tanh", bayes=True, basis="vmg"),
+}
+
+
+def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
+    layer = CompoundLinear(inputs, outputs, FORMS[name], fork(0, name)).double()
+    with torch.no_grad():  # away from the start, where heads hardly depend on x
+        for k, parameter in enumerate(layer.parameters()):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=fork(1, name, k), dtype=torch.float64)
+    return layer
+
+
+def inputs_of(rows: int, features: int = 3) -> torch.Tensor:
+    return torch.randn(rows, features, generator=fork(2, "x"), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["ml", "ml-paper"])
+def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
+    layer, x = layer_of(name), inputs_of(5)
+    out = layer(x, fork(0))
+    for b, q in enumerate(law(layer, x, layer.hyper(x, fork(0)))):
+        h = wide(x)[b]
+        assert_close(out.mean[b], h @ q.mean)
+        assert_close(out.std[b].square(), h.square() @ q.variance)
+        assert_close(out.kl[b], kl_divergence(q, prior(layer)), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kl", [True, False])
+@pytest.mark.parametrize("bound", [10.0, 0.05])  # at 0.05 most log-variances are clamped
+def test_gradients_of_the_fused_layer(kl, bound):
+    from compound.nn.moments import moments
+
+    g = fork(3)
+    x, heads, basis = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((2, 4, 3), (2, 4, 10), (2, 4, 2)))
+    for fan_in in (True, False):
+        torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, bound, f, kl) if t.numel()], (x, heads, basis))
+
+
+def test_gradients_of_the_noisy_map_and_of_its_kl():
+    g = fork(4)
+    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    layer = MatrixGaussianLinear(make(2, 3, 6), make(2, 1, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), make(6)).double()
+    x = make(2, 4, 3).requires_grad_()
+    parameters = tuple(layer.parameters())
+    call = lambda x, *p: torch.func.functional_call(layer, dict(zip(dict(layer.named_parameters()), p, strict=True)), (x, fork(5)))  # noqa: E731
+    torch.autograd.gradcheck(call, (x, *parameters))
+
+    class Divergence(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map = layer
+
+        def forward(self):
+            return self.map.kl()
+
+    names = list(dict(Divergence().named_parameters()))
+    torch.autograd.gradcheck(lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters)
+
+
+def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
+    g = fork(6)
+    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    bias, variances = make(6), (0.5, 1.0, 2.0)
+    layer = MatrixGaussianLinear(make(3, 6), make(1, 6), (1, 2, 3), -1.0, variances, bias).double()
+    with torch.no_grad():
+        layer.log_row += make(3, 4)
+        layer.log_col += make(6)
+    total = torch.zeros((), dtype=torch.float64)
+    for q, centre, variance in zip(matrix_normals(layer), bias.split((1, 2, 3)), variances, strict=True):
+        mean = torch.cat([torch.zeros(3, len(centre), dtype=torch.float64), centre.unsqueeze(0)])
+        total += kl_divergence(q, MatrixNormal(mean, math.sqrt(variance) * torch.ones(4).double(), torch.ones(len(centre)).double()))
+    assert_close(layer.kl(), total, rtol=1e-8, atol=1e-8)
+
+
+def test_kl_is_zero_at_the_prior():
+    layer = MatrixGaussianLinear(torch.zeros(3, 5), torch.ones(1, 5), log_variance=0.0, prior_bias=torch.ones(5))
+    assert_close(layer.kl(), torch.zeros(()))
+
+
+def moments_agree(fast: torch.Tensor, slow: torch.Tensor) -> None:
+    """Means and covariances of two samples of vectors within five standard errors."""
+    n = len(fast)
+    error = ((fast.var(0) + slow.var(0)) / n).sqrt()
+    assert ((fast.mean(0) - slow.mean(0)).abs() < 5 * error).all()
+    a, b = fast - fast.mean(0), slow - slow.mean(0)
+    products = a.unsqueeze(-1) * a.unsqueeze(-2), b.unsqueeze(-1) * b.unsqueeze(-2)
+    error = ((products[0].var(0) + products[1].var(0)) / n).sqrt()
+    assert ((products[0].mean(0) - products[1].mean(0)).abs() < 5 * error).all()
+
+
+def kolmogorov_smirnov(fast: torch.Tensor, slow: torch.Tensor) -> float:
+    from scipy.stats import ks_2samp
+
+    return min(ks_2samp(fast[:, j].numpy(), slow[:, j].numpy()).pvalue for j in range(fast.shape[1]))
+
+
+@pytest.mark.parametrize("name", ["ml", "vb", "vb-paper"])
+def test_pre_activations_have_the_law_of_the_oracle(name):
+    layer, n = layer_of(name), 20_000
+    x = inputs_of(1).expand(n, -1)
+    with torch.no_grad():
+        out = layer(x, fork(7, "fast"), kl=False)
+        fast = out.draw(normal(fork(7, "draw"), out.mean.shape, out.mean))
+        slow = pre_activations(layer, x, fork(7, "slow"))
+    moments_agree(fast, slow)
+    assert kolmogorov_smirnov(fast, slow) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["vb", "vb-vmg"])
+def test_one_psi_for_all_rows_has_the_law_of_psi_per_row(name):
+    """Prediction draws whole matrices for ψ and V; training draws pre-activations: the same law for a row."""
+    layer, n = layer_of(name), 4_000
+    x = inputs_of(1)
+    with torch.no_grad():
+        out = layer(x.expand(n, -1), fork(8, "row"), kl=False)
+        each = out.draw(normal(fork(8, "draw"), out.mean.shape, out.mean))
+        generator = fork(8, "all")
+        whole = [layer.at(x, layer.draw(generator)) for _ in range(n)]
+        one = torch.cat([o.draw(normal(generator, o.mean.shape, o.mean)) for o in whole])
+    moments_agree(each, one)
+    assert kolmogorov_smirnov(each, one) > 1e-4
+
+
+def test_gradients_of_the_mean_loss_agree_with_the_oracle():
+    layer, n = layer_of("vb"), 4_000
+    x = inputs_of(1).expand(n, -1)
+
+    def gradient(draws: torch.Tensor) -> torch.Tensor:
+        layer.zero_grad()
+        draws.tanh().square().mean().backward()
+        return torch.cat([p.grad.flatten() for p in layer.parameters() if p.grad is not None])
+
+    def fast(seed: int) -> torch.Tensor:
+        out = layer(x, fork(seed, "fast"), kl=False)
+        return gradient(out.draw(normal(fork(seed, "draw"), out.mean.shape, out.mean)))
+
+    def slow(seed: int) -> torch.Tensor:
+        return gradient(pre_activations(layer, x, fork(seed, "slow")))
+
+    a, b = torch.stack([fast(k) for k in range(12)]), torch.stack([slow(k) for k in range(12)])
+    error = ((a.var(0) + b.var(0)) / 12).sqrt() + 1e-9
+    z = (a.mean(0) - b.mean(0)) / error  # Student with about 20 degrees of freedom
+    assert z.abs().max() < 6 and z.square().mean().sqrt() < 1.5
+
+
+def test_shared_rows_have_the_joint_law_of_one_common_matrix():
+    g = fork(9)
+    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    layer = MatrixGaussianLinear(make(3, 2), make(1, 2), log_variance=-0.5).double()
+    shared, n = 3, 30_000
+    x = make(shared, 1, 3).expand(shared, n, 3).reshape(-1, 3)  # part s of every row has input s
+    with torch.no_grad():
+        fast = layer(x, fork(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
+        (q,) = matrix_normals(layer)
+        w = q.rsample((n,), generator=fork(10, "slow"))
+        slow = torch.stack([wide(x[s * n : s * n + 1]) @ w for s in range(shared)], 1).squeeze(2).flatten(1)
+    moments_agree(fast, slow)
+
+
+def test_equal_inputs_that_share_a_matrix_give_equal_outputs():
+    noise = normal(fork(11), (6, 4), torch.empty(0, dtype=torch.float64))
+    x = torch.ones(2, 3, dtype=torch.float64).repeat(3, 1)
+    out = mix(x, torch.ones(3, dtype=torch.float64), noise, 3).unflatten(0, (3, 2))
+    assert_close(out[0], out[2], atol=1e-3, rtol=0)
+
+
+def test_without_noise_the_layer_is_linear():
+    layer, x = layer_of("ml"), inputs_of(6)
+    with torch.no_grad():
+        *_, heads = layer.hyper.maps
+        heads.weight.zero_()
+        heads.bias.zero_()
+        heads.bias[..., : layer.inputs + 1] = 1
+        heads.bias[..., layer.inputs + 1 :] = -1e9  # held at the lower clamp
+        out = layer(x, fork(0))
+    assert_close(out.mean, wide(x) @ layer.basis, rtol=0, atol=1e-14)
+    assert (out.std < 1e-3 * out.mean.abs().mean()).all()
+
+
+def test_a_layer_sits_on_any_feature_extractor():
+    extractor = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    layer = CompoundLinear(5, 2, Form(), fork(0))
+    out = layer(extractor(torch.randn(7, 3, generator=fork(1))), fork(2))
+    (out.mean.sum() + out.std.sum() + out.kl.sum()).backward()
+    assert extractor[0].weight.grad is not None and extractor[0].weight.grad.abs().min() > 0
+
+
+def test_members_are_independent_layers():
+    streams = [fork(k, "member") for k in range(3)]
+    together = CompoundLinear(3, 2, FORMS["vb"], streams, (3,))
+    x = inputs_of(4).float()
+    noise = [fork(k, "noise") for k in range(3)]
+    out = together(x.expand(3, -1, -1), noise)
+    for k in range(3):
+        alone = CompoundLinear(3, 2, FORMS["vb"], fork(k, "member"))
+        one = alone(x, fork(k, "noise"))
+        for a, b in zip(out, one, strict=True):
+            assert_close(a[k], b)
+        assert_close(together.kl()[k], alone.kl())
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 10.0, 30.0])
+def test_expected_softmax_against_a_fine_grid_and_monte_carlo(scale):
+    g = fork(12)
+    mean = 2 * torch.randn(2, 5, generator=g, dtype=torch.float64)
+    std = scale * torch.rand(2, 5, generator=g, dtype=torch.float64) + 1e-2
+    out = expected_softmax(mean, std)
+    assert_close(out.sum(-1), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-8)
+    n = 200_000
+    draws = torch.softmax(mean + std * torch.randn(n, 2, 5, generator=g, dtype=torch.float64), -1)
+    assert ((out - draws.mean(0)).abs() < 5 * draws.std(0) / math.sqrt(n) + 1e-9).all()
+
+
+def test_expected_softmax_of_two_classes_is_the_logistic_normal_integral():
+    mean, std = torch.tensor([[0.7, -0.4]], dtype=torch.float64), torch.tensor([[1.3, 0.8]], dtype=torch.float64)
+    gap, spread = 1.1, math.sqrt(1.3**2 + 0.8**2)
+    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    exact = torch.trapezoid(torch.sigmoid(gap + spread * z) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), z)
+    assert_close(expected_softmax(mean, std)[0, 0], exact, rtol=0, atol=1e-9)
+
+
+def test_affine_maps_draw_themselves():
+    layer = Affine(torch.ones(3, 2), torch.zeros(1, 2))
+    x = torch.randn(4, 3, generator=fork(0))
+    assert_close(layer(x, fork(1)), draw_map(layer, x, fork(2)))
+    assert_close(layer.draw(fork(1))(x), layer(x, fork(1)))

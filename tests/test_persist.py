@@ -1,0 +1,272 @@
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from compound import persist
+from compound.models import Method, build
+from compound.models.files import load_model, save_model
+from compound.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
+from compound.train import Settings, fit, hold_out
+from compound.types import Task, fork, whole
+
+CONFIG = {"method": "some", "widths": [3, 4], "rate": 0.1, "empty": None, "größe": "ü"}
+
+
+def tensors(shift: float = 0.0) -> dict[str, Tensor]:
+    return {"weight": torch.arange(6.0).reshape(2, 3) + shift, "count": torch.tensor(3), "on": torch.tensor([True, False])}
+
+
+def same(a: Bundle, b: Bundle) -> bool:
+    """To the bit, types and shapes included."""
+    return a.config == b.config and persist.digest("", a.tensors) == persist.digest("", b.tensors)
+
+
+KINDS = pytest.mark.parametrize("write, read", [(save, load), (save_file, load_file)], ids=["directory", "file"])
+
+
+def contents(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.iterdir())
+
+
+@KINDS
+def test_what_is_loaded_is_what_was_saved(write, read, tmp_path):
+    odd = {
+        **tensors(),
+        "special": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "none": torch.zeros(0, 4),
+        "nothing": torch.zeros(0),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "double": torch.tensor([0.1], dtype=torch.float64),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    write(tmp_path / "deep" / "a", CONFIG, odd)
+    found = read(tmp_path / "deep" / "a")
+    assert same(found, Bundle(CONFIG, odd))
+    assert all(t.data_ptr() % 16 == 0 or t.numel() == 0 for t in found.tensors.values())
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["a"]
+
+
+@KINDS
+def test_views_and_shared_memory_are_saved(write, read, tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    views = {"a": base, "b": base, "turned": base.T, "part": base[1:, ::2], "wide": torch.ones(1).expand(5)}
+    write(tmp_path / "a", {}, views)
+    assert same(read(tmp_path / "a"), Bundle({}, views))
+
+
+@KINDS
+def test_equal_content_gives_equal_files(write, read, tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / name, CONFIG, tensors())
+    for a, b in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
+        assert a.read_bytes() == b.read_bytes()
+
+
+@KINDS
+def test_a_changed_byte_is_refused_or_harmless(write, read, tmp_path):
+    write(tmp_path / "a", CONFIG, tensors())
+    refused = []
+    for file in contents(tmp_path / "a"):
+        good = file.read_bytes()
+        for i in range(len(good)):
+            file.write_bytes(good[:i] + bytes([good[i] ^ 1 << i % 8]) + good[i + 1 :])
+            try:
+                assert same(read(tmp_path / "a"), Bundle(CONFIG, tensors())), f"byte {i} of {file.name}"
+            except ValueError as error:
+                refused.append(str(error))
+        file.write_bytes(good)
+    assert len(refused) > 300 and all(str(tmp_path / "a") in message for message in refused)
+
+
+@KINDS
+def test_a_file_cut_off_is_refused(write, read, tmp_path):
+    write(tmp_path / "a", CONFIG, tensors())
+    for file in contents(tmp_path / "a"):
+        good = file.read_bytes()
+        for length in range(len(good) - 1):  # config.json may lose its last newline
+            file.write_bytes(good[:length])
+            with pytest.raises(ValueError, match=re.escape(str(file))):
+                read(tmp_path / "a")
+        file.write_bytes(good)
+
+
+@KINDS
+def test_missing_and_foreign_files_are_refused(write, read, tmp_path):
+    with pytest.raises(ValueError, match="missing"):
+        read(tmp_path / "nowhere")
+    (tmp_path / "text").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="text"):
+        read(tmp_path / "text")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text(json.dumps({"format": "other", "version": 1}))
+    with pytest.raises(ValueError, match="foreign"):
+        read(foreign)
+
+
+def test_plain_safetensors_and_pickles_are_no_checkpoints(tmp_path):
+    from safetensors.torch import save_file as plain
+
+    plain({"a": torch.ones(2)}, tmp_path / "plain")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pickle")
+    for name in ("plain", "pickle"):
+        with pytest.raises(ValueError, match="not a checkpoint"):
+            load_file(tmp_path / name)
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(persist, "VERSION", 2)
+    save(tmp_path / "model", CONFIG, tensors())
+    save_file(tmp_path / "file", CONFIG, tensors())
+    monkeypatch.undo()
+    for read, name in ((load, "model"), (load_file, "file")):
+        with pytest.raises(ValueError, match="version 2"):
+            read(tmp_path / name)
+
+
+def test_an_edited_config_is_refused(tmp_path):
+    save(tmp_path / "m", CONFIG, tensors())
+    file = tmp_path / "m" / "config.json"
+    words = json.loads(file.read_text())
+    words["config"]["rate"] = 0.2
+    file.write_text(json.dumps(words))
+    with pytest.raises(ValueError, match="edited"):
+        load(tmp_path / "m")
+    words["config"]["rate"] = 0.1
+    file.write_text(json.dumps(words))  # other spaces, same words
+    assert same(load(tmp_path / "m"), Bundle(CONFIG, tensors()))
+
+
+def test_a_mixture_of_two_models_is_refused(tmp_path):
+    save(tmp_path / "a", CONFIG, tensors())
+    save(tmp_path / "b", CONFIG, tensors(1.0))
+    shutil.copy(tmp_path / "a" / "tensors.safetensors", tmp_path / "b" / "tensors.safetensors")
+    with pytest.raises(ValueError, match="another save"):
+        load(tmp_path / "b")
+
+
+def test_only_models_are_replaced(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        save(tmp_path / "home", CONFIG, tensors())
+    assert (tmp_path / "home" / "thesis.tex").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        save(tmp_path / "file", CONFIG, tensors())
+
+
+def test_what_json_cannot_hold_is_refused(tmp_path):
+    for write in (save, save_file):
+        with pytest.raises(ValueError, match="JSON"):
+            write(tmp_path / "a", {"rate": torch.ones(1)}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+class Dead(BaseException):
+    """The process is gone: from here on nothing it does has an effect."""
+
+
+def dying(monkeypatch, moment: int) -> None:
+    left = [moment]
+
+    def wrap(call):
+        def wrapped(*arguments, **named):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Dead
+            return call(*arguments, **named)
+
+        return wrapped
+
+    for home, name in ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"), (Path, "unlink"), (Path, "mkdir")):
+        monkeypatch.setattr(home, name, wrap(getattr(home, name)))
+
+
+@KINDS
+def test_a_save_cut_off_at_any_moment_leaves_the_old_or_the_new(write, read, tmp_path, monkeypatch):
+    old, new = Bundle(CONFIG, tensors()), Bundle({"other": 1}, tensors(1.0))
+    seen = []
+    for moment in range(100):
+        path = tmp_path / str(moment) / "m"
+        write(path, *old)
+        try:
+            with monkeypatch.context() as patch:
+                dying(patch, moment)
+                write(path, *new)
+            break
+        except Dead:
+            found = read(path)
+            assert same(found, old) or same(found, new)
+            seen.append(same(found, new))
+            write(path, *new)  # the next save is not in the way of the one cut off
+            assert same(read(path), new)
+    assert len(seen) > 3 and seen == sorted(seen) and not seen[0] and seen[-1]
+
+
+def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
+    write_atomic(tmp_path / "a", b"old")
+
+    def full(_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(tmp_path / "a", b"new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_pack_and_unpack_trees(tmp_path):
+    tree = {
+        "a": {"b": torch.ones(2), 0: [1, 2.5, None, True, ("x", torch.tensor(3.0))]},
+        "a/b": torch.zeros(1),  # the same name once written out
+        "nothing": {},
+        "number": float("inf"),
+    }
+    save_file(tmp_path / "t", *pack(tree))
+    found = unpack(load_file(tmp_path / "t"))
+    assert repr(found) == repr(tree)  # values, types, order, int keys, tuples
+    for bad in ({"a": object()}, {("a", 1): 2}, [{1, 2}]):
+        with pytest.raises(ValueError, match="can be saved"):
+            pack(bad)
+
+
+CDN = Method("ml-cdn", members=2, widths=(4,), lam=(1e-3, 1e-5))
+DOUBLE = Method("ml-cdn", members=2, widths=(4,), far=0.0)
+
+
+@pytest.mark.parametrize(
+    "method, dtype",
+    [(CDN, torch.float32), (Method("vb-cdn", widths=(4, 3)), torch.float32), (DOUBLE, torch.float64)],
+    ids=["ml-cdn", "vb-cdn", "float64"],
+)
+def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
+    task = Task("targets", 2)
+    model = build(method, 3, task, seed=5).to(dtype)
+    x, y = (torch.randn(60, width, generator=fork(0, width), dtype=dtype) for width in (3, 2))
+    fit(model, whole(x, y, task, hold_out(60, model.members, 0.2, 0).to(dtype)), Settings(steps=4, batch=20, checks=2, draws=2))
+    save_model(model, tmp_path / "m", extra={"columns": ["a", "b", "c"]})
+    again = load_model(tmp_path / "m")
+    assert again.config == model.config and again.task == task
+    assert same(Bundle({}, model.state_dict()), Bundle({}, again.state_dict()))
+    before, after = (m.predict(x, 10, fork(1)) for m in (model, again))
+    assert torch.equal(before.means, after.means) and torch.equal(before.variances, after.variances)
+    assert load(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    save(tmp_path / "m", {"some": "words"}, tensors())
+    with pytest.raises(ValueError, match="does not hold a model"):
+        load_model(tmp_path / "m")
+    model = build(Method("ml-cdn", widths=(4,)), 3, Task("targets", 1))
+    save_model(model, tmp_path / "m")
+    bundle = load(tmp_path / "m")
+    save(tmp_path / "m", {**bundle.config, "inputs": 2}, bundle.tensors)
+    with pytest.raises(ValueError, match="does not fit"):
+        load_model(tmp_path / "m")

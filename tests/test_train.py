@@ -1,0 +1,528 @@
+import copy
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import compound
+from compound import persist, train
+from compound.models.base import Draws, Loss, Model
+from compound.predictive import GaussianPredictive, Predictive
+from compound.train import COLUMNS, History, Settings, Watch, bar, clip_gradients, fit, hold_out, recipe
+from compound.types import Batch, Task, fork, member_seed, normal, whole
+
+TASK = Task("targets", 1)
+
+
+@dataclass(frozen=True)
+class Config:
+    noise: float = 0.1
+
+
+class Small(Model):
+    """A hidden layer, noise on the inputs, members side by side; remembers what it is given."""
+
+    def __init__(self, members: int = 1, config: Config = Config(), dtype: torch.dtype = torch.float32, pause: float = 0.0):  # noqa: B008
+        super().__init__()
+        self.inputs, self.task, self.members, self.config, self.pause = 3, TASK, members, config, pause
+        streams = [fork(member_seed(9, k), "weights") for k in range(members)]
+        like = torch.zeros(1, dtype=dtype)
+        self.first = nn.Parameter(0.5 * normal(streams, (members, 3, 8), like))
+        self.last = nn.Parameter(0.5 * normal(streams, (members, 8, 1), like))
+        self.log_noise = nn.Parameter(torch.zeros(members, dtype=dtype))
+        self.register_buffer("centre", torch.zeros(1, dtype=dtype))
+        self.register_buffer("far", torch.zeros(0, dtype=dtype))
+        self.batches: list[Batch] = []
+        self.weights: list[list[Tensor]] = []  # before each loss
+        self.stop_at = -1
+
+    def start(self, data: Batch, generator: torch.Generator) -> None:
+        self.centre.copy_(data.x.mean() + torch.rand(1, generator=generator))
+
+    def finish(self, data: Batch, generator: torch.Generator) -> None:
+        self.far = data.x[: 4 + len(data) % 3, 0] + self.last.detach().sum() + torch.rand(1, generator=generator)
+
+    def _load_from_state_dict(self, state, prefix, *others):
+        self.far = torch.empty_like(state[prefix + "far"])
+        super()._load_from_state_dict(state, prefix, *others)
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": 5.0}
+
+    def values(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
+        mean = ((x - self.centre) @ self.first).tanh() @ self.last
+        return 0.5 * ((y - mean).square().squeeze(-1) * (-2 * self.log_noise).exp().unsqueeze(-1)) + self.log_noise.unsqueeze(-1)
+
+    def loss(self, batch: Batch, generator) -> Loss:
+        if len(self.batches) == self.stop_at:
+            raise InterruptedError
+        self.batches.append(batch)
+        self.weights.append([p.detach().clone() for p in self.parameters()])
+        time.sleep(self.pause)
+        noise = normal(generator, (self.members, len(batch), 3), batch.x)
+        nll = weighted(self.values(batch.x + self.config.noise * noise, batch.y), batch.weight)
+        kl = self.first.square().mean((1, 2))
+        return Loss((nll + 0.01 * kl).sum(), nll.detach(), kl.detach())
+
+    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
+        with torch.no_grad():
+            return weighted(self.values(batch.x + self.config.noise * torch.randn(3, generator=generator), batch.y), batch.weight)
+
+    def answer(self, x: Tensor, n: Draws, generator: torch.Generator) -> Predictive:
+        mean = ((x - self.centre) @ self.first).tanh() @ self.last  # (members, rows, 1)
+        noise = (2 * self.log_noise).exp().reshape(-1, 1, 1, 1)
+        return GaussianPredictive.of(mean.unsqueeze(1), noise, torch.zeros_like(noise))
+
+    def row_numbers(self, n: Draws) -> int:
+        return 20 * self.members
+
+
+def weighted(values: Tensor, weight: Tensor | None) -> Tensor:
+    return values.mean(-1) if weight is None else (values * weight).sum(-1) / weight.sum(-1)
+
+
+def table(rows: int = 40, weight: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Batch:
+    x = torch.randn(rows, 3, generator=fork(1, "x"), dtype=torch.float64)
+    y = x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=fork(1, "y"), dtype=torch.float64)
+    return whole(x.to(dtype), y.to(dtype), TASK, weight)
+
+
+def bits(model: Model) -> str:
+    return persist.digest("", model.state_dict())
+
+
+def row(history: History) -> str:
+    return repr((history.columns, history.best_step))  # NaN equals NaN here
+
+
+class Momentum(Small):
+    """An optimizer of its own, with state of many kinds."""
+
+    def optimizer(self, settings):
+        optimizer = torch.optim.RMSprop(self.parameters(), lr=1.0, momentum=0.9)
+        optimizer.param_groups[0]["notes"] = {"seen": [1, None, "x", (True, 0.5)], 3: torch.ones(2, dtype=torch.float32)}
+        return optimizer
+
+
+CASES = {
+    "averaged": (Small, Settings(steps=10, batch=8), lambda: None),
+    "best of checks": (Small, Settings(steps=10, batch=8, checks=5, patience=2), lambda: hold_out(40, 3, 0.2, 0)),
+    "all rows at once": (Small, Settings(steps=10, batch=100, average=0.0, checks=3), lambda: hold_out(40, 3, 0.2, 0)),
+    "own optimizer": (Momentum, Settings(steps=10, batch=16, clip_norm=None, clip_value=0.1, average=0.5), lambda: None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(case, tmp_path):
+    kind, how, weight = CASES[case]
+    data = table(40, weight())
+    wanted = kind(3)
+    history = fit(wanted, data, how, seed=4)
+    for stop in range(10):
+        first, second = kind(3), kind(3)
+        first.stop_at = stop
+        path = tmp_path / f"{stop}"
+        if stop < len(wanted.batches):
+            with pytest.raises(InterruptedError):
+                fit(first, data, how, seed=4, checkpoint=path, save_every=0)
+        found = fit(second, data, how, seed=4, checkpoint=path, save_every=0)
+        assert len(second.batches) == len(wanted.batches) - min(stop, len(wanted.batches))  # it went on, it did not begin again
+        assert bits(second) == bits(wanted) and row(found) == row(history)
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    data, how = table(40, hold_out(40, 1, 0.2, 0)), Settings(steps=5, checks=2)
+    model = Small()
+    history = fit(model, data, how, checkpoint=tmp_path / "c")
+    again = Small()
+    again.start = again.finish = again.loss = None  # any call would fail
+    assert row(fit(again, data, how, checkpoint=tmp_path / "c")) == row(history)
+    assert bits(again) == bits(model) and again.far.shape == (5,)
+
+
+def test_another_run_is_not_continued(tmp_path):
+    data, how = table(), Settings(steps=3)
+    fit(Small(), data, how, checkpoint=tmp_path / "c")
+    other = replace(data, y=data.y.clone())
+    other.y[20] += 1e-6
+    for arguments, word in (
+        ((Small(), data, replace(how, rate=0.02)), "rate 0.01, this one has 0.02"),
+        ((Small(), data, how, 1), "seed 0"),
+        ((Small(), other, how), "data"),
+        ((Small(config=Config(noise=0.2)), data, how), "noise=0.1"),
+        ((Small(2), data, how), "does not fit"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            fit(*arguments, checkpoint=tmp_path / "c")
+    persist.save_file(tmp_path / "d", {}, {})
+    with pytest.raises(ValueError, match="not a checkpoint of a fit"):
+        fit(Small(), data, how, checkpoint=tmp_path / "d")
+
+
+LONG = Settings(steps=120, batch=8, checks=12, patience=0)
+
+
+def work(path: str) -> None:
+    """What the killed process does: every step is saved, so that many kills fall into saving."""
+    torch.set_num_threads(1)
+    fit(Small(2, pause=0.004), table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path, save_every=0)
+
+
+def test_a_killed_process_ends_with_the_same_bits(tmp_path):
+    path, root = tmp_path / "c", Path(compound.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    reached = [0]
+    for _ in range(3):
+        before = path.stat().st_mtime_ns if path.exists() else None
+        child = subprocess.Popen([sys.executable, __file__, str(path)], env=environment)
+        while child.poll() is None and (not path.exists() or path.stat().st_mtime_ns == before):
+            time.sleep(0.002)
+        time.sleep(random.Random(len(reached)).uniform(0, 0.1))  # 120 steps take at least 0.48 s
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(60) == -signal.SIGKILL
+        reached.append(persist.unpack(persist.load_file(path))["state"]["step"])
+    assert reached == sorted(set(reached)) and reached[-1] < LONG.steps  # it went on after each kill, and was not done
+    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True, timeout=60)
+    wanted, again = Small(2), Small(2)
+    history = fit(wanted, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2)
+    again.loss = None  # the run is finished: nothing is left to do
+    assert row(fit(again, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(history)
+    assert bits(again) == bits(wanted)
+
+
+def naive_clip(gradients: list[Tensor], members: int, value: float | None, norm: float | None) -> int:
+    bad = 0
+    for k in range(members):
+        mine = [g[k] if members > 1 else g for g in gradients]
+        numbers = [float(entry) for g in mine for entry in g.flatten()]
+        if not all(map(math.isfinite, numbers)):
+            bad += 1
+            for g in mine:
+                g.zero_()
+            continue
+        length = math.sqrt(sum(number**2 for number in numbers))
+        for g in mine:
+            if norm is not None and length > norm:
+                g.mul_(norm / length)
+            if value is not None:
+                g.clamp_(-value, value)
+    return bad
+
+
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize("value, norm", [(None, 1.0), (0.3, None), (0.3, 1.0), (None, None)])
+@pytest.mark.parametrize("trouble", ["", "nan", "inf", "huge", "small", "turned"])
+def test_clipping_is_that_of_a_plain_loop(members, value, norm, trouble):
+    gradients = [torch.randn(members, *shape, generator=fork(3)) for shape in ((3, 5), (2,), (), (4, 1))]
+    gradients[0][0] *= 0.01
+    where = gradients[0][-1]
+    if trouble in ("nan", "inf", "huge"):
+        where[1, 2] = {"nan": math.nan, "inf": -math.inf, "huge": 1e30}[trouble]
+    if trouble == "small":
+        for g in gradients:
+            g *= 1e-3
+    if trouble == "turned":
+        gradients[0] = gradients[0].transpose(1, 2)
+        gradients[0][0, 0, 0] = math.inf  # zeros must reach memory of any layout
+    if members == 1:
+        gradients.append(torch.tensor(0.7))
+    wanted = copy.deepcopy(gradients)
+    assert clip_gradients(gradients, members, value, norm) == naive_clip(wanted, members, value, norm)
+    assert_close(gradients, wanted)
+
+
+def test_shared_parameters_are_clipped_apart_from_the_members():
+    own, shared, idle = (nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (5,), (2, 2)))
+    own.grad, shared.grad = torch.tensor([[3.0, 0, 0], [0, 0.1, 0]]), torch.full((5,), math.inf)
+    assert train._clipper([own, shared, idle], 2, Settings(clip_norm=1.0))() == 1
+    assert_close(own.grad, torch.tensor([[1.0, 0, 0], [0, 0.1, 0]]))
+    assert_close(shared.grad, torch.zeros(5))
+
+
+class Faulty(Small):
+    """Member 1 has an infinite loss at steps 2 and 3."""
+
+    def loss(self, batch: Batch, generator) -> Loss:
+        found = super().loss(batch, generator)
+        if len(self.batches) in (3, 4):
+            return found._replace(total=found.total + self.first[1].sum() * math.inf)
+        return found
+
+
+@pytest.mark.parametrize("how", [Settings(steps=8, clip_norm=1.0), Settings(steps=8, clip_norm=None, clip_value=5.0)])
+def test_a_member_with_an_infinite_gradient_sits_out(how):
+    model, well = Faulty(3), Small(3)
+    history = fit(model, table(), how)
+    fit(well, table(), how)
+    assert sum(history["skipped"]) == 2
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    for a, b in zip(model.parameters(), well.parameters(), strict=True):
+        assert torch.equal(a[[0, 2]], b[[0, 2]]) and not torch.equal(a[1], b[1])
+
+
+def test_members_trained_together_are_those_trained_alone():
+    data, how = table(dtype=torch.float64), Settings(steps=30, batch=40)
+    together = Small(3, dtype=torch.float64)
+    alone = [Small(dtype=torch.float64) for _ in range(3)]
+    for k, model in enumerate(alone):
+        for mine, all_members in zip(model.parameters(), together.parameters(), strict=True):
+            mine.data = all_members.data[k : k + 1].clone()
+        model.start = together.start = lambda data, generator: None
+        fit(model, data, how, seed=member_seed(6, k))
+    fit(together, data, how, seed=6)
+    for k, model in enumerate(alone):
+        for mine, all_members in zip(model.parameters(), together.parameters(), strict=True):
+            assert_close(mine[0], all_members[k], rtol=1e-9, atol=1e-11)
+
+
+def test_the_global_generator_is_left_alone(tmp_path):
+    before = torch.get_rng_state()
+    fit(Small(2), table(40, hold_out(40, 2, 0.2, 0)), Settings(steps=6, batch=8, checks=2), checkpoint=tmp_path / "c", save_every=0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_every_training_row_comes_once_per_epoch_and_no_other():
+    weight = torch.rand(2, 43, generator=fork(0))
+    weight[:, ::6] = 0
+    weight[0, 1] = 0  # member 1 still trains on it
+    data = replace(table(43, weight), x_ood=torch.ones(2, 3))
+    model = Small(2)
+    fit(model, data, Settings(steps=8, batch=8, checks=0))
+    trained = (weight > 0).any(0).nonzero().squeeze(1).tolist()  # 35 rows, 4 batches per epoch
+    assert 0 not in trained and 1 in trained
+    epochs = [torch.cat([b.index for b in model.batches[i : i + 4]]).tolist() for i in (0, 4)]
+    for epoch in epochs:
+        assert len(set(epoch)) == len(epoch) == 32 and set(epoch) <= set(trained)
+    assert epochs[0] != epochs[1]
+    for step, batch in enumerate(model.batches):
+        assert torch.equal(batch.x, data.x[batch.index]) and torch.equal(batch.y, data.y[batch.index])
+        assert torch.equal(batch.weight, weight[:, batch.index])
+        assert batch.size is data.size and batch.x_ood is data.x_ood and batch.progress == step / 8
+
+
+def test_few_rows_are_passed_as_they_are():
+    model, data = Small(), table(40)
+    fit(model, data, Settings(steps=2, batch=40))
+    assert all(b.x is data.x and b.y is data.y for b in model.batches)
+    data = table(40, hold_out(40, 1, 0.1, 0))
+    fit(model, data, Settings(steps=2, batch=40, checks=0))
+    assert model.batches[-1].x is model.batches[-2].x and torch.equal(model.batches[-1].index, (data.weight[0] > 0).nonzero().squeeze(1))
+
+
+@pytest.mark.parametrize("batch", [8, 100])
+def test_held_out_rows_do_not_reach_the_weights(batch):
+    weight = hold_out(40, 2, 0.2, 0)
+    data, how = table(40, weight), Settings(steps=12, batch=batch, checks=4, patience=0)
+    changed = replace(data, y=torch.where(weight[0].unsqueeze(1) == 0, data.y + 7, data.y))
+    one, other = Small(2), Small(2)
+    fit(one, data, how)
+    fit(other, changed, how)
+    for before, after in zip(one.weights, other.weights, strict=True):
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(before, after, strict=True))
+    assert not torch.equal(one.weights[-1][0][1], other.weights[-1][0][1])  # member 1 trains on those rows
+
+
+def test_a_row_of_weight_two_counts_as_two_rows():
+    data = table(20, dtype=torch.float64)
+    twice = torch.cat([torch.arange(20), torch.tensor([4, 7])])
+    weight = torch.bincount(twice).double()
+    models = [Small(config=Config(noise=0.0), dtype=torch.float64) for _ in range(3)]
+    for model, rows in zip(models, (whole(data.x, data.y, TASK, weight), whole(data.x[twice], data.y[twice], TASK), data), strict=True):
+        model.start = lambda data, generator: None
+        fit(model, rows, Settings(steps=20))
+    assert_close(models[0].first, models[1].first, rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(models[0].first, models[2].first)
+
+
+class Scripted(Small):
+    """Answers checks from a list and remembers the weights it was asked at."""
+
+    def __init__(self, answers: list[float], members: int = 1):
+        super().__init__(members)
+        self.answers, self.asked, self.checked = answers, [], []
+
+    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
+        self.asked.append([p.detach().clone() for p in self.parameters()])
+        self.checked.append((batch, n, generator.initial_seed()))
+        offset = torch.arange(self.members) - (self.members - 1) / 2  # members differ, their mean is the script's
+        return self.answers[len(self.asked) - 1] + offset
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_training_stops_after_patience_and_keeps_the_best_check(average):
+    model = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
+    how = Settings(steps=70, batch=8, checks=7, patience=3, average=average)
+    history = fit(model, table(40, hold_out(40, 1, 0.2, 0)), how)
+    assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
+    assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True))
+    patient = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
+    assert fit(patient, table(40, hold_out(40, 1, 0.2, 0)), replace(how, patience=0)).best_step == 70
+    for a, b in zip(model.weights[:60], patient.weights[:60], strict=True):  # looking changes nothing
+        assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def test_checks_see_each_members_own_held_out_rows():
+    weight = hold_out(100, 3, 0.2, 0)
+    weight[2] = 1  # holds nothing out, has no say
+    data = table(100, weight)
+    model = Scripted([5.0] * 9, 3)
+    history = fit(model, data, Settings(steps=9, checks=3, draws=7, check_rows=12))
+    batch, draws, _ = model.checked[0]
+    assert draws == 7 and len(batch) == 24 and batch.weight.sum(1).tolist() == [12, 12, 0]
+    assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(batch.y, data.y[batch.index])
+    assert len({seed for *_, seed in model.checked}) == 1  # the same noise at every check
+    assert history["held_out"] == [4.5] * 3  # the mean of members 0 and 1
+
+
+def test_without_held_out_rows_the_last_averaged_weights_are_kept():
+    model = Small()
+    history = fit(model, table(), Settings(steps=30, average=0.9, clip_norm=None, rate=0.03))
+    raw = [weights[0] for weights in model.weights]
+    last = Small()  # one more loss tells the raw weights after the last step
+    fit(last, table(), Settings(steps=30, average=0.0, clip_norm=None, rate=0.03))
+    averaged = raw[0].double()
+    for t, value in enumerate([*raw[1:], last.first.detach()]):
+        decay = min(0.9, (1 + t) / (10 + t))
+        averaged = decay * averaged + (1 - decay) * value
+    assert_close(model.first.detach().double(), averaged, rtol=1e-5, atol=1e-6)
+    assert history.best_step == 30 and all(map(math.isnan, history["held_out"])) and history["step"] == list(range(1, 31))
+
+
+class Noted(Small):
+    def optimizer(self, settings):
+        optimizer = super().optimizer(settings)
+        self.rates: list[list[float]] = []
+        optimizer.register_step_pre_hook(lambda optimizer, *_: self.rates.append([g["lr"] for g in optimizer.param_groups]))
+        return optimizer
+
+
+@pytest.mark.parametrize("end", [0.0, 0.1, 1.0])
+def test_the_rate_falls_along_a_half_cosine(end):
+    model = Noted()
+    history = fit(model, table(), Settings(steps=11, checks=0, rate=0.02, rate_end=end))
+    wanted = [0.02 * (end + (1 - end) * math.cos(math.pi * t / 22) ** 2) for t in range(11)]  # (1 + cos 2a) / 2 = cos² a
+    assert [rates[0] for rates in model.rates] == pytest.approx(wanted)
+    assert [rates[1] for rates in model.rates] == pytest.approx([5 * rate for rate in wanted])
+    assert history["rate"] == pytest.approx(wanted)
+
+
+def test_the_history_holds_means_of_each_interval(tmp_path):
+    model = Small(2)
+    seen = []
+    loss = model.loss
+    model.loss = lambda *given: seen.append(loss(*given)) or seen[-1]
+    history = fit(model, table(40, hold_out(40, 2, 0.2, 0)), Settings(steps=10, batch=8, checks=3))
+    assert history["step"] == [3, 6, 9, 10]
+    for name in ("nll", "kl"):
+        values = [float(getattr(entry, name).mean()) for entry in seen]
+        parts = (values[:3], values[3:6], values[6:9], values[9:])
+        assert history[name] == pytest.approx([sum(part) / len(part) for part in parts])
+    history.save_csv(tmp_path / "h.csv")
+    lines = (tmp_path / "h.csv").read_text().splitlines()
+    assert lines[0] == ",".join(COLUMNS) and [float(line.split(",")[4]) for line in lines[1:]] == history["held_out"]
+
+
+def test_noise_is_named_by_member_and_step():
+    model, seeds = Small(2), []
+    loss = model.loss
+    model.loss = lambda batch, streams: seeds.append([s.initial_seed() for s in streams]) or loss(batch, streams)
+    fit(model, table(), Settings(steps=3), seed=5)
+    assert seeds == [[fork(member_seed(5, k), "noise", step).initial_seed() for k in range(2)] for step in range(3)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 80), st.integers(1, 7), st.floats(0, 0.99), st.integers(0, 5))
+def test_held_out_parts(rows, members, fraction, seed):
+    weight = hold_out(rows, members, fraction, seed)
+    held = (weight == 0).sum(1)
+    assert weight.shape == (members, rows) and bool(((weight == 0) | (weight == 1)).all())
+    assert len(set(held.tolist())) == 1 and int(held[0]) < rows
+    assert abs(int(held[0]) - rows * fraction) <= 1 and (int(held[0]) >= 1 or rows < 10 or fraction == 0)
+    if members * int(held[0]) <= rows:
+        assert int((weight == 0).sum(0).max()) <= 1  # disjoint
+    assert torch.equal(weight, hold_out(rows, members, fraction, seed))
+
+
+def test_held_out_parts_fill_the_rows_and_follow_the_seed():
+    assert bool(((hold_out(50, 5, 0.2, 0) == 0).sum(0) == 1).all())
+    assert not torch.equal(hold_out(50, 5, 0.2, 0), hold_out(50, 5, 0.2, 1))
+    for arguments in ((10, 1, 1.0, 0), (10, 1, -0.1, 0), (0, 1, 0.1, 0), (10, 0, 0.1, 0)):
+        with pytest.raises(ValueError):
+            hold_out(*arguments)
+
+
+def test_recipes():
+    assert recipe(TASK, 500) == Settings(steps=2000, batch=100, rate=1e-2, rate_end=0.1, clip_norm=1.0, clip_value=None, average=0.98)
+    assert (recipe(TASK, 8000).steps, recipe(TASK, 20_000).batch, recipe(TASK, 40_000).steps) == (3200, 200, 8000)
+    digits = recipe(Task("classes", 10), 60_000)
+    assert digits == Settings(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, average=0.0)
+    assert recipe(Task("classes", 2), 20_000).steps == 4000
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(("steps", 0), ("steps", 10.5), ("batch", 0), ("rate", 0.0), ("rate", math.nan), ("rate_end", 1.5), ("clip_value", 0.0)),
+        *(("clip_norm", math.nan), ("average", 1.0), ("checks", -1), ("patience", -1), ("draws", 0), ("check_rows", 0)),
+    ],
+)
+def test_settings_are_checked(name, value):
+    with pytest.raises(ValueError, match=f"^{name} is {value}: give"):
+        Settings(**{name: value})
+
+
+def test_data_is_checked_before_any_work():
+    model = Small(2)
+    model.start = None
+    good = table(40)
+    empty = Batch(torch.zeros(0, 3), torch.zeros(0, 1), 0.0, torch.arange(0))
+    with pytest.raises(ValueError, match="no rows"):
+        fit(model, empty, Settings())
+    for shape in ((3, 40), (1, 40), (39,), (2, 39)):
+        with pytest.raises(ValueError, match=r"must be \(40,\) or \(2, 40\)"):
+            fit(model, replace(good, weight=torch.ones(shape)), Settings())
+    nothing = torch.ones(2, 40)
+    nothing[1] = 0
+    with pytest.raises(ValueError, match="every row of a member"):
+        fit(model, replace(good, weight=nothing), Settings())
+
+
+def test_watch_is_told_now_and_then(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
+    model, told = Small(), []
+    loss = model.loss
+    model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
+    fit(model, table(40, hold_out(40, 1, 0.1, 0)), Settings(steps=10, checks=5), watch=told.append)
+    assert [w.step for w in told] == [4, 8, 10] and all(w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told)
+    assert [w.rate_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
+
+
+def test_the_bar_keeps_silent_for_two_seconds(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    clock = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
+    with bar("houses [1]") as watch:
+        watch(Watch(1, 10, 0.5, math.nan, 100.0))
+        assert capsys.readouterr() == ("", "")
+        clock[0] = 2.5
+        watch(Watch(5, 10, 0.5, 0.25, 100.0))
+        out, err = capsys.readouterr()
+    assert out == "" and all(word in err for word in ("houses [1]", "5/10", "100 steps/s", "NLL 0.250"))
+
+
+if __name__ == "__main__":
+    work(sys.argv[1])
