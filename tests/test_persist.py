@@ -24,7 +24,11 @@ def tensors(shift: float = 0.0) -> dict[str, Tensor]:
 
 def same(a: Bundle, b: Bundle) -> bool:
     """To the bit, types and shapes included."""
-    return a.config == b.config and persist.digest("", a.tensors) == persist.digest("", b.tensors)
+    described = [
+        {name: (t.dtype, t.shape, t.detach().reshape(-1).contiguous().view(torch.uint8).tolist()) for name, t in bundle.tensors.items()}
+        for bundle in (a, b)
+    ]
+    return a.config == b.config and described[0] == described[1]
 
 
 KINDS = pytest.mark.parametrize("write, read", [(save, load), (save_file, load_file)], ids=["directory", "file"])
@@ -48,7 +52,7 @@ def test_what_is_loaded_is_what_was_saved(write, read, tmp_path):
     write(tmp_path / "deep" / "a", CONFIG, odd)
     found = read(tmp_path / "deep" / "a")
     assert same(found, Bundle(CONFIG, odd))
-    assert all(t.data_ptr() % 16 == 0 or t.numel() == 0 for t in found.tensors.values())
+    assert all(t.data_ptr() % 64 == 0 or t.numel() == 0 for t in found.tensors.values())
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["a"]
 
 
@@ -207,11 +211,17 @@ def test_a_save_cut_off_at_any_moment_leaves_the_old_or_the_new(write, read, tmp
             seen.append(same(found, new))
             write(path, *new)  # the next save is not in the way of the one cut off
             assert same(read(path), new)
+        assert not any(entry.suffix == ".old" for entry in path.parent.iterdir())
+    assert [entry.name for entry in path.parent.iterdir()] == ["m"]  # where nothing was cut off nothing is left over
     assert len(seen) > 3 and seen == sorted(seen) and not seen[0] and seen[-1]
 
 
 def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
+    write_atomic(tmp_path / "a", b"oldest")
+    os.link(tmp_path / "a", tmp_path / "b")
     write_atomic(tmp_path / "a", b"old")
+    assert (tmp_path / "b").read_bytes() == b"oldest"  # a new file took its place, the old one was not written over
+    (tmp_path / "b").unlink()
 
     def full(_):
         raise OSError("no space left")
@@ -220,6 +230,19 @@ def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatc
     with pytest.raises(OSError, match="no space"):
         write_atomic(tmp_path / "a", b"new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_the_digest_sees_everything():
+    ones = torch.ones(2, 2)
+    others = [
+        ("t", {"a": 2 * ones}),
+        ("t", {"a": ones.view(torch.int32)}),
+        ("t", {"a": ones.reshape(4)}),
+        ("t", {"b": ones}),
+        ("u", {"a": ones}),
+    ]
+    assert len({persist.digest(*given) for given in [("t", {"a": ones}), *others]}) == 6
+    assert persist.digest("t", {"a": ones.T.clone().T}) == persist.digest("t", {"a": ones})  # and only that
 
 
 def test_pack_and_unpack_trees(tmp_path):

@@ -116,7 +116,15 @@ class Momentum(Small):
         return optimizer
 
 
+class Overfitting(Small):
+    """Held-out rows get worse while training rows get better."""
+
+    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
+        return -super().nll(batch, n, generator)
+
+
 CASES = {
+    "stopped early": (Overfitting, Settings(steps=10, batch=100, checks=10, patience=4), lambda: hold_out(40, 3, 0.2, 0)),
     "averaged": (Small, Settings(steps=10, batch=8), lambda: None),
     "best of checks": (Small, Settings(steps=10, batch=8, checks=5, patience=2), lambda: hold_out(40, 3, 0.2, 0)),
     "all rows at once": (Small, Settings(steps=10, batch=100, average=0.0, checks=3), lambda: hold_out(40, 3, 0.2, 0)),
@@ -130,16 +138,18 @@ def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(case, tmp_path):
     data = table(40, weight())
     wanted = kind(3)
     history = fit(wanted, data, how, seed=4)
-    for stop in range(10):
+    assert len(wanted.batches) == (5 if case == "stopped early" else 10)
+    for stop in range(len(wanted.batches)):
         first, second = kind(3), kind(3)
         first.stop_at = stop
         path = tmp_path / f"{stop}"
-        if stop < len(wanted.batches):
-            with pytest.raises(InterruptedError):
-                fit(first, data, how, seed=4, checkpoint=path, save_every=0)
+        with pytest.raises(InterruptedError):
+            fit(first, data, how, seed=4, checkpoint=path, save_every=0)
         found = fit(second, data, how, seed=4, checkpoint=path, save_every=0)
-        assert len(second.batches) == len(wanted.batches) - min(stop, len(wanted.batches))  # it went on, it did not begin again
-        assert bits(second) == bits(wanted) and row(found) == row(history)
+        assert len(second.batches) == len(wanted.batches) - stop  # it went on, it did not begin again
+        third = kind(3)
+        for model, seen in ((second, found), (third, fit(third, data, how, seed=4, checkpoint=path))):
+            assert bits(model) == bits(wanted) and row(seen) == row(history)
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
@@ -194,12 +204,10 @@ def test_a_killed_process_ends_with_the_same_bits(tmp_path):
         assert child.wait(60) == -signal.SIGKILL
         reached.append(persist.unpack(persist.load_file(path))["state"]["step"])
     assert reached == sorted(set(reached)) and reached[-1] < LONG.steps  # it went on after each kill, and was not done
-    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True, timeout=60)
     wanted, again = Small(2), Small(2)
     history = fit(wanted, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2)
-    again.loss = None  # the run is finished: nothing is left to do
     assert row(fit(again, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(history)
-    assert bits(again) == bits(wanted)
+    assert bits(again) == bits(wanted) and len(again.batches) == LONG.steps - reached[-1]
 
 
 def naive_clip(gradients: list[Tensor], members: int, value: float | None, norm: float | None) -> int:
@@ -368,6 +376,11 @@ def test_training_stops_after_patience_and_keeps_the_best_check(average):
     assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
     assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True))
+    averaged = model.weights[0][0]
+    for t in range(10):
+        decay = min(average, (1 + t) / (10 + t))
+        averaged = decay * averaged + (1 - decay) * model.weights[t + 1][0]
+    assert_close(model.asked[0][0], averaged)  # it is the averaged weights that are checked
     patient = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
     assert fit(patient, table(40, hold_out(40, 1, 0.2, 0)), replace(how, patience=0)).best_step == 70
     for a, b in zip(model.weights[:60], patient.weights[:60], strict=True):  # looking changes nothing

@@ -74,7 +74,7 @@ class CategoricalPredictive(Predictive):
         component = entropy(inner).mean((0, 1))  # (rows,)
         mixing = entropy(inner.mean(1)).mean(0) - component
         mean = (inner if outer is None else outer).mean((0, 1))
-        parts = split(entropy(mean), component, mixing, inner.shape[1])
+        parts = split(entropy(mean), component, mixing, inner)
         return cls(*parts, mean)
 
     @property
@@ -118,7 +118,7 @@ class GaussianPredictive(Predictive):
         mixing = (spread.mean(1) + means.var(1, correction=0)).mean(0)
         added = torch.zeros_like(component) if far is None else far.expand_as(component)
         total = component + mixing + inner_mean.var(0, correction=0)
-        component, mixing, posterior = split(total, component, mixing, means.shape[1])
+        component, mixing, posterior = split(total, component, mixing, means)
         variances = (noise + spread + added).expand_as(means)
         return cls(component, mixing, posterior + added, means.flatten(0, 1), variances.flatten(0, 1))
 
@@ -180,15 +180,16 @@ def entropy(probs: Tensor) -> Tensor:
     return -torch.xlogy(probs, probs).sum(-1)
 
 
-def split(total: Tensor, component: Tensor, mixing: Tensor, inner: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Component, mixing and posterior shares of a total, none negative, from nested estimates with `inner` inner draws.
+def split(total: Tensor, component: Tensor, mixing: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Component, mixing and posterior shares of a total, none negative, from nested draws (outer, inner, ...).
 
-    The spread of inner means is too large by the inner variance over `inner`; moving mixing / (inner - 1) from posterior to mixing
+    The spread of K inner means is too large by the inner variance over K; moving mixing / (K - 1) from posterior to mixing
     is exact in expectation for variances, first order for entropies, and leaves the sum alone. One inner draw cannot
-    separate the two: all of it counts as posterior.
+    separate the two: all of it counts as posterior. With one outer draw there are no means to compare.
     """
+    outer, inner = draws.shape[:2]
     component = torch.minimum(component, total)
     mixing = torch.minimum(mixing.clamp_min(0), total - component)
     posterior = total - component - mixing
-    move = torch.minimum(posterior, mixing / (inner - 1)) if inner > 1 else torch.zeros_like(posterior)
+    move = torch.minimum(posterior, mixing / (inner - 1)) if min(outer, inner) > 1 else torch.zeros_like(posterior)
     return component, mixing + move, posterior - move

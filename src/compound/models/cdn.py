@@ -132,7 +132,7 @@ class _CDN(Model):
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
                 for layer, weights in zip(rest, psi[1:], strict=True):
                     noise = normal(generator, (self.members, draws, 1, out.mean.shape[-1]), mean)
-                    h = torch.addcmul(out.mean, out.std, noise).clamp_(0, LIMIT).flatten(1, 2)  # (members, draws rows, width)
+                    h = torch.addcmul(out.mean, out.std, noise).clamp(0, LIMIT).flatten(1, 2)  # (members, draws rows, width)
                     after = layer.at(h, weights)
                     out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
                 inner.append(self.likelihood.draw(out, generator))  # type: ignore[operator]
@@ -176,12 +176,12 @@ class _CDN(Model):
             self.likelihood.calibrate(draws, y, mask)  # type: ignore[operator]
         if self.config.far:
             seen = trained(data).nonzero().squeeze(-1)
-            away = torch.full((len(data),), torch.nan)
-            away[seen] = self.far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator).to(away.dtype)
+            away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
+            away[seen] = self.far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator)
             distance = away[judges]
             fresh = distance.isnan()  # rows no member trained on
             distance[fresh] = self.far.distance(data.x[judges][fresh].clamp(-LIMIT, LIMIT))
-            self._choose_ramp(draws, y, mask, distance.to(data.x.dtype), generator)
+            self._choose_ramp(draws, y, mask, distance, generator)
 
     def _choose_ramp(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor, distance: Tensor, generator: Generator) -> None:
         """The steepest ramp whose cost in held-out log-density stays within the budget."""

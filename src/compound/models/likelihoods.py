@@ -116,6 +116,7 @@ class GaussianLikelihood(Likelihood):
     def _far(self, t: Tensor | None) -> Tensor | float:  # (rows, targets)
         return 0.0 if t is None else self.unit.square() * t.exp().unsqueeze(-1)
 
+    @torch.no_grad()
     def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
         grid = np.geomspace(0.1, 1.0, 47).tolist()
         scores = [float((held * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]

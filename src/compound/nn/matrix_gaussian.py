@@ -92,9 +92,9 @@ class MatrixGaussianLinear(nn.Module):
         """One weight matrix, for all rows."""
         row, col = (0.5 * self.log_row).exp(), (0.5 * self.log_col).exp().unsqueeze(-2)
         *members, inputs, outputs = self.weight.shape
-        noise = normal(generator, (*members, inputs + 1, outputs), self.weight) * col
-        for k, block in enumerate(noise.split(self.blocks, -1)):
-            block *= row[..., k, :].unsqueeze(-1)
+        noise = normal(generator, (*members, inputs + 1, outputs), self.weight)
+        parts = zip(row.unbind(-2), noise.split(self.blocks, -1), strict=True)
+        noise = torch.cat([block * factor.unsqueeze(-1) for factor, block in parts], -1) * col
         return Weights(self.weight + noise[..., :-1, :], self.bias + noise[..., -1:, :])
 
     def kl(self) -> Tensor:  # (*members,)

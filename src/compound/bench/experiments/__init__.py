@@ -113,7 +113,7 @@ def _in_processes(
                 for future in done:
                     results[numbers[future]] = ended(numbers[future], future.result())
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not begin
+            pool.shutdown(cancel_futures=True)  # what has begun may end and is kept, the rest need not begin
             raise
     return [results[number] for number in range(len(runs))]
 

@@ -123,7 +123,7 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
     rows = []
     layers = [cast(CompoundLinear, layer) for layer in model.layers]
     for _ in range(draws):
-        h, parts, sizes = x, [], []
+        h, parts, sizes = x.unsqueeze(0), [], []  # (members, points, in), of one member
         for layer in layers:
             psi = layer.draw(generator)
             _, *heads = layer.hyper.at(h, psi[0])[0].split(layer.hyper.heads, -1)  # (points, in + 1), (points, out)
@@ -131,7 +131,7 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
             parts.append(log_row.exp().mean(1) * log_col.exp().mean(1))  # mean over i, j of exp(lr_i + lc_j)
             sizes.append(log_row.shape[1] * log_col.shape[1])
             out = layer.at(h, psi)
-            h = out.draw(torch.randn(out.mean.shape, generator=generator)).relu()[0]
+            h = out.draw(torch.randn(out.mean.shape, generator=generator)).relu()
         rows.append(sum(part * size for part, size in zip(parts, sizes, strict=True)) / sum(sizes))
     mixing = torch.stack(rows)  # (draws, points)
     sides = {"mixing": x[:, 0] <= view, "mixing_left": x[:, 0] < 0, "mixing_right": x[:, 0] >= 0}

@@ -1,0 +1,191 @@
+"""What is particular to compound density networks."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from oracles import law, prior, wide
+from torch.distributions import Categorical, kl_divergence
+from torch.testing import assert_close
+
+from compound.models import Draws, Method, build
+from compound.models.likelihoods import rounding
+from compound.nn import Gaussian
+from compound.train import Settings, fit
+from compound.types import Task, fork, member_seed, normal, whole
+
+CLASSES, TARGET = Task("classes", 3), Task("targets", 1)
+
+
+def rows(task: Task, n: int = 30, features: int = 4, seed: int = 0):
+    g = fork(seed, "rows")
+    x = torch.randn(n, features, generator=g)
+    y = torch.randint(task.size, (n,), generator=g) if task.kind == "classes" else x[:, :1] + 0.1 * torch.randn(n, task.size, generator=g)
+    return whole(x, y, task)
+
+
+def test_one_sample_objective_is_its_closed_form():
+    """S = 1: -log p(y; f(x; θ)) + λ KL[p(θ; g(x)) || p(θ)], layer by layer, every law written out."""
+    model = build(Method("ml-cdn", widths=(6,), hyper=(5,), last_draws=1, lam=0.03), 4, CLASSES, 0).double()
+    data = rows(CLASSES)
+    x = data.x.double()
+    loss = model.loss(replace(data, x=x), fork(1))
+    g = fork(1)
+    first, last = (layer for layer in model.layers)
+    kl = torch.zeros(len(x), dtype=torch.float64)
+    h = x
+    for layer, act in ((first, torch.relu), (last, lambda v: v)):
+        heads = layer.hyper(h.unsqueeze(0), g).squeeze(0)
+        single = type(layer)(layer.inputs, layer.outputs, layer.form, fork(0)).double()
+        single.basis.data = layer.basis.data[0]
+        laws = law(single, h, heads)
+        kl = kl + torch.stack([kl_divergence(q, prior(single)) for q in laws])
+        mean = torch.stack([v @ q.mean for v, q in zip(wide(h), laws, strict=True)])
+        std = torch.stack([v.square() @ q.variance for v, q in zip(wide(h), laws, strict=True)]).sqrt()
+        h = act(mean + std * normal(g, (1, 1, *mean.shape), mean).reshape(mean.shape))
+    nll = -Categorical(logits=h).log_prob(data.y).mean()
+    assert_close(loss.nll[0], nll, rtol=1e-10, atol=1e-10)
+    assert_close(loss.total, nll + 0.03 * kl.mean(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
+def test_without_noise_it_is_a_plain_network(name, monkeypatch):
+    for room in ("compound.models.cdn", "compound.models.likelihoods", "compound.nn.matrix_gaussian", "compound.nn.compound"):
+        monkeypatch.setattr(f"{room}.normal", lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype))
+    model = build(Method(name, widths=(7, 6), hyper=(5,), far=0.0), 4, CLASSES, 0).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=fork(parameter.numel()), dtype=torch.float64)
+    x = torch.randn(9, 4, generator=fork(2), dtype=torch.float64)
+    h = x
+    for k, layer in enumerate(model.layers):
+        heads = layer.hyper.at(h.unsqueeze(0), layer.hyper.draw(fork(0))).squeeze(0)
+        h = (heads[:, : layer.inputs + 1] * wide(h)) @ layer.basis[0]
+        h = h.relu() if k < 2 else h
+    assert_close(model.predict(x, 3, fork(3)).probs, torch.softmax(h, -1), rtol=1e-12, atol=1e-14)
+
+
+def test_at_the_lower_clamp_noise_hardly_shows():
+    model = build(Method("ml-cdn", widths=(20,), far=0.0, log_col=(-1e3,), lam=0.0, members=1), 4, TARGET, 0)
+    x = rows(TARGET).x
+    with torch.no_grad():
+        for layer in model.layers:
+            *_, heads = layer.hyper.maps
+            heads.bias[..., layer.inputs + 1 :] = -1e3
+    draws, _ = model._draws(x, Draws(1, 50), fork(1))
+    spread = draws.std((1, 2)).mean() / draws.abs().mean()
+    assert spread < 1e-3
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
+@pytest.mark.parametrize("task", [CLASSES, TARGET], ids=lambda t: t.kind)
+def test_members_together_are_members_apart(name, task):
+    """100 steps, float32: each member ends where it would have ended alone."""
+    options = {"widths": (10,), "hyper": (5,), "samples": 2}
+    data = rows(task, 40)
+    weight = 0.5 + torch.rand(3, 40, generator=fork(1))  # rows count differently for each member
+    together = build(Method(name, members=3, **options), 4, task, 5)
+    settings = Settings(steps=100, batch=100, checks=0, clip_norm=1.0)
+    fit(together, whole(data.x, data.y, task, weight), settings, 5)
+    for k in range(3):
+        alone = build(Method(name, members=1, **options), 4, task, member_seed(5, k))
+        fit(alone, whole(data.x, data.y, task, weight[k : k + 1]), settings, member_seed(5, k))
+        for (key, one), many in zip(alone.named_parameters(), together.parameters(), strict=True):
+            assert (one[0] - many[k]).abs().max() <= 1e-5 * max(1.0, float(one.detach().abs().max())), key
+
+
+def test_sharing_psi_puts_the_expectation_outside_the_logarithm():
+    """The bound averages logs over ψ; the joint form is a log of averages, so its NLL is smaller (Jensen)."""
+    data = rows(TARGET, 4000)
+    losses = {}
+    for objective in ("elbo", "official", "joint"):
+        model = build(Method("vb-cdn", widths=(8,), hyper=(4,), samples=8, objective=objective, members=1), 4, TARGET, 0)
+        model.start(data, fork(0))
+        with torch.no_grad():
+            for layer in model.layers:
+                for step in layer.hyper.maps:
+                    step.log_row += 2.0  # a wide posterior
+                    step.log_col += 2.0
+            runs = torch.stack([model.loss(data, fork(k, "loss")).nll for k in range(8)])
+        losses[objective] = (runs.mean().item(), runs.std().item() / math.sqrt(8))
+    assert losses["elbo"][0] > losses["official"][0] + 3 * losses["official"][1]
+    assert losses["official"][0] > losses["joint"][0] + 3 * losses["joint"][1]
+
+
+def test_lambda_runs_down_a_geometric_path():
+    model = build(Method("ml-cdn", widths=(5,), hyper=(4,), lam=(1e-2, 1e-4), members=1), 4, TARGET, 0)
+    data = rows(TARGET)
+    model.start(data, fork(0))
+    for progress, lam in ((0.0, 1e-2), (0.5, 1e-3), (1.0, 1e-4)):
+        loss = model.loss(replace(data, progress=progress), fork(1))
+        assert_close((loss.total - loss.nll[0]).detach() / loss.kl[0], torch.tensor(lam), rtol=2e-3, atol=0)
+
+
+def test_exact_last_layer_is_the_limit_of_many_logit_draws():
+    last = Gaussian(torch.randn(1, 1, 6, 3, generator=fork(1)), torch.rand(1, 1, 6, 3, generator=fork(2)) * 2, torch.empty(0))
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    exact = build(Method("ml-cdn", last_layer="integrate"), 4, CLASSES).likelihood.log_prob(last, y, fork(3)).exp()
+    draws = build(Method("ml-cdn", last_draws=20_000), 4, CLASSES).likelihood.log_prob(last, y, fork(3)).exp()
+    error = draws.std(1) / math.sqrt(draws.shape[1])
+    assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * error).all()
+
+
+def test_sampled_and_integrated_targets_agree():
+    """Integrating the last layer is the mean over its draws of the density."""
+    last = Gaussian(torch.randn(1, 1, 5, 1, generator=fork(1)), torch.rand(1, 1, 5, 1, generator=fork(2)), torch.empty(0))
+    y = torch.randn(5, 1, generator=fork(3))
+    n = 100_000
+    many = Gaussian(last.mean.expand(1, n, 5, 1), last.std.expand(1, n, 5, 1), last.kl)
+    exact = build(Method("ml-cdn", members=1), 4, TARGET).likelihood.log_prob(last, y, fork(4)).exp()
+    draws = build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET).likelihood.log_prob(many, y, fork(4)).exp()
+    assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * draws.std(1) / math.sqrt(n)).all()
+
+
+def test_a_single_ml_cdn_without_far_noise_has_no_posterior():
+    model = build(Method("ml-cdn", widths=(8,), far=0.0, members=1), 4, TARGET, 0)
+    data = rows(TARGET)
+    model.start(data, fork(0))
+    p = model.predict(data.x, 100, fork(1))
+    assert (p.posterior.abs() <= 1e-6 * p.total).all() and (p.mixing > 0).all()
+    five = build(Method("ml-cdn", widths=(8,), far=0.0, members=5), 4, TARGET, 0)
+    assert (five.predict(data.x, 100, fork(1)).posterior > 0).all()
+
+
+def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
+    scores = torch.randint(3, 9, (500,), generator=fork(1)).double()
+    assert rounding(scores) == 1.0
+    assert rounding(torch.randn(500, generator=fork(2), dtype=torch.float64)) == 0.0
+    model = build("ml-cdn", 4, TARGET)
+    model.start(whole(torch.randn(500, 4, generator=fork(3)), scores.float().unsqueeze(-1), TARGET), fork(0))
+    assert_close(model.likelihood.floor, torch.tensor([1 / 12]))
+
+
+def test_tau_narrows_an_overwide_predictive_and_never_widens():
+    likelihood = build(Method("ml-cdn", members=1), 4, TARGET).likelihood
+    held = torch.ones(1, 400, dtype=torch.bool)
+    y = torch.randn(400, 1, generator=fork(1))
+    wide_draws = (torch.zeros(1, 1, 1, 400, 1), torch.full((1, 1, 1, 400, 1), 9.0 - math.exp(-2)))  # sd 3 where 1 is right
+    likelihood.calibrate(wide_draws, y, held)
+    assert abs(float(likelihood.tau) - 1 / 3) < 0.03
+    narrow = (torch.zeros(1, 1, 1, 400, 1), torch.zeros(1, 1, 1, 400, 1))
+    likelihood.calibrate(narrow, y, held)
+    assert float(likelihood.tau) == 1.0
+
+
+def test_fixed_noise_is_taken_at_its_word():
+    model = build(Method("ml-cdn", noise=0.5, members=1), 4, TARGET, 0)
+    data = rows(TARGET)
+    fit(model, data, Settings(steps=5, checks=0))
+    assert_close(model.predict(data.x, 20, fork(0)).component, torch.full((30, 1), 0.25))
+
+
+def test_several_targets_have_their_own_noise():
+    task = Task("targets", 2)
+    g = fork(1)
+    x = torch.randn(600, 2, generator=g)
+    y = torch.stack([x[:, 0] + 0.5 * torch.randn(600, generator=g), x[:, 1] + 0.05 * torch.randn(600, generator=g)], -1)
+    model = build(Method("ml-cdn", widths=(20,), hyper=(10,), members=1), 2, task, 0)
+    fit(model, whole(x, y, task), Settings(steps=1200))
+    std = model.predict(x, 50, fork(2)).std.median(0).values
+    assert 0.4 < std[0] < 0.6 and 0.04 < std[1] < 0.12

@@ -1,0 +1,175 @@
+"""Far noise: the distance, its quantiles, and what it promises far away."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from compound.models import Method, build
+from compound.models.likelihoods import rotated
+from compound.nn import FarNoise
+from compound.nn.far import RIDGE
+from compound.train import Settings, fit
+from compound.types import Task, fork, whole
+
+
+def blobs(rows: int, features: int, seed: int = 0) -> torch.Tensor:
+    g = fork(seed, "blobs")
+    centres = 3 * torch.randn(4, features, generator=fork(99, "centres"))
+    scale = torch.linspace(0.2, 2, features)
+    return centres[torch.randint(4, (rows,), generator=g)] + scale * torch.randn(rows, features, generator=g)
+
+
+def test_distance_is_the_ridge_whitened_distance_to_the_nearest_centre():
+    x = blobs(500, 5).double()
+    far = FarNoise(5).double()
+    far.fit(x, fork(1))
+    covariance = torch.cov(x.T)
+    inverse = torch.linalg.inv(covariance + RIDGE * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64))
+    values, vectors = torch.linalg.eigh(covariance)
+    back = vectors.flip(1) * (values.flip(0) + RIDGE * covariance.diagonal().mean()).sqrt()
+    centres = far.centres @ back.T + x.mean(0)  # in the original coordinates
+    y = blobs(20, 5, 3).double()
+    gaps = y.unsqueeze(1) - centres
+    naive = torch.einsum("bki,ij,bkj->bk", gaps, inverse, gaps).amin(-1).sqrt()
+    assert_close(far.distance(y), naive, rtol=1e-9, atol=1e-9)
+
+
+def test_wide_inputs_keep_leading_directions_and_lose_little():
+    g = fork(2)
+    low = torch.randn(3000, 12, generator=g) @ torch.randn(12, 300, generator=g)
+    x = (low + 0.05 * torch.randn(3000, 300, generator=g)).double()
+    far = FarNoise(300).double()
+    far.fit(x[:2000], fork(1))
+    assert far.whiten.shape[1] < 40
+    moved = x[2000:2500] + 0.5 * torch.randn(500, 300, generator=g, dtype=torch.float64)  # off the subspace
+    assert far.distance(moved).min() > far.distance(x[2500:]).max()
+    ridge = RIDGE * torch.cov(x[:2000].T).diagonal().mean()
+    step = torch.randn(300, generator=g, dtype=torch.float64)
+    step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(-1)  # outside all leading directions
+    outside = (far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)) / (1e3 * step.norm())).item()
+    assert abs(outside * ridge.sqrt().item() - 1) < 0.05
+
+
+@pytest.mark.parametrize("rows", [60, 400, 3000])
+def test_the_99_percent_distance_holds_for_new_rows(rows):
+    """Cross-fitted: about 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through."""
+    shares = []
+    for seed in range(8):
+        far = FarNoise(6)
+        far.fit(blobs(rows, 6, seed), fork(seed))
+        shares.append((far.distance(blobs(4000, 6, 100 + seed)) > far.ramp[1]).float().mean().item())
+    share = sum(shares) / len(shares)
+    assert share < 0.01 + 5 * math.sqrt(0.01 / (8 * rows)) + 0.006
+
+
+def test_a_step_in_a_constant_column_is_far():
+    x = blobs(400, 4)
+    x[:, 2] = 7.0
+    far = FarNoise(4)
+    far.fit(x, fork(0))
+    moved = x[:50].clone()
+    moved[:, 2] += 3.0
+    assert far.distance(moved).min() > far.ramp[1]
+
+
+@pytest.mark.parametrize("x", [torch.zeros(1, 3), torch.ones(30, 3), torch.arange(4.0).reshape(2, 2)], ids=["one row", "all alike", "two rows"])
+def test_few_or_equal_rows_are_no_obstacle(x):
+    far = FarNoise(x.shape[1])
+    far.fit(x, fork(0))
+    far.set_ramp(-6.0, 6.0, 14.0)
+    assert torch.isfinite(far(x)).all() and torch.isfinite(far(x + 1e4)).all()
+    assert (far(x + 100.0) == 14.0).all()
+
+
+def test_rotated_noise_is_standard_normal_and_favours_no_class():
+    logits = torch.empty(1, 200, 50, 1, 10)
+    noise = rotated(fork(0), logits).reshape(-1, 10)
+    n = len(noise)
+    assert noise.mean(0).abs().max() < 5 / math.sqrt(n / 10)
+    assert ((noise.T @ noise / n) - torch.eye(10)).abs().max() < 6 / math.sqrt(n / 10)
+    share = torch.bincount(noise.argmax(-1), minlength=10)
+    assert (share == n // 10).all()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    g = fork(0, "classes")
+    y = torch.randint(4, (1000,), generator=g)
+    centres = 2 * torch.randn(4, 6, generator=g)
+    x = centres[y] + 0.7 * torch.randn(1000, 6, generator=g)
+    task = Task("classes", 4)
+    models = {}
+    for name in ("ml-cdn", "vb-cdn"):
+        weight = (torch.arange(1000) >= 200).float()
+        model = build(Method(name, widths=(30,), hyper=(10,)), 6, task, 0)
+        fit(model, whole(x, y, task, weight), Settings(steps=600, rate=3e-3, rate_end=0.0, clip_value=5.0))
+        models[name] = model
+    return models, x, y
+
+
+def moved(model, x: torch.Tensor, factor: float, seed: int) -> torch.Tensor:
+    """Rows moved in random directions until their distance is `factor` times d99."""
+    direction = torch.randn(x.shape, generator=fork(seed, "direction"))
+    low, high = torch.zeros(len(x), 1), torch.full((len(x), 1), 1e4)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        beyond = (model.far.distance(x + middle * direction) > factor * model.far.ramp[1]).unsqueeze(-1)
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    return x + high * direction
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
+@pytest.mark.parametrize("factor", [3, 10, 100])
+def test_classes_far_away_are_doubtful(classifier, name, factor):
+    models, x, _ = classifier
+    model = models[name]
+    ramp, moved_x = model.far.ramp, moved(model, x[:100], factor, factor)
+    p = model.predict(moved_x, 100, fork(1))
+    assert p.entropy().min() >= 0.85 * math.log(4)
+    model.far.ramp = torch.tensor([0.0, 1.0, -20.0, 0.0, -20.0])
+    silent = model.predict(moved_x, 100, fork(1))
+    model.far.ramp = ramp
+    assert_close(p.aleatoric, silent.aleatoric, rtol=1e-4, atol=1e-5)  # what far noise adds is epistemic, all of it
+    assert (p.posterior >= silent.posterior - 1e-5).all()
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
+def test_far_noise_costs_no_more_than_its_budget(classifier, name):
+    models, x, y = classifier
+    model = models[name]
+    with_noise = model.predict(x[:200], 200, fork(2))
+    ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, -20.0, 0.0, -20.0])
+    without = model.predict(x[:200], 200, fork(2))
+    model.far.ramp = ramp
+    cost = (without.log_prob(y[:200]) - with_noise.log_prob(y[:200])).mean()
+    assert cost <= 0.003 + 0.002  # other draws than those the ramp was chosen with
+    assert (with_noise.label == without.label).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
+def test_targets_far_away_have_the_spread_that_was_asked_for(name):
+    g = fork(5)
+    x = torch.randn(500, 3, generator=g)
+    y = 4 * (x[:, :1].sin() + 0.1 * torch.randn(500, 1, generator=g))
+    task = Task("targets", 1)
+    model = build(Method(name, widths=(20,), hyper=(10,), members=1, far=3.0), 3, task, 0)
+    fit(model, whole(x, y, task, (torch.arange(500) >= 100).float()), Settings(steps=500))
+    own = y.std()
+    for factor in (3, 30, 100):
+        p = model.predict(moved(model, x[:50], factor, factor), 50, fork(1))
+        assert p.std.min() >= 1.5 * own
+    start, direction = x[:20], torch.randn(20, 3, generator=fork(7))
+    scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
+    path = torch.stack([model.predict(start + u * scale * direction, 50, fork(1)).posterior.squeeze(-1) for u in torch.linspace(0, 1, 12)])
+    assert (path[1:] >= 0.7 * path[:-1] - 0.02 * own**2).float().mean() > 0.97
+    assert (path[-1] > path[0]).all()
+
+
+def test_unfitted_far_noise_is_silent():
+    assert not FarNoise(3).fitted
+    model = build(Method("ml-cdn", far=0.0), 3, Task("classes", 2), 0)
+    x = torch.randn(30, 3, generator=fork(0))
+    fit(model, whole(x, (x[:, 0] > 0).long(), model.task), Settings(steps=3, checks=0))
+    assert not model.far.fitted

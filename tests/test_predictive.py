@@ -1,0 +1,111 @@
+"""Parts that add up, corrections that are right in expectation, quantities against sampling."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy, split
+from compound.types import fork
+
+DOUBLE = torch.float64
+
+
+def gaussian(seed: int = 0, outer: int = 4, inner: int = 3) -> GaussianPredictive:
+    g = fork(seed)
+    draw = lambda: torch.randn(outer, inner, 5, 2, generator=g, dtype=DOUBLE)  # noqa: E731
+    return GaussianPredictive.of(draw(), 0.1 + draw().square(), draw().square(), torch.rand(5, 1, generator=g, dtype=DOUBLE))
+
+
+def test_variance_shares_add_up_to_the_variance_of_the_mixture():
+    p = gaussian()
+    assert_close(p.total, p.variance, rtol=1e-12, atol=0)
+    assert_close(p.aleatoric + p.epistemic, p.variance, rtol=1e-12, atol=0)
+
+
+def test_entropy_shares_add_up_and_far_noise_is_posterior():
+    g = fork(1)
+    inner = torch.softmax(2 * torch.randn(4, 3, 6, 5, generator=g, dtype=DOUBLE), -1)
+    outer = torch.softmax(torch.randn(4, 3, 6, 5, generator=g, dtype=DOUBLE), -1)
+    plain, far = CategoricalPredictive.of(inner), CategoricalPredictive.of(inner, outer)
+    assert_close(plain.total, entropy(inner.mean((0, 1))), rtol=1e-12, atol=0)
+    assert_close(far.total, entropy(outer.mean((0, 1))), rtol=1e-12, atol=0)
+    assert_close(plain.component, far.component)  # the aleatoric part is that of the draws without far noise
+    even = CategoricalPredictive.of(inner, torch.full_like(inner, 0.2))
+    assert_close(even.total, torch.full((6,), math.log(5), dtype=DOUBLE))
+    assert (even.posterior >= plain.posterior).all() and even.posterior.sum() > 1.5 * plain.posterior.sum()
+
+
+def test_the_correction_for_few_inner_draws_is_exact_in_expectation():
+    """y = a + b + noise with Var a = 0.5 (posterior), Var b = 2 (mixing), noise 0.3: the naive posterior would be 0.5 + 2 / 3."""
+    g, n = fork(2), 4000
+    a = math.sqrt(0.5) * torch.randn(60, 1, n, 1, generator=g, dtype=DOUBLE)
+    b = math.sqrt(2.0) * torch.randn(60, 3, n, 1, generator=g, dtype=DOUBLE)
+    noise = torch.full_like(b, 0.3)
+    p = GaussianPredictive.of(a + b, noise, torch.zeros_like(b))
+    error = lambda v: 5 * v.std() / math.sqrt(n)  # noqa: E731
+    assert abs(p.mixing.mean() - 2.0) < error(p.mixing)
+    outer_shrink = 59 / 60  # the outer variance, too, divides by its number of draws
+    assert abs(p.posterior.mean() - (0.5 + 2 / 3) * outer_shrink + 2 / 3) < error(p.posterior)
+
+
+def test_split_never_goes_negative():
+    total = torch.tensor([1.0, 1.0, 0.2])
+    component, mixing, posterior = split(total, torch.tensor([0.5, 1.2, 0.1]), torch.tensor([0.7, 0.1, -0.01]), torch.empty(2, 4))
+    assert_close(component + mixing + posterior, total)
+    assert min(component.min(), mixing.min(), posterior.min()) >= 0
+
+
+def test_one_inner_draw_leaves_everything_to_the_posterior():
+    p = GaussianPredictive.of(*(torch.rand(6, 1, 2, 1, generator=fork(k)) for k in range(3)))
+    assert_close(p.mixing, torch.stack([torch.rand(6, 1, 2, 1, generator=fork(2))]).mean((0, 1, 2)))  # the integrated last layer only
+
+
+def test_samples_follow_the_predictive():
+    p, n = gaussian(), 100_000
+    y = p.sample(n, fork(3))
+    assert ((y.mean(0) - p.mean).abs() < 5 * p.std / math.sqrt(n)).all()
+    low, high = p.interval(0.8)
+    for edge, level in ((low, 0.1), (high, 0.9)):
+        share = (y < edge).double().mean(0)
+        assert (share - level).abs().max() < 5 * math.sqrt(0.09 / n)
+
+
+def test_samples_of_classes_follow_the_probabilities():
+    p = CategoricalPredictive.of(torch.softmax(torch.randn(1, 1, 3, 4, generator=fork(4)), -1))
+    y = p.sample(50_000, fork(5))
+    share = torch.stack([(y == k).float().mean(0) for k in range(4)], -1)
+    assert (share - p.probs).abs().max() < 5 * math.sqrt(0.25 / 50_000)
+    assert torch.equal(p.label, p.probs.argmax(-1))
+
+
+def test_rescaling_is_a_change_of_units():
+    p, shift, scale = gaussian(), torch.tensor([2.0, -1.0], dtype=DOUBLE), torch.tensor([3.0, 0.5], dtype=DOUBLE)
+    q = p.rescale(shift, scale)
+    y = torch.randn(5, 2, generator=fork(6), dtype=DOUBLE)
+    assert_close(q.log_prob(shift + scale * y), p.log_prob(y) - scale.log().sum())
+    assert_close(q.quantile(0.3), shift + scale * p.quantile(0.3))
+    assert_close(q.total, scale.square() * p.total)
+    assert_close(q.entropy(), p.entropy() + scale.log())
+
+
+def test_joining_chunks_keeps_rows_in_order():
+    p = gaussian()
+    parts = [
+        GaussianPredictive(p.component[rows], p.mixing[rows], p.posterior[rows], p.means[:, rows], p.variances[:, rows])
+        for rows in (slice(0, 2), slice(2, 5))
+    ]
+    joined = Predictive.join(parts)
+    assert torch.equal(joined.means, p.means) and torch.equal(joined.posterior, p.posterior)
+
+
+@pytest.mark.parametrize("coverage", [0.0, 1.0, 1.5])
+def test_impossible_coverage_is_refused(coverage):
+    with pytest.raises(ValueError, match="coverage is"):
+        gaussian().interval(coverage)
+
+
+def test_probabilities_that_underflow_keep_a_finite_log():
+    probs = torch.tensor([[[[1.0, 0.0]]]])
+    assert torch.isfinite(CategoricalPredictive.of(probs).log_prob(torch.tensor([1]))).all()
