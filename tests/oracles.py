@@ -43,15 +43,14 @@ def prior(layer: CompoundLinear) -> MatrixNormal:
 
 def matrix_normals(layer: MatrixGaussianLinear) -> list[MatrixNormal]:
     """The posterior of each block."""
-    mean = torch.cat([layer.weight, layer.bias], -2)
-    columns = zip(layer.log_row, layer.log_col.split(layer.blocks), mean.split(layer.blocks, -1), strict=True)
+    columns = zip(layer.log_row, layer.log_col.split(layer.blocks), layer.mean.split(layer.blocks, -1), strict=True)
     return [MatrixNormal(m, (0.5 * row).exp(), (0.5 * col).exp()) for row, col, m in columns]
 
 
 def draw_map(layer: Affine | MatrixGaussianLinear, x: Tensor, generator: Generator) -> Tensor:
     """x (rows, in) through a map with a whole weight matrix drawn for every row."""
     if isinstance(layer, Affine):
-        return wide(x) @ torch.cat([layer.weight, layer.bias], -2)
+        return wide(x) @ layer.weight
     blocks = matrix_normals(layer)
     return torch.stack([torch.cat([row @ q.rsample(generator=generator) for q in blocks]) for row in wide(x)])
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from compound.distributions import MatrixNormal
 from compound.nn import Affine, CompoundLinear, Form, MatrixGaussianLinear
 from compound.nn.matrix_gaussian import mix
+from compound.nn.moments import Options, moments
 from compound.nn.softmax import expected_softmax
 from compound.types import fork, normal
 
@@ -39,7 +40,7 @@ def inputs_of(rows: int, features: int = 3) -> torch.Tensor:
 def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
     layer, x = layer_of(name), inputs_of(5)
     out = layer(x, fork(0))
-    for b, q in enumerate(law(layer, x, layer.hyper(x, fork(0)))):
+    for b, q in enumerate(law(layer, x, layer.hyper(wide(x), fork(0)))):
         h = wide(x)[b]
         assert_close(out.mean[b], h @ q.mean)
         assert_close(out.std[b].square(), h.square() @ q.variance)
@@ -49,18 +50,16 @@ def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
 @pytest.mark.parametrize("kl", [True, False])
 @pytest.mark.parametrize("bound", [10.0, 0.05])  # at 0.05 most log-variances are clamped
 def test_gradients_of_the_fused_layer(kl, bound):
-    from compound.nn.moments import moments
-
     g = fork(3)
-    x, heads, basis = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((2, 4, 3), (2, 4, 10), (2, 4, 2)))
+    x, heads, basis = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((2, 5, 4), (2, 5, 10), (2, 4, 2)))
     for fan_in in (True, False):
-        torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, bound, f, kl) if t.numel()], (x, heads, basis))
+        torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()], (x, heads, basis))
 
 
 def test_gradients_of_the_noisy_map_and_of_its_kl():
     g = fork(4)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
-    layer = MatrixGaussianLinear(make(2, 3, 6), make(2, 1, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), make(6)).double()
+    layer = MatrixGaussianLinear(make(2, 3, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), make(6)).double()
     x = make(2, 4, 3).requires_grad_()
     parameters = tuple(layer.parameters())
     call = lambda x, *p: torch.func.functional_call(layer, dict(zip(dict(layer.named_parameters()), p, strict=True)), (x, fork(5)))  # noqa: E731
@@ -78,11 +77,28 @@ def test_gradients_of_the_noisy_map_and_of_its_kl():
     torch.autograd.gradcheck(lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters)
 
 
+@pytest.mark.parametrize("name", ["ml", "ml-paper", "vb", "vb-paper"])
+def test_gradients_of_the_whole_layer(name):
+    layer = layer_of(name)
+    x = inputs_of(4).requires_grad_()
+    names = list(dict(layer.named_parameters()))
+    call = lambda x, *p: tuple(torch.func.functional_call(layer, dict(zip(names, p, strict=True)), (x, fork(5))))  # noqa: E731
+    torch.autograd.gradcheck(call, (x, *layer.parameters()))
+
+
+def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments():
+    layer, x = layer_of("vb-paper"), inputs_of(5)
+    heads = layer.hyper(wide(x), fork(3))
+    apart = moments(wide(x), heads, layer.basis, Options(layer.form.bound, layer.form.scaled, True))
+    for a, b in zip(layer(x, fork(3)), apart, strict=True):
+        assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
     g = fork(6)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     bias, variances = make(6), (0.5, 1.0, 2.0)
-    layer = MatrixGaussianLinear(make(3, 6), make(1, 6), (1, 2, 3), -1.0, variances, bias).double()
+    layer = MatrixGaussianLinear(make(4, 6), (1, 2, 3), -1.0, variances, bias).double()
     with torch.no_grad():
         layer.log_row += make(3, 4)
         layer.log_col += make(6)
@@ -94,7 +110,7 @@ def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
 
 
 def test_kl_is_zero_at_the_prior():
-    layer = MatrixGaussianLinear(torch.zeros(3, 5), torch.ones(1, 5), log_variance=0.0, prior_bias=torch.ones(5))
+    layer = MatrixGaussianLinear(torch.tensor([[0.0]] * 3 + [[1.0]]).expand(4, 5).clone(), log_variance=0.0, prior_bias=torch.ones(5))
     assert_close(layer.kl(), torch.zeros(()))
 
 
@@ -167,11 +183,11 @@ def test_gradients_of_the_mean_loss_agree_with_the_oracle():
 def test_shared_rows_have_the_joint_law_of_one_common_matrix():
     g = fork(9)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
-    layer = MatrixGaussianLinear(make(3, 2), make(1, 2), log_variance=-0.5).double()
+    layer = MatrixGaussianLinear(make(4, 2), log_variance=-0.5).double()
     shared, n = 3, 30_000
     x = make(shared, 1, 3).expand(shared, n, 3).reshape(-1, 3)  # part s of every row has input s
     with torch.no_grad():
-        fast = layer(x, fork(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
+        fast = layer(wide(x), fork(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
         (q,) = matrix_normals(layer)
         w = q.rsample((n,), generator=fork(10, "slow"))
         slow = torch.stack([wide(x[s * n : s * n + 1]) @ w for s in range(shared)], 1).squeeze(2).flatten(1)
@@ -190,9 +206,8 @@ def test_without_noise_the_layer_is_linear():
     with torch.no_grad():
         *_, heads = layer.hyper.maps
         heads.weight.zero_()
-        heads.bias.zero_()
-        heads.bias[..., : layer.inputs + 1] = 1
-        heads.bias[..., layer.inputs + 1 :] = -1e9  # held at the lower clamp
+        heads.weight[-1, : layer.inputs + 1] = 1
+        heads.weight[-1, layer.inputs + 1 :] = -1e9  # held at the lower clamp
         out = layer(x, fork(0))
     assert_close(out.mean, wide(x) @ layer.basis, rtol=0, atol=1e-14)
     assert (out.std < 1e-3 * out.mean.abs().mean()).all()
@@ -241,7 +256,7 @@ def test_expected_softmax_of_two_classes_is_the_logistic_normal_integral():
 
 
 def test_affine_maps_draw_themselves():
-    layer = Affine(torch.ones(3, 2), torch.zeros(1, 2))
+    layer = Affine(torch.randn(4, 2, generator=fork(3)))
     x = torch.randn(4, 3, generator=fork(0))
-    assert_close(layer(x, fork(1)), draw_map(layer, x, fork(2)))
-    assert_close(layer.draw(fork(1))(x), layer(x, fork(1)))
+    assert_close(layer(wide(x), fork(1)), draw_map(layer, x, fork(2)))
+    assert_close(wide(x) @ layer.draw(fork(1)), layer(wide(x), fork(1)))

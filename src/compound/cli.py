@@ -103,9 +103,9 @@ def bench(json_path: Path | None, quick: bool) -> None:
 
     Example: compound bench --quick --json speed.json
     """
-    from compound.bench import speed
+    from compound.bench.speed import main as measure
 
-    speed.main(json_path, quick)
+    measure(json_path, quick)
 
 
 def _tell(bars: list[Any], page: Path) -> None:

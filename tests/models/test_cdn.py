@@ -36,7 +36,7 @@ def test_one_sample_objective_is_its_closed_form():
     kl = torch.zeros(len(x), dtype=torch.float64)
     h = x
     for layer, act in ((first, torch.relu), (last, lambda v: v)):
-        heads = layer.hyper(h.unsqueeze(0), g).squeeze(0)
+        heads = layer.hyper(wide(h).unsqueeze(0), g).squeeze(0)
         single = type(layer)(layer.inputs, layer.outputs, layer.form, fork(0)).double()
         single.basis.data = layer.basis.data[0]
         laws = law(single, h, heads)
@@ -60,7 +60,7 @@ def test_without_noise_it_is_a_plain_network(name, monkeypatch):
     x = torch.randn(9, 4, generator=fork(2), dtype=torch.float64)
     h = x
     for k, layer in enumerate(model.layers):
-        heads = layer.hyper.at(h.unsqueeze(0), layer.hyper.draw(fork(0))).squeeze(0)
+        heads = layer.hyper.at(wide(h).unsqueeze(0), layer.hyper.draw(fork(0))).squeeze(0)
         h = (heads[:, : layer.inputs + 1] * wide(h)) @ layer.basis[0]
         h = h.relu() if k < 2 else h
     assert_close(model.predict(x, 3, fork(3)).probs, torch.softmax(h, -1), rtol=1e-12, atol=1e-14)
@@ -72,7 +72,7 @@ def test_at_the_lower_clamp_noise_hardly_shows():
     with torch.no_grad():
         for layer in model.layers:
             *_, heads = layer.hyper.maps
-            heads.bias[..., layer.inputs + 1 :] = -1e3
+            heads.weight[..., -1, layer.inputs + 1 :] = -1e3
     draws, _ = model._draws(x, Draws(1, 50), fork(1))
     spread = draws.std((1, 2)).mean() / draws.abs().mean()
     assert spread < 1e-3

@@ -102,16 +102,15 @@ class _CDN(Model):
         once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
         first, *rest = self.layers
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
-        total = out.kl.unflatten(-1, (-1, rows)).mean(1) if kl else out.kl
+        total = out.kl.view(self.members, -1, rows).mean(1) if kl else out.kl
         for layer in rest:
-            mean, std = out.mean.unflatten(1, (-1, rows)), out.std.unflatten(1, (-1, rows))  # (members, 1 or S, rows, width)
-            noise = normal(generator, (self.members, samples, *mean.shape[2:]), mean)
-            h = torch.addcmul(mean, std, noise).clamp(0, LIMIT).flatten(1, 2)  # (members, S rows, width)
+            mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))  # (members, 1 or S, rows, width)
+            noise = normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
+            h = torch.addcmul(mean, std, noise).clamp(0, LIMIT).view(self.members, samples * rows, -1)
             out = layer(h, generator, shared, kl)
-            total = total + out.kl.unflatten(-1, (samples, rows)).mean(1) if kl else total
-        if not rest:  # a single layer has S draws only where ψ differs
-            return Gaussian(out.mean.unflatten(1, (-1, rows)), out.std.unflatten(1, (-1, rows)), out.kl), total
-        return Gaussian(out.mean.unflatten(1, (samples, rows)), out.std.unflatten(1, (samples, rows)), out.kl), total
+            total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
+        mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
+        return Gaussian(mean, std, out.kl), total
 
     def _nll(self, last: Gaussian, batch: Batch, generator: Streams) -> Tensor:  # (members,)
         log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)  # type: ignore[operator]

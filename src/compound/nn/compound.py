@@ -16,11 +16,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, Weights, mix
-from compound.nn.moments import Gaussian, moments
+from compound.nn.fused import ACTIVATIONS, compound_layer
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, mix, widen
+from compound.nn.moments import Gaussian, Options, moments
 from compound.types import normal
-
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 @dataclass(frozen=True)
@@ -56,25 +55,25 @@ class HyperNetwork(nn.Module):
         maps = [_hidden(a, b, form, generator, members) for a, b in zip(widths, widths[1:], strict=False)]
         self.maps = nn.ModuleList([*maps, _heads(widths[-1], self.heads, form, generator, members)])
 
-    def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1)) -> Tensor:
-        """The heads' values (*members, rows, 2 (in + 1) + out) with a draw of ψ per row.
+    def forward(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1)) -> Tensor:
+        """The heads' values (*members, rows, 2 (in + 1) + out) at h~, with a draw of ψ per row.
 
         `shared`: in how many equal parts the rows come that share ψ, for the hidden maps and for the heads.
         """
         *hidden, last = self.maps
         for layer in hidden:
-            x = ACTIVATIONS[self.activation](layer(x, generator, shared[0]))
-        return last(x, generator, shared[1])
+            wide = widen(ACTIVATIONS[self.activation](layer(wide, generator, shared[0])))
+        return last(wide, generator, shared[1])
 
-    def draw(self, generator: Generator) -> list[Weights]:
+    def draw(self, generator: Generator) -> list[Tensor]:
         """One draw of ψ: the weights of every map."""
         return [layer.draw(generator) for layer in self.maps]  # type: ignore[operator, misc]
 
-    def at(self, x: Tensor, weights: Sequence[Weights]) -> Tensor:
+    def at(self, wide: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The heads' values for given weights, the same for all rows."""
         for weight in weights[:-1]:
-            x = ACTIVATIONS[self.activation](weight(x))
-        return weights[-1](x)
+            wide = widen(ACTIVATIONS[self.activation](wide @ weight))
+        return wide @ weights[-1]
 
     def kl(self) -> Tensor:  # (*members,)
         return torch.stack([layer.kl() for layer in self.maps]).sum(0)  # type: ignore[operator]
@@ -100,18 +99,22 @@ class CompoundLinear(nn.Module):
 
     def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
-        heads = self.hyper(x, generator, shared)
-        out = moments(x, heads, self.basis, self.form.bound, self.form.scaled, kl)
+        wide = widen(x)
+        options = Options(self.form.bound, self.form.scaled, kl)
+        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes):
+            return compound_layer(wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator)  # type: ignore[arg-type]
+        heads = self.hyper(wide, generator, shared)
+        out = moments(wide, heads, self.basis, options)
         if self.form.basis != "vmg":
             return out
         # V's own posterior adds noise to s * h~, with the rows that share ψ sharing it too
-        wide = heads[..., : self.inputs + 1] * torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        scaled = heads[..., : self.inputs + 1] * wide
         noise = normal(generator, out.mean.shape, out.mean)
         row = self.log_row.exp()
-        noise = mix(wide, row, noise, shared[1]) if shared[1] > 1 else noise * (wide.square() @ row.unsqueeze(-1)).sqrt()
+        noise = mix(scaled, row, noise, shared[1]) if shared[1] > 1 else noise * (scaled.square() @ row.unsqueeze(-1)).sqrt()
         return out._replace(mean=torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2)))
 
-    def draw(self, generator: Generator) -> tuple[list[Weights], Tensor]:
+    def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
         """One draw of everything that more data would settle: the hypernetwork's weights, and V."""
         weights = self.hyper.draw(generator)
         if self.form.basis != "vmg":
@@ -119,10 +122,11 @@ class CompoundLinear(nn.Module):
         std = (0.5 * (self.log_row.unsqueeze(-1) + self.log_col.unsqueeze(-2))).exp()
         return weights, torch.addcmul(self.basis, std, normal(generator, self.basis.shape, self.basis))
 
-    def at(self, x: Tensor, psi: tuple[list[Weights], Tensor]) -> Gaussian:
+    def at(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """Pre-activations for a draw of ψ, the same for all rows."""
         weights, basis = psi
-        return moments(x, self.hyper.at(x, weights), basis, self.form.bound, self.form.scaled, False)
+        wide = widen(x)
+        return moments(wide, self.hyper.at(wide, weights), basis, Options(self.form.bound, self.form.scaled, kl=False))
 
     def kl(self) -> Tensor:  # (*members,)
         """KL of the posterior over ψ, and what V's own treatment adds."""
@@ -147,40 +151,41 @@ def _uniform(generator: Streams, shape: tuple[int, ...], high: float) -> Tensor:
 
 
 def _hidden(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
-    shape = (*members, inputs, outputs)
+    shape = (*members, inputs + 1, outputs)
     if form.scaled:
-        weight = normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
-        bias = torch.zeros(*members, 1, outputs)
+        start = normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
+        start[..., -1, :] = 0
         if form.bayes:
-            return MatrixGaussianLinear(weight, bias, log_variance=-4.0, prior_variance=(1 / (inputs + 1),))
-        return Affine(weight, bias)
+            return MatrixGaussianLinear(start, log_variance=-4.0, prior_variance=(1 / (inputs + 1),))
+        return Affine(start)
     if form.bayes:
-        start = normal(generator, (*members, inputs + 1, outputs), _FLOAT) * math.sqrt(2 / outputs)
-        return MatrixGaussianLinear(start[..., :-1, :], start[..., -1:, :])
+        return MatrixGaussianLinear(normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs))
     return _published(inputs, outputs, form, generator, members)
 
 
 def _heads(inputs: int, heads: tuple[int, int, int], form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
+    shape = (*members, inputs + 1, sum(heads))
     if form.scaled:
-        weight = normal(generator, (*members, inputs, sum(heads)), _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
-        prior = torch.cat([torch.full((n,), value) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
-        bias = prior.expand(*members, 1, -1).clone()
+        bias = torch.cat([torch.full((n,), value) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
+        start = normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
+        start[..., -1, :] = bias
         if form.bayes:
             variances = tuple(v / (inputs + 1) for v in (0.01, 0.1, 1.0))
-            return MatrixGaussianLinear(weight, bias, heads, -4.0, variances, prior)
-        return Affine(weight, bias)
+            return MatrixGaussianLinear(start, heads, -4.0, variances, bias)
+        return Affine(start)
     if form.bayes:
-        shape = (*members, inputs + 1)
-        start = torch.cat([normal(generator, (*shape, n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
-        return MatrixGaussianLinear(start[..., :-1, :], start[..., -1:, :], heads, -3.0, (1.0, 1.0, 1.0))
+        start = torch.cat([normal(generator, (*shape[:-1], n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
+        return MatrixGaussianLinear(start, heads, -3.0, (1.0, 1.0, 1.0))
     return _published(inputs, sum(heads), form, generator, members)
 
 
 def _published(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Affine:
     """Where the published maximum-likelihood hypernetworks start: biases as torch has them, weights too or almost 0."""
     high = 1 / math.sqrt(inputs)
-    weight = _uniform(generator, (*members, inputs, outputs), 1e-4 if form.small else high)
-    return Affine(weight, _uniform(generator, (*members, 1, outputs), high))
+    weight = _uniform(generator, (*members, inputs + 1, outputs), high)
+    if form.small:
+        weight[..., :-1, :] *= 1e-4 / high
+    return Affine(weight)
 
 
 def _basis(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Tensor:

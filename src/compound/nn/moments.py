@@ -26,13 +26,24 @@ class Gaussian(NamedTuple):
         return torch.addcmul(self.mean, self.std, noise)
 
 
-def moments(x: Tensor, heads: Tensor, basis: Tensor, bound: float, fan_in: bool, kl: bool) -> Gaussian:
-    """Pre-activations of the layer for inputs x (*members, rows, in), from the hypernetwork's heads (s, lr, lc).
+class Kept(NamedTuple):
+    """What the backward pass of `forward` needs."""
 
-    heads: (*members, rows, 2 (in + 1) + out), basis V: (*members, in + 1, out). Log-variances are held within ±bound.
-    With `fan_in` every weight variance, and that of the prior N(0, 1), is divided by in + 1.
-    """
-    return Gaussian(*_Moments.apply(x, heads, basis, bound, fan_in, kl))
+    wide: Tensor
+    heads: Tensor
+    basis: Tensor
+    variances: Tensor  # (*members, rows, r + c) exp of lr and lc
+    q: Tensor  # (*members, rows, 1)
+    std: Tensor
+    scaled: Tensor  # (*members, rows, r) s * h~
+    sums: tuple[Tensor, Tensor, Tensor] | None  # for the KL: of row and column variances, and squared norms of V's rows
+    clipped: bool
+
+
+class Options(NamedTuple):
+    bound: float  # log-variances are held within ± this
+    fan_in: bool  # every weight variance, and that of the prior N(0, 1), is divided by in + 1
+    kl: bool
 
 
 @lru_cache(maxsize=64)
@@ -41,82 +52,94 @@ def _log_weights(r: int, c: int, dtype: torch.dtype, device: torch.device) -> Te
     return torch.cat([torch.full((r, 1), -float(c)), torch.full((c, 1), -float(r))]).to(device, dtype)
 
 
+def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Gaussian, Kept]:
+    """Pre-activations for h~ (*members, rows, r = in + 1), from the heads (s, lr, lc), (*members, rows, 2 r + c), and V."""
+    r, c = basis.shape[-2:]
+    scale, logs = heads[..., :r], heads[..., r:]
+    low, high = torch.aminmax(logs)
+    clipped = low.item() < -options.bound or high.item() > options.bound  # seldom: looking is cheaper than clamping always
+    if clipped:
+        logs = logs.clamp(-options.bound, options.bound)
+    variances = logs.exp()
+    row, col = variances[..., :r], variances[..., r:]
+    buffer = row * wide  # one buffer, three uses
+    q = buffer.mul_(wide).sum(-1, keepdim=True)
+    if options.fan_in:
+        q /= r
+    std = (q * col).sqrt_()
+    sums = None
+    divergence = q.new_empty(0)
+    if options.kl:
+        sums = row.sum(-1, keepdim=True), col.sum(-1, keepdim=True), basis.square().sum(-1, keepdim=True)
+        divergence = torch.addcmul(logs @ _log_weights(r, c, heads.dtype, heads.device), sums[0], sums[1])
+        divergence.add_(torch.mul(scale, scale, out=buffer) @ sums[2], alpha=r if options.fan_in else 1)
+        divergence = divergence.sub_(r * c).mul_(0.5).squeeze(-1)
+    torch.mul(scale, wide, out=buffer)
+    return Gaussian(buffer @ basis, std, divergence), Kept(wide, heads, basis, variances, q, std, buffer, sums, clipped)
+
+
+def backward(
+    kept: Kept, options: Options, d_mean: Tensor, d_std: Tensor, d_kl: Tensor, inputs: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients towards h~ (where `inputs`), heads and V."""
+    wide, heads, basis, variances, q, std, scaled, sums, clipped = kept
+    r, c = basis.shape[-2:]
+    scale, row, col = heads[..., :r], variances[..., :r], variances[..., r:]
+    d_heads = torch.empty_like(heads)
+    d_scale, d_row, d_col = d_heads[..., :r], d_heads[..., r : 2 * r], d_heads[..., 2 * r :]
+
+    d_log = (d_std * std).mul_(0.5)  # towards log q and lc alike, (*members, rows, out)
+    d_q = d_log.sum(-1, keepdim=True).div_(q)  # (*members, rows, 1)
+    if options.fan_in:
+        d_q /= r
+    buffer = d_mean @ basis.mT  # towards s * h~, (*members, rows, r)
+    torch.mul(buffer, wide, out=d_scale)
+    torch.mul(wide, d_q, out=d_row)
+    d_basis = scaled.mT @ d_mean
+    d_wide = (buffer * scale).addcmul_(row, d_row, value=2) if inputs else None
+    if sums is not None:
+        row_sum, col_sum, norms = sums
+        half = d_kl.unsqueeze(-1) * 0.5  # (*members, rows, 1)
+        weight = half * (2 * r if options.fan_in else 2)
+        d_scale.addcmul_(torch.mul(scale, norms.mT, out=buffer), weight)
+        d_basis.addcmul_(torch.mul(scale, scale, out=buffer).mT @ weight, basis)
+        torch.addcmul(half * col_sum, d_row, wide, out=d_row)
+        torch.addcmul(half * -c, d_row, row, out=d_row)
+        torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=d_col)
+    else:
+        d_row.mul_(wide).mul_(row)
+        d_col.copy_(d_log)
+    if clipped:
+        d_heads[..., r:].mul_(heads[..., r:].abs() <= options.bound)
+    return d_wide, d_heads, d_basis
+
+
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, heads: Tensor, basis: Tensor, bound: float, fan_in: bool, kl: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        r, c = basis.shape[-2:]
-        i = r - 1
-        logs = heads[..., r:]
-        low, high = torch.aminmax(logs)
-        clipped = low.item() < -bound or high.item() > bound  # seldom: looking is cheaper than clamping always
-        if clipped:
-            logs = logs.clamp(-bound, bound)
-        variances = logs.exp()  # (*members, rows, r + c)
-        row, col = variances[..., :i], variances[..., r:]
-        square = x * x
-        scaled = torch.empty((*heads.shape[:-1], r), dtype=heads.dtype, device=heads.device)
-        inputs = scaled[..., :i]
-        torch.mul(square, row, out=inputs)  # the buffer's first use; its second is s * h~
-        q = torch.sum(inputs, -1, keepdim=True).add_(variances[..., i:r])  # (*members, rows, 1)
-        if fan_in:
-            q /= r
-        std = (q * col).sqrt_()
-        torch.mul(heads[..., :i], x, out=inputs)
-        scaled[..., i] = heads[..., i]
-        mean = scaled @ basis
-        divergence = q.new_empty(0)
-        if kl:
-            sums = variances[..., :r].sum(-1, keepdim=True), col.sum(-1, keepdim=True)
-            norms = basis.square().sum(-1, keepdim=True)  # (*members, r, 1)
-            divergence = torch.addcmul(logs @ _log_weights(r, c, x.dtype, x.device), *sums)
-            divergence.add_(heads[..., :r].square() @ norms, alpha=r if fan_in else 1).sub_(r * c).mul_(0.5)
-        ctx.save_for_backward(x, heads, basis, variances, square, q, std, scaled)
-        ctx.options = (bound, fan_in, kl, clipped)
-        return mean, std, divergence.squeeze(-1)
+    def forward(ctx: Any, wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Tensor, ...]:  # type: ignore[override]
+        out, kept = forward(wide, heads, basis, options)
+        keep(ctx, kept)
+        ctx.options = options
+        return tuple(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, heads, basis, variances, square, q, std, scaled = ctx.saved_tensors
-        bound, fan_in, kl, clipped = ctx.options
-        r, c = basis.shape[-2:]
-        i = r - 1
-        row, col = variances[..., :i], variances[..., r:]
-        d_heads = torch.empty_like(heads)
-        d_scale, d_row = d_heads[..., :i], d_heads[..., r : r + i]
+        return *backward(kept_by(ctx), ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
 
-        d_log = (d_std * std).mul_(0.5)  # towards log q and lc alike, (*members, rows, out)
-        d_q = d_log.sum(-1, keepdim=True).div_(q)  # (*members, rows, 1)
-        if fan_in:
-            d_q /= r
-        d_scaled = d_mean @ basis.mT  # (*members, rows, r)
-        torch.mul(d_scaled[..., :i], x, out=d_scale)
-        d_heads[..., i] = d_scaled[..., i]
-        d_basis = scaled.mT @ d_mean
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            d_x = (d_scaled[..., :i] * heads[..., :i]).addcmul_(row * x, d_q, value=2)
-            d_x = d_x.sum_to_size(x.shape)  # one x may serve all members
-        if kl:
-            half = 0.5 * d_kl.unsqueeze(-1)  # (*members, rows, 1)
-            weight = half * (2 * r if fan_in else 2)
-            norms = basis.square().sum(-1, keepdim=True)
-            torch.mul(heads[..., :r], norms.mT, out=d_scaled)
-            d_heads[..., :r].addcmul_(d_scaled, weight)
-            d_basis.addcmul_(heads[..., :r].square().mT @ weight, basis)
-            trace = half * col.sum(-1, keepdim=True)
-            torch.addcmul(trace, square, d_q, out=d_row)
-            torch.add(trace, d_q, out=d_heads[..., r + i : 2 * r])
-            both = d_heads[..., r : 2 * r]
-            torch.addcmul(half * -c, both, variances[..., :r], out=both)
-            torch.addcmul(d_log - half * r, variances[..., :r].sum(-1, keepdim=True).mul_(half), col, out=d_heads[..., 2 * r :])
-        else:
-            torch.mul(square, d_q, out=d_row)
-            d_row *= row
-            torch.mul(d_q, variances[..., i:r], out=d_heads[..., r + i : 2 * r])
-            d_heads[..., 2 * r :] = d_log
-        if clipped:
-            d_heads[..., r:].mul_(heads[..., r:].abs() <= bound)
-        return d_x, d_heads, d_basis, None, None, None
+
+def moments(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> Gaussian:
+    """`forward` with a gradient."""
+    return Gaussian(*_Moments.apply(wide, heads, basis, options))
+
+
+def keep(ctx: Any, kept: Kept, *more: Tensor) -> None:
+    """Save for backward what the moments need, and more."""
+    *tensors, sums, ctx.clipped = kept
+    ctx.kl = sums is not None
+    ctx.save_for_backward(*tensors, *(sums or ()), *more)
+
+
+def kept_by(ctx: Any) -> Kept:
+    tensors = ctx.saved_tensors
+    return Kept(*tensors[:7], tuple(tensors[7:10]) if ctx.kl else None, ctx.clipped)

@@ -1,0 +1,213 @@
+"""How fast, as ratios: every row is timed beside its reference, turn by turn, in one run on one thread.
+
+compound bench --json speed.json
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compound.models import Draws, Method, Model, build
+from compound.nn import FarNoise
+from compound.persist import write_atomic
+from compound.train import Settings
+from compound.types import Task, fork, whole
+
+FEATURES, CLASSES, ROWS = 784, 10, 200
+TASK = Task("classes", CLASSES)
+
+
+class Row(NamedTuple):
+    """One line of the benchmark; lower is better."""
+
+    name: str
+    ratio: float
+    bar: float
+    memory: float  # MiB allocated per call
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.bar
+
+
+def main(json_path: Path | None, quick: bool) -> list[Row]:
+    """Time everything, print a table, and write it as JSON if asked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rounds = 5 if quick else 25
+    console = Console()
+    table = Table("what", "ratio", "bar", "", "MiB", title="Cost against the reference named; lower is better")
+    rows = []
+    with one_thread(), console.status("timing"):
+        for row in measure(rounds):
+            rows.append(row)
+            console.print(f"{row.name}: {row.ratio:.4g} (bar {row.bar:.4g})")
+    for row in rows:
+        table.add_row(row.name, f"{row.ratio:.4g}", f"{row.bar:.4g}", "met" if row.met else "[red]missed[/red]", f"{row.memory:.1f}")
+    console.print(table)
+    if json_path is not None:
+        entries = [{"name": r.name, "ratio": r.ratio, "bar": r.bar, "memory_mib": r.memory} for r in rows]
+        write_atomic(json_path, (json.dumps(entries, indent=2) + "\n").encode())
+    return rows
+
+
+def measure(rounds: int) -> Iterator[Row]:
+    """Training steps of a 784-100-10 network on batches of 200, then predictions of 1,000 rows by 100 draws."""
+    x = torch.rand(ROWS, FEATURES, generator=fork(0, "x"))
+    y = torch.randint(CLASSES, (ROWS,), generator=fork(0, "y"))
+    plain = plain_step(x, y)
+    one = step(Method("ml-cdn", hyper=(50,), last_draws=1), x, y)
+    yield compare("train ml-cdn S=1 / plain", one, plain, 5.0, rounds)
+    yield compare("train ml-cdn S=10 / plain", step(Method("ml-cdn", hyper=(50,), last_draws=1, samples=10), x, y), plain, 9.0, rounds)
+    bayes = step(Method("vb-cdn", hyper=(100,), last_draws=1), x, y)
+    yield compare("train vb-cdn S=1 / plain", bayes, plain, 9.0, rounds)
+    five = step(Method("ml-cdn", hyper=(50,), last_draws=1, members=5), x, y)
+    yield compare("train five members / one", five, one, 4.5, rounds)
+    few = max(2, rounds // 8)  # the oracle is slow
+    yield compare("train ml-cdn / building W per row", one, oracle_step(x, y, 50, bayes=False), 1 / 70, few)
+    yield compare("train vb-cdn / building W per row", bayes, oracle_step(x, y, 100, bayes=True), 1 / 150, few)
+
+    many = torch.rand(1000, FEATURES, generator=fork(1, "x"))
+    passes = hundred_passes(many)
+    for name, hyper, bar in (("ml-cdn", 50, 1.2), ("vb-cdn", 100, 10.0)):
+        model = build(Method(name, hyper=(hyper,), last_draws=1), FEATURES, TASK)
+        yield compare(f"predict {name} 100 draws / 100 plain passes", asking(model, many), passes, bar, few)
+    silent = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
+    loud = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
+    fit_far(loud.far)  # type: ignore[arg-type]
+    yield compare("predict with far noise / without", asking(loud, many), asking(silent, many), 1.15, max(5, rounds // 2))
+
+
+def compare(name: str, ours: Callable[[], None], reference: Callable[[], None], bar: float, rounds: int) -> Row:
+    """The median over rounds of the ratio of two times measured one after the other."""
+    repeats = []
+    for call in (ours, reference):
+        call()
+        begin = time.perf_counter()
+        call()
+        repeats.append(max(1, round(0.03 / (time.perf_counter() - begin))))
+    ratios = []
+    for _ in range(rounds):
+        first, second = (_seconds(call, n) for call, n in zip((ours, reference), repeats, strict=True))
+        ratios.append(first / second)
+    return Row(name, statistics.median(ratios), bar, _allocated(ours))
+
+
+def _seconds(call: Callable[[], None], repeats: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - begin) / repeats
+
+
+def _allocated(call: Callable[[], None]) -> float:
+    with torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages()) / 2**20
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 100), nn.ReLU(), nn.Linear(100, CLASSES))
+
+
+def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+
+    def call() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return call
+
+
+def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
+    model = build(method, FEATURES, TASK)
+    optimizer = model.optimizer(Settings(rate=1e-3))
+    batch = whole(x, y, TASK)
+    streams = tuple(fork(k, "noise") for k in range(model.members))
+
+    def call() -> None:
+        optimizer.zero_grad()
+        model.loss(batch, streams).total.backward()
+        optimizer.step()
+
+    return call
+
+
+def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], None]:
+    """A training step as the published code has it: every weight matrix is built, one per row."""
+    shapes = []
+    for inputs, outputs in ((FEATURES, 100), (100, CLASSES)):
+        shapes.append(((inputs + 1, hidden), (hidden + 1, 2 * (inputs + 1) + outputs), (inputs + 1, outputs)))
+    maps = [[nn.Parameter(0.01 * torch.randn(*shape, generator=fork(0))) for shape in group] for group in shapes]
+    logs = [[nn.Parameter(torch.full((sum(shape),), -3.0)) for shape in group[:2]] for group in shapes]
+    generator = fork(1)
+    optimizer = torch.optim.Adam([p for group in (*maps, *logs) for p in group], 1e-3, fused=True)
+
+    def through(h: Tensor, weight: Tensor, log: Tensor) -> Tensor:
+        wide = torch.cat([h, h.new_ones(len(h), 1)], -1)
+        if not bayes:
+            return wide @ weight
+        row, col = (0.5 * log).exp().split(list(weight.shape))
+        drawn = weight + row.unsqueeze(-1) * torch.randn((len(h), *weight.shape), generator=generator) * col  # (rows, in + 1, out)
+        return torch.bmm(wide.unsqueeze(1), drawn).squeeze(1)
+
+    def layer(h: Tensor, group: list[nn.Parameter], factors: list[nn.Parameter]) -> Tensor:
+        hyper, heads, basis = group
+        r, c = basis.shape
+        s, lr, lc = through(through(h, hyper, factors[0]).tanh(), heads, factors[1]).split([r, r, c], -1)
+        noise = torch.randn((len(h), r, c), generator=generator)
+        w = s.unsqueeze(-1) * basis + (0.5 * lr).exp().unsqueeze(-1) * noise * (0.5 * lc).exp().unsqueeze(-2)  # (rows, r, c)
+        return torch.bmm(torch.cat([h, h.new_ones(len(h), 1)], -1).unsqueeze(1), w).squeeze(1)
+
+    def call() -> None:
+        optimizer.zero_grad()
+        hidden_units = layer(x, maps[0], logs[0]).relu()
+        functional.cross_entropy(layer(hidden_units, maps[1], logs[1]), y).backward()
+        optimizer.step()
+
+    return call
+
+
+def hundred_passes(x: Tensor) -> Callable[[], None]:
+    model = network()
+
+    @torch.no_grad()
+    def call() -> None:
+        for _ in range(100):
+            torch.softmax(model(x), -1)
+
+    return call
+
+
+def asking(model: Model, x: Tensor) -> Callable[[], None]:
+    return lambda: [model.predict(x, Draws(100, 1), fork(0, "draws"))] and None
+
+
+def fit_far(far: FarNoise) -> None:
+    """Centres for inputs with the spectrum of images: a few hundred directions hold almost all variance."""
+    g = fork(2)
+    mix = torch.randn(FEATURES, FEATURES, generator=g) * torch.arange(1, FEATURES + 1) ** -0.9
+    far.fit(0.5 + 0.1 * torch.randn(2000, FEATURES, generator=g) @ mix.T, g)
+    far.set_ramp(-6.0, 6.0, 14.0)

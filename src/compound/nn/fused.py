@@ -1,0 +1,88 @@
+"""A whole compound layer, hypernetwork included, as one step of autograd.
+
+Small operations cost their overhead, not their arithmetic: one hand-written backward pass in place of some thirty recorded
+steps makes a training step of a 784-100-10 network about a fifth shorter.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from compound.nn import matrix_gaussian, moments
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, widen
+from compound.nn.moments import Gaussian, Options, keep, kept_by
+from compound.types import normal
+
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def compound_layer(
+    wide: Tensor, maps: Sequence[Affine | MatrixGaussianLinear], activation: str, basis: Tensor, options: Options, generator: Streams
+) -> Gaussian:
+    """Pre-activations at h~ (*members, rows, in + 1), with a draw of ψ per row where the maps have a posterior."""
+    parameters: list[Tensor] = []
+    noises: list[Tensor | None] = []
+    blocks = []
+    for layer in maps:
+        if isinstance(layer, Affine):
+            parameters.append(layer.weight)
+            noises.append(None)
+            blocks.append(())
+        else:
+            parameters.extend((layer.mean, layer.log_row, layer.log_col))
+            noises.append(normal(generator, (*layer.mean.shape[:-2], wide.shape[-2], layer.mean.shape[-1]), layer.mean))
+            blocks.append(layer.blocks)
+    return Gaussian(*_Layer.apply(wide, basis, (activation, options, noises, blocks), *parameters))
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wide: Tensor, basis: Tensor, how: tuple[Any, ...], *parameters: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        activation, options, noises, blocks = how
+        remaining = list(parameters)
+        saved: list[Tensor] = []
+        h = wide
+        for k, noise in enumerate(noises):
+            if noise is None:
+                weight = remaining.pop(0)
+                out = h @ weight
+                saved += [h, weight]
+            else:
+                mean, log_row, log_col, *remaining = remaining
+                out, kept = matrix_gaussian.forward(h, mean, log_row, log_col, noise, blocks[k])
+                saved += kept
+            if k < len(noises) - 1:
+                h = widen(ACTIVATIONS[activation](out))
+        result, moments_kept = moments.forward(wide, out, basis, options)
+        keep(ctx, moments_kept, *saved)
+        ctx.how = (activation, options, [noise is not None for noise in noises], blocks)
+        return tuple(result)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        activation, options, noisy, blocks = ctx.how
+        inputs = ctx.needs_input_grad[0]
+        d_wide, d_out, d_basis = moments.backward(kept_by(ctx), options, d_mean, d_std, d_kl, inputs)
+        saved = list(ctx.saved_tensors[10 if ctx.kl else 7 :])
+        gradients: list[Tensor] = []
+        for k in reversed(range(len(noisy))):
+            if noisy[k]:
+                kept = matrix_gaussian.Kept(*saved[-5:])
+                h, saved = kept.wide, saved[:-5]
+                d_h, *d_parameters = matrix_gaussian.backward(kept, blocks[k], d_out, k > 0 or inputs)
+            else:
+                h, weight = saved[-2:]
+                saved = saved[:-2]
+                d_parameters = [h.mT @ d_out]
+                d_h = (weight @ d_out.mT).mT if k > 0 or inputs else None  # this way round the product is faster
+            gradients = d_parameters + gradients
+            if k > 0:
+                z, d_z = h[..., :-1], d_h[..., :-1]  # the constant in h~ has no gradient
+                d_out = d_z * (z > 0) if activation == "relu" else torch.ops.aten.tanh_backward(d_z, z)
+            elif inputs:
+                d_wide = d_wide + d_h
+        return d_wide, d_basis, None, *gradients
