@@ -77,21 +77,22 @@ def test_gradients_of_the_noisy_map_and_of_its_kl():
     torch.autograd.gradcheck(lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters)
 
 
+@pytest.mark.parametrize("kl", [True, False])
 @pytest.mark.parametrize("name", ["ml", "ml-paper", "vb", "vb-paper"])
-def test_gradients_of_the_whole_layer(name):
+def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments(name, kl):
+    """In value and in gradient; the gradients of the pieces are checked by differences above."""
     layer = layer_of(name)
-    x = inputs_of(4).requires_grad_()
-    names = list(dict(layer.named_parameters()))
-    call = lambda x, *p: tuple(torch.func.functional_call(layer, dict(zip(names, p, strict=True)), (x, fork(5))))  # noqa: E731
-    torch.autograd.gradcheck(call, (x, *layer.parameters()))
 
+    def run(fused: bool) -> list[torch.Tensor]:
+        x = inputs_of(5).requires_grad_()
+        heads = layer.hyper(wide(x), fork(3))
+        apart = moments(wide(x), heads, layer.basis, Options(layer.form.bound, layer.form.scaled, kl))
+        out = layer(x, fork(3), kl=kl) if fused else apart
+        loss = (out.mean * out.std).sum() + (out.kl.square().sum() if kl else 0.0)
+        return [*out, *torch.autograd.grad(loss, [x, *layer.parameters()])]
 
-def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments():
-    layer, x = layer_of("vb-paper"), inputs_of(5)
-    heads = layer.hyper(wide(x), fork(3))
-    apart = moments(wide(x), heads, layer.basis, Options(layer.form.bound, layer.form.scaled, True))
-    for a, b in zip(layer(x, fork(3)), apart, strict=True):
-        assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for a, b in zip(run(True), run(False), strict=True):
+        assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
 def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():

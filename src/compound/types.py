@@ -122,4 +122,6 @@ def normal(generator: Generator | Sequence[Generator], shape: Sequence[int], lik
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
+    if values.shape[dim] == 1:
+        return values.squeeze(dim)
     return torch.logsumexp(values, dim) - math.log(values.shape[dim])

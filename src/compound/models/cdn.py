@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from compound.models.base import Draws, Loss, Model
 from compound.models.likelihoods import likelihood
@@ -106,7 +107,7 @@ class _CDN(Model):
         for layer in rest:
             mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))  # (members, 1 or S, rows, width)
             noise = normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
-            h = torch.addcmul(mean, std, noise).clamp(0, LIMIT).view(self.members, samples * rows, -1)
+            h = hidden(torch.addcmul(mean, std, noise)).view(self.members, samples * rows, -1)
             out = layer(h, generator, shared, kl)
             total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
@@ -131,7 +132,7 @@ class _CDN(Model):
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
                 for layer, weights in zip(rest, psi[1:], strict=True):
                     noise = normal(generator, (self.members, draws, 1, out.mean.shape[-1]), mean)
-                    h = torch.addcmul(out.mean, out.std, noise).clamp(0, LIMIT).flatten(1, 2)  # (members, draws rows, width)
+                    h = hidden(torch.addcmul(out.mean, out.std, noise)).flatten(1, 2)  # (members, draws rows, width)
                     after = layer.at(h, weights)
                     out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
                 inner.append(self.likelihood.draw(out, generator))  # type: ignore[operator]
@@ -239,6 +240,11 @@ class VBCDN(_CDN):
         nll = self._nll(out, batch, generator)
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+
+def hidden(a: Tensor) -> Tensor:
+    """ReLU that saturates far beyond any ordinary value."""
+    return functional.hardtanh(a, 0.0, LIMIT)
 
 
 def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)

@@ -145,13 +145,12 @@ class CategoricalLikelihood(Likelihood):
 
     def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
         if self.last_layer == "integrate":
-            logs = _log(expected_softmax(last.mean, last.std))
-        else:
-            members, draws, rows, classes = last.mean.shape
-            noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws)
-            logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
-            logs = functional.log_softmax(logits, -1)
-        return logs.gather(-1, y.expand(logs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+            return _pick(_log(expected_softmax(last.mean, last.std)), y)
+        members, draws, rows, classes = last.mean.shape
+        noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws)
+        logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise)
+        labels = y if rows == len(logits.view(-1, classes)) else y.expand(logits.shape[:-1]).reshape(-1)
+        return -functional.cross_entropy(logits.view(-1, classes), labels, reduction="none").view(members, -1, rows)
 
     def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
         """Logits, and standard deviations still to be integrated over them."""
@@ -164,7 +163,7 @@ class CategoricalLikelihood(Likelihood):
 
     def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
         probs = self._probs(draws, t, generator).mean((1, 2))  # (members, rows, classes)
-        return _log(probs).gather(-1, y.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        return _pick(_log(probs), y)
 
     def _probs(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> Tensor:
         logits, std = draws
@@ -194,6 +193,11 @@ def rotated(generator: Generator, logits: Tensor) -> Tensor:  # (members, outer,
     base = normal(generator, (math.ceil(count / classes), classes), logits)
     turn = (torch.arange(classes) + torch.arange(classes).unsqueeze(-1)) % classes
     return base[:, turn].flatten(0, 1)[:count].reshape(*draws, 1, classes)
+
+
+def _pick(values: Tensor, y: Tensor) -> Tensor:
+    """The entry of each row's label along the last axis."""
+    return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
 def _log(probs: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 
 from compound.nn.fused import ACTIVATIONS, compound_layer
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, mix, widen
-from compound.nn.moments import Gaussian, Options, moments
+from compound.nn.moments import Gaussian, Options, dot, forward, moments
 from compound.types import normal
 
 
@@ -72,8 +72,8 @@ class HyperNetwork(nn.Module):
     def at(self, wide: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The heads' values for given weights, the same for all rows."""
         for weight in weights[:-1]:
-            wide = widen(ACTIVATIONS[self.activation](wide @ weight))
-        return wide @ weights[-1]
+            wide = widen(ACTIVATIONS[self.activation](dot(wide, weight)))
+        return dot(wide, weights[-1])
 
     def kl(self) -> Tensor:  # (*members,)
         return torch.stack([layer.kl() for layer in self.maps]).sum(0)  # type: ignore[operator]
@@ -126,7 +126,8 @@ class CompoundLinear(nn.Module):
         """Pre-activations for a draw of ψ, the same for all rows."""
         weights, basis = psi
         wide = widen(x)
-        return moments(wide, self.hyper.at(wide, weights), basis, Options(self.form.bound, self.form.scaled, kl=False))
+        heads, options = self.hyper.at(wide, weights), Options(self.form.bound, self.form.scaled, kl=False)
+        return moments(wide, heads, basis, options) if torch.is_grad_enabled() else forward(wide, heads, basis, options)[0]
 
     def kl(self) -> Tensor:  # (*members,)
         """KL of the posterior over ψ, and what V's own treatment adds."""

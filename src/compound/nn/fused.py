@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from compound.nn import matrix_gaussian, moments
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, widen
-from compound.nn.moments import Gaussian, Options, keep, kept_by
+from compound.nn.moments import Gaussian, Options, dot, keep, kept_by
 from compound.types import normal
 
+aten = torch.ops.aten
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
@@ -48,7 +49,7 @@ class _Layer(torch.autograd.Function):
         for k, noise in enumerate(noises):
             if noise is None:
                 weight = remaining.pop(0)
-                out = h @ weight
+                out = dot(h, weight)
                 saved += [h, weight]
             else:
                 mean, log_row, log_col, *remaining = remaining
@@ -66,8 +67,10 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]
-        d_wide, d_out, d_basis = moments.backward(kept_by(ctx), options, d_mean, d_std, d_kl, inputs)
-        saved = list(ctx.saved_tensors[10 if ctx.kl else 7 :])
+        tensors = ctx.saved_tensors
+        # memory is used again, so this backward runs once: torch refuses a second one
+        d_wide, d_out, d_basis = moments.backward(kept_by(tensors, ctx), options, d_mean, d_std, d_kl, inputs)
+        saved = list(tensors[9 if ctx.kl else 6 :])
         gradients: list[Tensor] = []
         for k in reversed(range(len(noisy))):
             if noisy[k]:
@@ -77,12 +80,14 @@ class _Layer(torch.autograd.Function):
             else:
                 h, weight = saved[-2:]
                 saved = saved[:-2]
-                d_parameters = [h.mT @ d_out]
-                d_h = (weight @ d_out.mT).mT if k > 0 or inputs else None  # this way round the product is faster
+                d_parameters = [dot(h.mT, d_out)]
+                d_h = dot(weight, d_out.mT).mT if k > 0 else None  # this way round the product is faster
+                if k == 0 and inputs:
+                    d_wide = torch.baddbmm(d_wide, d_out, weight.mT) if h.ndim == 3 else torch.addmm(d_wide, d_out, weight.mT)
             gradients = d_parameters + gradients
             if k > 0:
                 z, d_z = h[..., :-1], d_h[..., :-1]  # the constant in h~ has no gradient
-                d_out = d_z * (z > 0) if activation == "relu" else torch.ops.aten.tanh_backward(d_z, z)
-            elif inputs:
+                d_out = aten.threshold_backward(d_z, z, 0) if activation == "relu" else aten.tanh_backward(d_z, z)
+            elif d_h is not None:
                 d_wide = d_wide + d_h
         return d_wide, d_basis, None, *gradients

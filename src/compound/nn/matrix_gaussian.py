@@ -6,6 +6,7 @@ costs one noise number per output, not one per weight. Louizos and Welling (2016
 Backward passes are written by hand: they walk over arrays of the size of the input as seldom as possible.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from compound.nn.moments import dot
 from compound.types import normal
 
 Streams = Generator | Sequence[Generator]
@@ -49,6 +51,7 @@ class MatrixGaussianLinear(nn.Module):
 
     prior_mean: Tensor  # (in + 1, out)
     prior_inverse: Tensor  # (out, blocks) one over the prior variance where an output belongs to a block
+    count: Tensor  # (blocks,)
 
     def __init__(
         self,
@@ -71,6 +74,8 @@ class MatrixGaussianLinear(nn.Module):
         inverse = torch.block_diag(*(torch.full((n, 1), 1 / v) for n, v in zip(self.blocks, prior_variance, strict=True)))
         self.register_buffer("prior_mean", prior, persistent=False)
         self.register_buffer("prior_inverse", inverse, persistent=False)
+        self.register_buffer("count", torch.tensor(self.blocks, dtype=mean.dtype), persistent=False)  # outputs of each block
+        self.constant = rows * sum(n * (1 - math.log(v)) for n, v in zip(self.blocks, prior_variance, strict=True))
 
     def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
         """Draws of h~ W for wide = h~. Rows come in `shared` equal parts: row b of every part uses the same W."""
@@ -90,7 +95,7 @@ class MatrixGaussianLinear(nn.Module):
 
     def kl(self) -> Tensor:  # (*members,)
         """Of the posterior to the prior, summed over blocks."""
-        return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, self.prior_inverse, self.blocks)
+        return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, self.prior_inverse, self.count, self.constant)
 
 
 def mix(h: Tensor, row: Tensor, noise: Tensor, shared: int) -> Tensor:
@@ -120,9 +125,9 @@ class Kept(NamedTuple):
 
 def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, Kept]:
     """h~ W for W drawn per row; uses up `noise`."""
-    out = wide @ mean
+    out = dot(wide, mean)
     row = log_row.exp()
-    scale = ((wide * wide) @ row.mT).sqrt_()
+    scale = dot(wide * wide, row.mT).sqrt_()
     noise *= (0.5 * log_col).exp_().unsqueeze(-2)
     if len(blocks) == 1:
         out.addcmul_(noise, scale)
@@ -137,14 +142,14 @@ def backward(kept: Kept, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -
     wide, mean, row, scale, noise = kept
     product = d_out * noise  # towards scale and log col alike
     if len(blocks) == 1:
-        d_scale, d_col = product.sum(-1, keepdim=True), scale.mT @ product
+        d_scale, d_col = product.sum(-1, keepdim=True), dot(scale.mT, product)
     else:
         parts = product.split(blocks, -1)
         d_scale = torch.cat([part.sum(-1, keepdim=True) for part in parts], -1)  # (*members, rows, blocks)
-        d_col = torch.cat([scale[..., k : k + 1].mT @ part for k, part in enumerate(parts)], -1)
+        d_col = torch.cat([dot(scale[..., k : k + 1].mT, part) for k, part in enumerate(parts)], -1)
     d_q = d_scale.div_(scale).mul_(0.5)
-    d_wide = (d_out @ mean.mT).addcmul_(d_q @ row, wide, value=2) if inputs else None
-    return d_wide, wide.mT @ d_out, (d_q.mT @ (wide * wide)).mul_(row), d_col.squeeze(-2).mul_(0.5)
+    d_wide = dot(d_out, mean.mT).addcmul_(dot(d_q, row), wide, value=2) if inputs else None
+    return d_wide, dot(wide.mT, d_out), dot(d_q.mT, wide * wide).mul_(row), d_col.squeeze(-2).mul_(0.5)
 
 
 class _NoisyAffine(torch.autograd.Function):
@@ -171,18 +176,16 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, inverse: Tensor, blocks: tuple[int, ...]
+        ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, inverse: Tensor, count: Tensor, constant: float
     ) -> Tensor:
         row, col = log_row.exp(), log_col.exp()
         rows = row.shape[-1]
         shift = mean - prior
-        count = log_row.new_tensor(blocks)
         row_sum, col_sum = row.sum(-1), col @ inverse  # (*members, blocks), the latter over the prior variances
         trace = (row_sum * col_sum).sum(-1) + (shift.square().sum(-2) @ inverse).sum(-1)
         logs = log_row.sum(-1) @ count + log_col.sum(-1) * rows
         ctx.save_for_backward(shift, row, col, row_sum, col_sum, inverse, count)
-        constant = rows * (count.sum() + count @ inverse.amax(0).log())
-        return (trace - logs - constant).mul_(0.5)
+        return (trace - logs).sub_(constant).mul_(0.5)
 
     @staticmethod
     @once_differentiable
@@ -192,4 +195,4 @@ class _Divergence(torch.autograd.Function):
         half = 0.5 * d
         d_row = (row * col_sum.unsqueeze(-1)).sub_(count.unsqueeze(-1)).mul_(half.unsqueeze(-1))
         d_col = (col * (row_sum @ inverse.mT)).sub_(row.shape[-1]).mul_(half)
-        return shift * (d * inverse.sum(-1)).unsqueeze(-2), d_row, d_col, None, None, None
+        return shift * (d * inverse.sum(-1)).unsqueeze(-2), d_row, d_col, None, None, None, None

@@ -30,9 +30,8 @@ class Kept(NamedTuple):
     """What the backward pass of `forward` needs."""
 
     wide: Tensor
-    heads: Tensor
+    heads: Tensor  # (*members, rows, 2 r + c) now s, exp(lr), exp(lc)
     basis: Tensor
-    variances: Tensor  # (*members, rows, r + c) exp of lr and lc
     q: Tensor  # (*members, rows, 1)
     std: Tensor
     scaled: Tensor  # (*members, rows, r) s * h~
@@ -46,22 +45,31 @@ class Options(NamedTuple):
     kl: bool
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product without the detours of `@`, which cost as much as a small product; few columns go faster as few rows."""
+    product = torch.bmm if a.ndim == 3 else torch.mm
+    return product(b.mT, a.mT).mT.contiguous() if b.shape[-1] <= 16 else product(a, b)
+
+
 @lru_cache(maxsize=64)
-def _log_weights(r: int, c: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # (r + c, 1)
-    """What the KL takes of the log-variances: -c of each row's, -r of each column's."""
-    return torch.cat([torch.full((r, 1), -float(c)), torch.full((c, 1), -float(r))]).to(device, dtype)
+def _log_weights(r: int, c: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # (2 r + c, 1)
+    """What the KL takes of the heads: nothing of s, -c of each row's log-variance, -r of each column's."""
+    return torch.cat([torch.full((n, 1), value) for n, value in ((r, 0.0), (r, -float(c)), (c, -float(r)))]).to(device, dtype)
 
 
 def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Gaussian, Kept]:
-    """Pre-activations for h~ (*members, rows, r = in + 1), from the heads (s, lr, lc), (*members, rows, 2 r + c), and V."""
+    """Pre-activations for h~ (*members, rows, r = in + 1), from the heads (s, lr, lc), (*members, rows, 2 r + c), and V.
+
+    Uses up `heads`: fresh memory of this size costs more than the arithmetic on it.
+    """
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
     low, high = torch.aminmax(logs)
     clipped = low.item() < -options.bound or high.item() > options.bound  # seldom: looking is cheaper than clamping always
     if clipped:
-        logs = logs.clamp(-options.bound, options.bound)
-    variances = logs.exp()
-    row, col = variances[..., :r], variances[..., r:]
+        logs.clamp_(-options.bound, options.bound)
+    log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
+    row, col = logs.exp_()[..., :r], heads[..., 2 * r :]
     buffer = row * wide  # one buffer, three uses
     q = buffer.mul_(wide).sum(-1, keepdim=True)
     if options.fan_in:
@@ -69,55 +77,58 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     std = (q * col).sqrt_()
     sums = None
     divergence = q.new_empty(0)
-    if options.kl:
+    if log_sum is not None:
         sums = row.sum(-1, keepdim=True), col.sum(-1, keepdim=True), basis.square().sum(-1, keepdim=True)
-        divergence = torch.addcmul(logs @ _log_weights(r, c, heads.dtype, heads.device), sums[0], sums[1])
+        divergence = log_sum.addcmul_(sums[0], sums[1])
         divergence.add_(torch.mul(scale, scale, out=buffer) @ sums[2], alpha=r if options.fan_in else 1)
         divergence = divergence.sub_(r * c).mul_(0.5).squeeze(-1)
     torch.mul(scale, wide, out=buffer)
-    return Gaussian(buffer @ basis, std, divergence), Kept(wide, heads, basis, variances, q, std, buffer, sums, clipped)
+    return Gaussian(dot(buffer, basis), std, divergence), Kept(wide, heads, basis, q, std, buffer, sums, clipped)
 
 
 def backward(
     kept: Kept, options: Options, d_mean: Tensor, d_std: Tensor, d_kl: Tensor, inputs: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients towards h~ (where `inputs`), heads and V."""
-    wide, heads, basis, variances, q, std, scaled, sums, clipped = kept
+    """Gradients towards h~ (where `inputs`), heads and V. The gradient of the heads takes their own place in memory."""
+    wide, heads, basis, q, std, scaled, sums, clipped = kept
     r, c = basis.shape[-2:]
-    scale, row, col = heads[..., :r], variances[..., :r], variances[..., r:]
-    d_heads = torch.empty_like(heads)
-    d_scale, d_row, d_col = d_heads[..., :r], d_heads[..., r : 2 * r], d_heads[..., 2 * r :]
+    scale, row, col = heads[..., :r], heads[..., r : 2 * r], heads[..., 2 * r :]
+    free = _within(heads[..., r:], options.bound) if clipped else None
 
     d_log = (d_std * std).mul_(0.5)  # towards log q and lc alike, (*members, rows, out)
     d_q = d_log.sum(-1, keepdim=True).div_(q)  # (*members, rows, 1)
     if options.fan_in:
         d_q /= r
-    buffer = d_mean @ basis.mT  # towards s * h~, (*members, rows, r)
-    torch.mul(buffer, wide, out=d_scale)
-    torch.mul(wide, d_q, out=d_row)
-    d_basis = scaled.mT @ d_mean
-    d_wide = (buffer * scale).addcmul_(row, d_row, value=2) if inputs else None
+    buffer = dot(d_mean, basis.mT)  # towards s * h~, (*members, rows, r)
+    d_basis = dot(scaled.mT, d_mean)
+    d_wide = (row * wide).mul_(2 * d_q).addcmul_(buffer, scale) if inputs else None
     if sums is not None:
         row_sum, col_sum, norms = sums
         half = d_kl.unsqueeze(-1) * 0.5  # (*members, rows, 1)
         weight = half * (2 * r if options.fan_in else 2)
-        d_scale.addcmul_(torch.mul(scale, norms.mT, out=buffer), weight)
-        d_basis.addcmul_(torch.mul(scale, scale, out=buffer).mT @ weight, basis)
-        torch.addcmul(half * col_sum, d_row, wide, out=d_row)
-        torch.addcmul(half * -c, d_row, row, out=d_row)
-        torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=d_col)
+        d_basis.addcmul_(torch.mul(scale, scale, out=scaled).mT @ weight, basis)
+        scale.mul_(norms.mT).mul_(weight).addcmul_(buffer, wide)
+        torch.mul(wide, wide, out=buffer).mul_(d_q).add_(half * col_sum)
+        row.mul_(buffer).sub_(half, alpha=c)
+        torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=col)
     else:
-        d_row.mul_(wide).mul_(row)
-        d_col.copy_(d_log)
-    if clipped:
-        d_heads[..., r:].mul_(heads[..., r:].abs() <= options.bound)
-    return d_wide, d_heads, d_basis
+        torch.mul(buffer, wide, out=scale)
+        row.mul_(wide).mul_(wide).mul_(d_q)
+        col.copy_(d_log)
+    if free is not None:
+        heads[..., r:].mul_(free)
+    return d_wide, heads, d_basis
+
+
+def _within(variances: Tensor, bound: float) -> Tensor:
+    """Which log-variances were not clamped; those that were have no gradient."""
+    return variances.log().abs() < bound * (1 - 1e-6)
 
 
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Tensor, ...]:  # type: ignore[override]
-        out, kept = forward(wide, heads, basis, options)
+        out, kept = forward(wide, heads.clone(), basis, options)
         keep(ctx, kept)
         ctx.options = options
         return tuple(out)
@@ -125,11 +136,13 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return *backward(kept_by(ctx), ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
+        kept = kept_by(ctx.saved_tensors, ctx)
+        kept = kept._replace(heads=kept.heads.clone(), scaled=kept.scaled.clone())  # backward may be asked for again
+        return *backward(kept, ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
 
 
 def moments(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> Gaussian:
-    """`forward` with a gradient."""
+    """`forward` with a gradient; leaves heads alone."""
     return Gaussian(*_Moments.apply(wide, heads, basis, options))
 
 
@@ -140,6 +153,5 @@ def keep(ctx: Any, kept: Kept, *more: Tensor) -> None:
     ctx.save_for_backward(*tensors, *(sums or ()), *more)
 
 
-def kept_by(ctx: Any) -> Kept:
-    tensors = ctx.saved_tensors
-    return Kept(*tensors[:7], tuple(tensors[7:10]) if ctx.kl else None, ctx.clipped)
+def kept_by(tensors: tuple[Tensor, ...], ctx: Any) -> Kept:
+    return Kept(*tensors[:6], tuple(tensors[6:9]) if ctx.kl else None, ctx.clipped)
