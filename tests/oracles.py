@@ -31,7 +31,9 @@ def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
     for row in heads:
         s, lr, lc = row.split([r, r, c])
         lr, lc = lr.clamp(-bound, bound), lc.clamp(-bound, bound)
-        laws.append(MatrixNormal(s.unsqueeze(-1) * layer.basis, ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)), (0.5 * lc).exp()))
+        laws.append(
+            MatrixNormal(s.unsqueeze(-1) * layer.basis, ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)), (0.5 * lc).exp())
+        )
     return laws
 
 

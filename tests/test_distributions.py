@@ -118,4 +118,6 @@ def test_entropy_by_a_fine_grid(mixture):
 
 def test_entropy_of_one_gaussian_is_exact():
     variance = torch.tensor([[[4.0]]], dtype=torch.float64)
-    assert_close(mixture_entropy(torch.ones_like(variance), variance).squeeze(), Normal(0.0, torch.tensor(2.0, dtype=torch.float64)).entropy())
+    assert_close(
+        mixture_entropy(torch.ones_like(variance), variance).squeeze(), Normal(0.0, torch.tensor(2.0, dtype=torch.float64)).entropy()
+    )

@@ -74,7 +74,9 @@ def test_a_step_in_a_constant_column_is_far():
     assert far.distance(moved).min() > far.ramp[1]
 
 
-@pytest.mark.parametrize("x", [torch.zeros(1, 3), torch.ones(30, 3), torch.arange(4.0).reshape(2, 2)], ids=["one row", "all alike", "two rows"])
+@pytest.mark.parametrize(
+    "x", [torch.zeros(1, 3), torch.ones(30, 3), torch.arange(4.0).reshape(2, 2)], ids=["one row", "all alike", "two rows"]
+)
 def test_few_or_equal_rows_are_no_obstacle(x):
     far = FarNoise(x.shape[1])
     far.fit(x, fork(0))

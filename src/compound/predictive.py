@@ -6,7 +6,6 @@ Their shares (variances for targets, entropies in nats for classes) add up to th
     total = component + mixing + posterior,    aleatoric = component + mixing,    epistemic = posterior
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

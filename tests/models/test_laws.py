@@ -18,7 +18,11 @@ SMALL = {"widths": (8,), "hyper": (4,)}
 # method name -> options of the small models the laws are tried on
 TABLE: dict[str, list[dict]] = {
     "ml-cdn": [SMALL, SMALL | {"members": 3, "samples": 3}, SMALL | {"widths": (6, 5), "parametrization": "paper", "last_layer": "sample"}],
-    "vb-cdn": [SMALL, SMALL | {"members": 2, "samples": 3, "basis": "vmg"}, SMALL | {"objective": "official", "samples": 2, "basis": "map"}],
+    "vb-cdn": [
+        SMALL,
+        SMALL | {"members": 2, "samples": 3, "basis": "vmg"},
+        SMALL | {"objective": "official", "samples": 2, "basis": "map"},
+    ],
 }
 CASES = [pytest.param(name, options, id=f"{name}-{i}") for name, rows in TABLE.items() for i, options in enumerate(rows)]
 FAST = Settings(steps=10, batch=16, rate=1e-2, checks=2)
@@ -74,6 +78,13 @@ class TestLaws:
             scale = whole_.abs().max()
             assert (whole_.narrow(axis, 5, 1) - one).abs().max() <= 1e-6 * max(1.0, scale)
             assert (whole_ - parts).abs().max() <= 1e-6 * max(1.0, scale)
+
+    def test_many_draws_of_many_rows_are_those_of_one_row(self, name, options, task):
+        """Draws are computed in blocks whose size depends on the rows; the noise of a draw does not."""
+        model, _ = fitted(name, options, task)
+        x = torch.randn(1500, 3, generator=fork(9))
+        together, alone = model.predict(x, 60, fork(1)), model.predict(x[700:701], 60, fork(1))
+        assert_close(together.total[700:701], alone.total, rtol=1e-5, atol=1e-6)
 
     def test_parts_are_not_negative_and_add_up(self, name, options, task):
         model, data = fitted(name, options, task)

@@ -12,14 +12,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.models.base import Draws, Loss, Model
-from compound.models.likelihoods import likelihood
+from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
 from compound.predictive import Predictive
 from compound.types import Batch, Task, fork, log_mean_exp, member_seed, normal
@@ -67,30 +67,39 @@ class _CDN(Model):
     """What both CDNs share: the stack of compound layers, prediction, far noise."""
 
     method: str
+    bayes: bool
+    likelihood: Likelihood
+    far: FarNoise
 
     def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
         super().__init__()
-        config = _resolved(config, task)
-        _check(config)
-        self.inputs, self.task, self.config, self.members = inputs, task, config, config.members
-        bayes = isinstance(config, VBConfig)
-        starts = config.log_col
+        self.config = cast(Any, _resolved(config, task))  # no None is left in it
+        _check(self.config)
+        self.inputs, self.task, self.members = inputs, task, self.config.members
+        self._build(self.config, seed)
+
+    def _build(self, config: Any, seed: int) -> None:
+        inputs, task, bayes, starts = self.inputs, self.task, self.bayes, config.log_col
         widths = (inputs, *config.widths, task.size)
         streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
         form = Form(config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classes")
-        self.layers = nn.ModuleList(
+        self.stack = nn.ModuleList(
             CompoundLinear(a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,))
             for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         )
         self.likelihood = likelihood(task, self.members, config.last_layer, config.last_draws, config.noise, config.far)
         self.far = FarNoise(inputs)
 
+    @property
+    def layers(self) -> list[CompoundLinear]:
+        return cast(list[CompoundLinear], list(self.stack))
+
     @abstractmethod
     def _shared(self) -> tuple[int, int]:
         """In how many parts of the S draws ψ is shared, by hidden maps and by heads."""
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.likelihood.start(data.y[trained(data)])  # type: ignore[operator]
+        self.likelihood.start(data.y[trained(data)])
 
     def rate_factors(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -114,44 +123,47 @@ class _CDN(Model):
         return Gaussian(mean, std, out.kl), total
 
     def _nll(self, last: Gaussian, batch: Batch, generator: Streams) -> Tensor:  # (members,)
-        log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)  # type: ignore[operator]
+        log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)
         return -weighted(log_prob, batch.weight)
 
     def _draws(self, x: Tensor, n: Draws, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draws of the last layer (members, outer, inner, rows, size); a noise vector serves all rows."""
-        block = max(1, min(n.inner, 2048 // len(x)))  # draws computed together: few rows would leave the processor idle
         x = x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
         first, *rest = self.layers
+        step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
         outer = []
         for _ in range(n.outer):
-            psi = [layer.draw(generator) for layer in self.layers]  # type: ignore[operator, misc]
+            psi = [layer.draw(generator) for layer in self.layers]
+            noises = [normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest]
+            last = self.likelihood.noise(self.members, n.inner, generator, x)
             start = first.at(x, psi[0])
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
             inner = []
-            for draws in _blocks(n.inner, block):
+            for begin in range(0, n.inner, step):
+                part = slice(begin, min(begin + step, n.inner))
+                draws = part.stop - part.start
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
-                for layer, weights in zip(rest, psi[1:], strict=True):
-                    noise = normal(generator, (self.members, draws, 1, out.mean.shape[-1]), mean)
-                    h = hidden(torch.addcmul(out.mean, out.std, noise)).flatten(1, 2)  # (members, draws rows, width)
+                for layer, weights, noise in zip(rest, psi[1:], noises, strict=True):
+                    h = hidden(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(1, 2)  # (members, draws rows, width)
                     after = layer.at(h, weights)
                     out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
-                inner.append(self.likelihood.draw(out, generator))  # type: ignore[operator]
-            outer.append([torch.cat(part, 1) for part in zip(*inner, strict=True)])
-        means, spread = (torch.stack(part, 1) for part in zip(*outer, strict=True))
+                inner.append(self.likelihood.draw(out, last[:, part]))
+            outer.append([torch.cat(kind, 1) for kind in zip(*inner, strict=True)])
+        means, spread = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, spread
 
     def _divide(self, n: Draws) -> Draws:
         """Draws per member. A maximum-likelihood ψ is a point: all of a member's draws are inner ones."""
         outer = math.ceil(n.outer / self.members)
-        return Draws(outer, n.inner) if isinstance(self.config, VBConfig) else Draws(1, outer * n.inner)
+        return Draws(outer, n.inner) if self.bayes else Draws(1, outer * n.inner)
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = self._draws(x, self._divide(n), generator)
         t = self.far(x.clamp(-LIMIT, LIMIT)) if self.far.fitted else None
-        return self.likelihood.predictive(draws, t, generator)  # type: ignore[operator, no-any-return]
+        return self.likelihood.predictive(draws, t, generator)
 
     def row_numbers(self, n: Draws) -> int:
-        width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)  # type: ignore[operator, arg-type]
+        width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)
         kept = 8 * (n.outer + self.members) * n.inner * self.task.size * self.config.last_draws
         return kept + 6 * self.members * (width + self.inputs)
 
@@ -159,7 +171,7 @@ class _CDN(Model):
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own predictive, before far noise."""
         draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
-        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None, generator), batch.weight)  # type: ignore[operator]
+        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None, generator), batch.weight)
 
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
@@ -173,7 +185,7 @@ class _CDN(Model):
         mask = held[:, judges] if bool(some.any()) else torch.ones(self.members, len(judges), dtype=torch.bool)
         y = data.y[judges]
         if bool(some.any()):
-            self.likelihood.calibrate(draws, y, mask)  # type: ignore[operator]
+            self.likelihood.calibrate(draws, y, mask)
         if self.config.far:
             seen = trained(data).nonzero().squeeze(-1)
             away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
@@ -189,13 +201,13 @@ class _CDN(Model):
 
         def score(t: Tensor | None) -> float:
             generator.set_state(state)  # the same noise for every candidate
-            return float((held * self.likelihood.member_log_prob(draws, y, t, generator)).sum() / held.sum())  # type: ignore[operator]
+            return float((held * self.likelihood.member_log_prob(draws, y, t, generator)).sum() / held.sum())
 
         base = score(None)
         # by reach: log-variance one more 50%-to-99% stretch beyond the 99% quantile
         candidates = sorted(((level + 2 * kappa, level, kappa) for level in LEVELS for kappa in KAPPAS), reverse=True)
         for _, level, kappa in candidates:
-            self.far.set_ramp(level, kappa, self.likelihood.far_cap)  # type: ignore[arg-type]
+            self.far.set_ramp(level, kappa, self.likelihood.far_cap)
             if base - score(self.far.at(distance)) <= BUDGET:
                 return
 
@@ -204,20 +216,22 @@ class MLCDN(_CDN):
     """Compound density network fitted by maximum likelihood."""
 
     method = "ml-cdn"
+    bayes = False
     Config = MLConfig
 
     def _shared(self) -> tuple[int, int]:
         return self.config.samples, self.config.samples
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        first, last = self.config.lam if isinstance(self.config.lam, tuple) else (self.config.lam, self.config.lam)  # type: ignore[union-attr]
+        path = self.config.lam
+        first, last = path if isinstance(path, tuple) else (path, path)
         lam = first * (last / first) ** batch.progress if first else 0.0
         out, kl = self._last(batch.x, generator, lam > 0)
         nll = self._nll(out, batch, generator)
         divergence = weighted(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
         total = nll + lam * divergence
         if self.config.basis == "map":
-            total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size  # type: ignore[operator]
+            total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size
         return Loss(total.sum(), nll.detach(), divergence.detach())
 
 
@@ -225,15 +239,16 @@ class VBCDN(_CDN):
     """Compound density network with a variational posterior over its hypernetworks."""
 
     method = "vb-cdn"
+    bayes = True
     Config = VBConfig
 
     def _shared(self) -> tuple[int, int]:
         samples = self.config.samples
-        return {"elbo": (samples, samples), "official": (1, samples), "joint": (1, 1)}[self.config.objective]  # type: ignore[union-attr]
+        return {"elbo": (samples, samples), "official": (1, samples), "joint": (1, 1)}[self.config.objective]
 
     def kl(self) -> Tensor:  # (members,)
         """KL of the posterior over all hypernetworks to its prior."""
-        return torch.stack([layer.kl() for layer in self.layers]).sum(0)  # type: ignore[operator]
+        return torch.stack([layer.kl() for layer in self.layers]).sum(0)
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
         out, _ = self._last(batch.x, generator, False)
@@ -262,18 +277,13 @@ def trained(data: Batch) -> Tensor:  # (rows,)
     return (data.weight > 0).reshape(-1, len(data)).any(0)
 
 
-def _blocks(count: int, size: int) -> list[int]:
-    return [min(size, count - done) for done in range(0, count, size)]
-
-
 # What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
-_COMMON = {
+_COMMON: dict[str, dict[str, Any]] = {
     "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 1, "log_col": (-6.0,), "lam": 1e-5},
-    "targets": {
-        "widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0), "lam": (3e-3, 1e-6),
-    },
-}  # fmt: skip
-_BAYES = {"classes": {"hyper": (100,), "log_col": (-5.0,)}, "targets": {"members": 1}}
+    "targets": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
+}
+_COMMON["targets"]["lam"] = (3e-3, 1e-6)
+_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,)}, "targets": {"members": 1}}
 
 
 def _resolved(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
@@ -282,17 +292,19 @@ def _resolved(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})
 
 
-def _check(config: MLConfig | VBConfig) -> None:
+def _check(config: Any) -> None:
     if config.samples < 1 or config.members < 1 or config.last_draws < 1:
         raise ValueError("samples, members and last_draws must be at least 1")
     if any(width < 1 for width in (*config.widths, *config.hyper)) or not config.hyper:
         raise ValueError(f"widths {config.widths} and hyper {config.hyper} must be positive, hyper not empty")
     if config.far < 0 or config.noise < 0:
-        raise ValueError(f"far is {config.far} and noise {config.noise}: neither may be negative; 0 turns far noise off and learns the noise")
+        raise ValueError(
+            f"far is {config.far} and noise {config.noise}: neither may be negative; 0 turns far noise off and learns the noise"
+        )
     for name, allowed in (("parametrization", ("scaled", "paper")), ("activation", ("relu", "tanh")), ("basis", ("point", "map", "vmg"))):
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
-    if isinstance(config, MLConfig):
+    if hasattr(config, "lam"):
         if config.basis == "vmg":
             raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
         lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)

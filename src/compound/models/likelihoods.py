@@ -36,8 +36,12 @@ class Likelihood(nn.Module, ABC):
         """Log-densities of y under each draw of the last layer, (members, draws, rows, size)."""
 
     @abstractmethod
-    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
-        """What prediction keeps of a draw of the last layer: two arrays (members, draws', rows, size)."""
+    def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:  # (members, draws, ...)
+        """Noise of the last layer for every draw, shared by all rows."""
+
+    @abstractmethod
+    def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What prediction keeps of draws of the last layer: two arrays (members, draws', rows, size)."""
 
     @abstractmethod
     def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
@@ -53,12 +57,11 @@ class Likelihood(nn.Module, ABC):
 
 def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise: float, far: float) -> Likelihood:
     """The likelihood of a task."""
-    kind = last_layer or ("integrate" if task.kind == "targets" else "sample")
-    if kind not in ("integrate", "sample"):
+    if last_layer not in ("integrate", "sample"):
         raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
     if task.kind == "targets":
-        return GaussianLikelihood(task.size, members, noise, kind, far)  # type: ignore[arg-type]
-    return CategoricalLikelihood(kind, last_draws)  # type: ignore[arg-type]
+        return GaussianLikelihood(task.size, members, noise, last_layer, far)  # type: ignore[arg-type]
+    return CategoricalLikelihood(task.size, last_layer, last_draws)  # type: ignore[arg-type]
 
 
 class GaussianLikelihood(Likelihood):
@@ -74,7 +77,7 @@ class GaussianLikelihood(Likelihood):
 
     def __init__(self, targets: int, members: int, noise: float, last_layer: Literal["integrate", "sample"], far: float):
         super().__init__()
-        self.last_layer, self.noise, self.far = last_layer, noise, far
+        self.last_layer, self.fixed, self.far = last_layer, bool(noise), far
         start = torch.full((members, targets), math.log(noise) if noise else -1.0)
         self.log_noise = nn.Parameter(start, requires_grad=not noise)
         self.register_buffer("floor", torch.zeros(targets))
@@ -86,7 +89,7 @@ class GaussianLikelihood(Likelihood):
         self.unit = (self.far * torch.where(spread > 0, spread, 1.0)).to(y.dtype)
         gap = torch.stack([rounding(column) for column in y.double().T])
         floor = torch.maximum(gap.square() / 12, (1e-4 * spread).square().clamp_min(1e-12))
-        self.floor = (torch.zeros_like(floor) if self.noise else floor).to(y.dtype)  # a given noise is taken at its word
+        self.floor = (torch.zeros_like(floor) if self.fixed else floor).to(y.dtype)  # a given noise is taken at its word
 
     def variance(self) -> Tensor:  # (members, targets)
         return (2 * self.log_noise).exp()
@@ -97,12 +100,14 @@ class GaussianLikelihood(Likelihood):
             return gaussian_log_prob(y, last.mean, last.std.square() + variance).sum(-1)
         return gaussian_log_prob(y, last.draw(normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
 
-    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
+    def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
+        return normal(generator, (members, draws, 1, len(self.unit)), like)
+
+    def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and variances of the integrated last layer."""
         if self.last_layer == "integrate":
             return last.mean, last.std.square()
-        mean = last.draw(normal(generator, (*last.mean.shape[:2], 1, last.mean.shape[-1]), last.mean))
-        return mean, torch.zeros_like(mean)
+        return last.draw(noise), torch.zeros_like(last.mean)
 
     def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
         return self._log_prob(draws, y, float(self.tau), self._far(t))
@@ -139,9 +144,9 @@ class CategoricalLikelihood(Likelihood):
 
     far_cap = 14.0
 
-    def __init__(self, last_layer: Literal["integrate", "sample"], last_draws: int):
+    def __init__(self, classes: int, last_layer: Literal["integrate", "sample"], last_draws: int):
         super().__init__()
-        self.last_layer, self.last_draws = last_layer, last_draws
+        self.classes, self.last_layer, self.last_draws = classes, last_layer, last_draws
 
     def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
         if self.last_layer == "integrate":
@@ -152,12 +157,13 @@ class CategoricalLikelihood(Likelihood):
         labels = y if rows == len(logits.view(-1, classes)) else y.expand(logits.shape[:-1]).reshape(-1)
         return -functional.cross_entropy(logits.view(-1, classes), labels, reduction="none").view(members, -1, rows)
 
-    def draw(self, last: Gaussian, generator: Generator) -> tuple[Tensor, Tensor]:
+    def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
+        return antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, self.classes), like), self.last_draws)
+
+    def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and standard deviations still to be integrated over them."""
         if self.last_layer == "integrate":
             return last.mean, last.std
-        members, draws, _, classes = last.mean.shape
-        noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, classes), last.mean), self.last_draws)
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
         return logits, logits.new_zeros(()).expand_as(logits)
 

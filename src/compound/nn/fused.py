@@ -26,7 +26,7 @@ def compound_layer(
     """Pre-activations at h~ (*members, rows, in + 1), with a draw of ψ per row where the maps have a posterior."""
     parameters: list[Tensor] = []
     noises: list[Tensor | None] = []
-    blocks = []
+    blocks: list[tuple[int, ...]] = []
     for layer in maps:
         if isinstance(layer, Affine):
             parameters.append(layer.weight)
@@ -72,6 +72,7 @@ class _Layer(torch.autograd.Function):
         d_wide, d_out, d_basis = moments.backward(kept_by(tensors, ctx), options, d_mean, d_std, d_kl, inputs)
         saved = list(tensors[9 if ctx.kl else 6 :])
         gradients: list[Tensor] = []
+        d_h: Any
         for k in reversed(range(len(noisy))):
             if noisy[k]:
                 kept = matrix_gaussian.Kept(*saved[-5:])
@@ -82,12 +83,12 @@ class _Layer(torch.autograd.Function):
                 saved = saved[:-2]
                 d_parameters = [dot(h.mT, d_out)]
                 d_h = dot(weight, d_out.mT).mT if k > 0 else None  # this way round the product is faster
-                if k == 0 and inputs:
+                if k == 0 and d_wide is not None:
                     d_wide = torch.baddbmm(d_wide, d_out, weight.mT) if h.ndim == 3 else torch.addmm(d_wide, d_out, weight.mT)
             gradients = d_parameters + gradients
             if k > 0:
                 z, d_z = h[..., :-1], d_h[..., :-1]  # the constant in h~ has no gradient
                 d_out = aten.threshold_backward(d_z, z, 0) if activation == "relu" else aten.tanh_backward(d_z, z)
             elif d_h is not None:
-                d_wide = d_wide + d_h
+                d_wide = d_wide + d_h  # type: ignore[operator]
         return d_wide, d_basis, None, *gradients

@@ -154,4 +154,5 @@ def keep(ctx: Any, kept: Kept, *more: Tensor) -> None:
 
 
 def kept_by(tensors: tuple[Tensor, ...], ctx: Any) -> Kept:
-    return Kept(*tensors[:6], tuple(tensors[6:9]) if ctx.kl else None, ctx.clipped)
+    wide, heads, basis, q, std, scaled, *more = tensors
+    return Kept(wide, heads, basis, q, std, scaled, (more[0], more[1], more[2]) if ctx.kl else None, ctx.clipped)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from compound.bench.memory import keep_memory
 from compound.bench.report import Bar, Page, picture
 from compound.bench.runs import Outcome, Place, Result, Run, perform
 from compound.persist import write_atomic
@@ -100,7 +101,7 @@ def _in_processes(
     # as many processes as cores: more threads than one in each would only take turns
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ProcessPoolExecutor(processes, context, initializer=_begin) as pool,
     ):
         news = manager.Queue()
         numbers = {pool.submit(_one, run, root, data_dir, number, news.put): number for number, run in enumerate(runs)}
@@ -116,6 +117,11 @@ def _in_processes(
             pool.shutdown(cancel_futures=True)  # what has begun may end and is kept, the rest need not begin
             raise
     return [results[number] for number in range(len(runs))]
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+    keep_memory()
 
 
 def _one(run: Run, root: Path, data_dir: Path | None, number: int, tell: Callable[[News], None]) -> Result:

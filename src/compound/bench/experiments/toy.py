@@ -21,7 +21,7 @@ from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Outcome, Place, Result, Run, fitted
 from compound.data.toy import VIEW, Toy, cubic, truth
 from compound.models import VBCDN, Draws
-from compound.nn import CompoundLinear, MatrixGaussianLinear
+from compound.nn import MatrixGaussianLinear
 from compound.nn.matrix_gaussian import widen
 from compound.predictive import GaussianPredictive
 from compound.train import recipe
@@ -122,7 +122,7 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
     """
     x = torch.linspace(-view, view, points).unsqueeze(1)
     rows = []
-    layers = [cast(CompoundLinear, layer) for layer in model.layers]
+    layers = model.layers
     for _ in range(draws):
         h, parts, sizes = x.unsqueeze(0), [], []  # (members, points, in), of one member
         for layer in layers:
