@@ -28,11 +28,11 @@ def test_entropy_shares_add_up_and_far_noise_is_posterior():
     g = fork(1)
     inner = torch.softmax(2 * torch.randn(4, 3, 6, 5, generator=g, dtype=DOUBLE), -1)
     outer = torch.softmax(torch.randn(4, 3, 6, 5, generator=g, dtype=DOUBLE), -1)
-    plain, far = CategoricalPredictive.of(inner), CategoricalPredictive.of(inner, outer)
+    plain, far = CategoricalPredictive.of(inner.log()), CategoricalPredictive.of(inner.log(), outer.mean((0, 1)))
     assert_close(plain.total, entropy(inner.mean((0, 1))), rtol=1e-12, atol=0)
     assert_close(far.total, entropy(outer.mean((0, 1))), rtol=1e-12, atol=0)
     assert_close(plain.component, far.component)  # the aleatoric part is that of the draws without far noise
-    even = CategoricalPredictive.of(inner, torch.full_like(inner, 0.2))
+    even = CategoricalPredictive.of(inner.log(), torch.full((6, 5), 0.2, dtype=DOUBLE))
     assert_close(even.total, torch.full((6,), math.log(5), dtype=DOUBLE))
     assert (even.posterior >= plain.posterior).all() and even.posterior.sum() > 1.5 * plain.posterior.sum()
 
@@ -73,7 +73,7 @@ def test_samples_follow_the_predictive():
 
 
 def test_samples_of_classes_follow_the_probabilities():
-    p = CategoricalPredictive.of(torch.softmax(torch.randn(1, 1, 3, 4, generator=fork(4)), -1))
+    p = CategoricalPredictive.of(torch.log_softmax(torch.randn(1, 1, 3, 4, generator=fork(4)), -1))
     y = p.sample(50_000, fork(5))
     share = torch.stack([(y == k).float().mean(0) for k in range(4)], -1)
     assert (share - p.probs).abs().max() < 5 * math.sqrt(0.25 / 50_000)
@@ -107,5 +107,5 @@ def test_impossible_coverage_is_refused(coverage):
 
 
 def test_probabilities_that_underflow_keep_a_finite_log():
-    probs = torch.tensor([[[[1.0, 0.0]]]])
-    assert torch.isfinite(CategoricalPredictive.of(probs).log_prob(torch.tensor([1]))).all()
+    answer = CategoricalPredictive.of(torch.tensor([[[[0.0, -1e4]]]]))
+    assert torch.isfinite(answer.log_prob(torch.tensor([1]))).all() and answer.total == 0

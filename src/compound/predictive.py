@@ -65,16 +65,18 @@ class CategoricalPredictive(Predictive):
     probs: Tensor  # (rows, classes)
 
     @classmethod
-    def of(cls, inner: Tensor, outer: Tensor | None = None) -> Self:
-        """From probabilities (outer, inner, rows, classes).
+    def of(cls, logs: Tensor, far: Tensor | None = None) -> Self:
+        """From log-probabilities (outer, inner, rows, classes).
 
-        `inner` gives component and mixing; `outer`, where given, are the same draws with far noise on, and give the total.
+        They give component and mixing; `far`, where given, are the mean probabilities (rows, classes) of the same draws with
+        far noise on, and give the total.
         """
-        component = entropy(inner).mean((0, 1))  # (rows,)
-        mixing = entropy(inner.mean(1)).mean(0) - component
-        mean = (inner if outer is None else outer).mean((0, 1))
-        parts = split(entropy(mean), component, mixing, inner)
-        return cls(*parts, mean)
+        probs = logs.exp()
+        component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
+        means = probs.mean(1)  # (outer, rows, classes)
+        mixing = entropy(means).mean(0) - component
+        mean = means.mean(0) if far is None else far
+        return cls(*split(entropy(mean), component, mixing, probs), mean)
 
     @property
     def label(self) -> Tensor:  # (rows,)

@@ -168,20 +168,26 @@ class CategoricalLikelihood(Likelihood):
         return logits, logits.new_zeros(()).expand_as(logits)
 
     def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
-        probs = self._probs(draws, t, generator).mean((1, 2))  # (members, rows, classes)
-        return _pick(_log(probs), y)
-
-    def _probs(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> Tensor:
         logits, std = draws
-        if t is not None:
-            spread = logits.std(-1, correction=0, keepdim=True)
-            logits = torch.addcmul(logits, spread * (0.5 * t).exp().unsqueeze(-1), rotated(generator, logits))
+        probs = self._probs(logits, std) if t is None else self._probs(noisy(logits, t, generator), std)
+        return _pick(_log(probs.mean((1, 2))), y)  # (members, rows)
+
+    def _probs(self, logits: Tensor, std: Tensor) -> Tensor:
         return expected_softmax(logits, std) if self.last_layer == "integrate" else torch.softmax(logits, -1)
 
     def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> CategoricalPredictive:
-        inner = self._probs(draws, None, generator).flatten(0, 1)  # (outer, inner, rows, classes)
-        outer = None if t is None else self._probs(draws, t, generator).flatten(0, 1)
-        return CategoricalPredictive.of(inner, outer)
+        logits, std = draws
+        logs = _log(self._probs(logits, std)) if self.last_layer == "integrate" else torch.log_softmax(logits, -1)
+        far = None if t is None else self._probs(noisy(logits, t, generator), std).mean((0, 1, 2))
+        return CategoricalPredictive.of(logs.flatten(0, 1), far)
+
+
+def noisy(logits: Tensor, t: Tensor, generator: Generator) -> Tensor:
+    """Logits (..., rows, classes) with far noise of log-variance t (rows,), in units of their spread over the classes."""
+    mean = logits.mean(-1, keepdim=True)
+    square = torch.linalg.vector_norm(logits, dim=-1, keepdim=True).square() / logits.shape[-1]
+    spread = (square - mean.square()).clamp_min(0).sqrt()  # several times faster than `std` along so short an axis
+    return torch.addcmul(logits, spread * (0.5 * t).exp().unsqueeze(-1), rotated(generator, logits))
 
 
 def antithetic(noise: Tensor, count: int) -> Tensor:

@@ -19,7 +19,7 @@ SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 100
 FOLDS = 5
 FULL_RANK = 64  # inputs up to this wide are whitened fully
-MAX_RANK = 256
+MAX_RANK = 128
 
 
 class FarNoise(nn.Module):

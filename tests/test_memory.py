@@ -1,0 +1,28 @@
+"""Prediction of many rows needs little memory beyond inputs and answer."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, torch
+from compound import Task, build, fork
+from compound.models import Method
+torch.set_num_threads(1)
+rows = 100_000
+x = torch.randn(rows, 2, generator=fork(0))
+model = build(Method("ml-cdn", widths=(5,), hyper=(4,), members=1), 2, Task("{kind}", 2), 0)
+model.predict(x[:10], 100, fork(1))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+seen = sum(len(part.total) for part in model.predict_chunks(x, 100, fork(1)))
+assert seen == rows
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["classes", "targets"])
+def test_a_stream_of_answers_stays_below_a_gibibyte(kind):
+    """100,000 rows x 100 draws would be 80 MB of logits for each copy; chunks are chosen from the budget, whatever the rows."""
+    out = subprocess.run([sys.executable, "-c", SCRIPT.format(kind=kind)], capture_output=True, text=True, check=True)
+    assert int(out.stdout) < 700 * 1024  # KiB
