@@ -166,7 +166,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
     path = torch.stack([model.predict(start + u * scale * direction, 50, fork(1)).posterior.squeeze(-1) for u in torch.linspace(0, 1, 12)])
     assert (path[1:] >= 0.7 * path[:-1] - 0.02 * own**2).float().mean() > 0.97
-    assert (path[-1] > path[0]).all()
+    assert (path[-1] >= 0.98 * path[0]).all() and (path[-1] > 2 * path[0]).float().mean() > 0.8
 
 
 def test_unfitted_far_noise_is_silent():

@@ -2,6 +2,9 @@
 
     u = A (x - m),   d(x) = min_k |u - c_k|,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
+and beyond d99 at least a straight line to SURE (or the cap) at 2.5 d99: however gently the ramp had to be chosen, what is
+several times farther away than ordinary rows is met with full doubt.
+
 A whitens with a ridge, c_k are k-means centres of the whitened training inputs, d50 and d99 are quantiles of the distances of
 rows whose centres were fitted without them. exp(t) is the log-variance of noise on the last layer's pre-activations, in a unit
 the likelihood chooses. No outlier is ever looked at.
@@ -20,6 +23,7 @@ CENTRES = 100
 FOLDS = 5
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
+SURE = 8.0  # log-variance that every row beyond 2.5 d99 gets, where the cap allows it
 
 
 class FarNoise(nn.Module):
@@ -60,7 +64,10 @@ class FarNoise(nn.Module):
 
     def at(self, distance: Tensor) -> Tensor:
         d50, d99, level, kappa, cap = self.ramp.unbind()
-        return torch.minimum((level + kappa * (distance - d50) / (d99 - d50)).clamp_min(-20), cap)
+        rise = level + kappa * (distance - d50) / (d99 - d50)
+        edge = level + kappa
+        sure = edge + (cap.clamp_max(SURE) - edge) * (distance - d99) / (1.5 * d99)
+        return torch.minimum(torch.where(distance > d99, torch.maximum(rise, sure), rise).clamp_min(-20), cap)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
         self.ramp = torch.cat([self.ramp[:2], self.ramp.new_tensor([level, kappa, cap])])
