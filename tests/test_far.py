@@ -130,7 +130,7 @@ def test_classes_far_away_are_doubtful(classifier, name, factor):
     ramp, moved_x = model.far.ramp, moved(model, x[:100], factor, factor)
     p = model.predict(moved_x, 100, fork(1))
     assert p.entropy().min() >= 0.85 * math.log(4)
-    model.far.ramp = torch.tensor([0.0, 1.0, -20.0, 0.0, -20.0])
+    model.far.ramp = torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
     silent = model.predict(moved_x, 100, fork(1))
     model.far.ramp = ramp
     assert_close(p.aleatoric, silent.aleatoric, rtol=0, atol=5e-3)  # what far noise adds is epistemic, all of it
@@ -142,7 +142,7 @@ def test_far_noise_costs_no_more_than_its_budget(classifier, name):
     models, x, y = classifier
     model = models[name]
     with_noise = model.predict(x[:200], 200, fork(2))
-    ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, -20.0, 0.0, -20.0])
+    ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
     without = model.predict(x[:200], 200, fork(2))
     model.far.ramp = ramp
     cost = (without.log_prob(y[:200]) - with_noise.log_prob(y[:200])).mean()

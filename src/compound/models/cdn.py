@@ -181,7 +181,7 @@ class _CDN(Model):
         some = held.any(0)
         order = torch.randperm(len(data), generator=generator)
         judges = order[some[order]][:JUDGES] if bool(some.any()) else order[:JUDGES]
-        draws = self._draws(data.x[judges], self._divide(Draws(40 * self.members, 1)), generator)
+        draws = self._draws(data.x[judges], self._divide(Draws(100 * self.members, 1)), generator)
         mask = held[:, judges] if bool(some.any()) else torch.ones(self.members, len(judges), dtype=torch.bool)
         y = data.y[judges]
         if bool(some.any()):

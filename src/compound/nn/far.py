@@ -2,11 +2,11 @@
 
     u = A (x - m),   d(x) = min_k |u - c_k|,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
-and beyond d99 at least a straight line to SURE (or the cap) at 2.5 d99: however gently the ramp had to be chosen, what is
-several times farther away than ordinary rows is met with full doubt.
+and beyond every ordinary row a standard deviation that grows at least with the cube of the distance, up to SURE (or the cap) at
+2.9 d99: however gently the ramp had to be chosen, what is three times farther away than d99 is met with full doubt.
 
 A whitens with a ridge, c_k are k-means centres of the whitened training inputs, d50 and d99 are quantiles of the distances of
-rows whose centres were fitted without them. exp(t) is the log-variance of noise on the last layer's pre-activations, in a unit
+rows whose centres were fitted without them. t is the log-variance of noise on the last layer's pre-activations, in a unit
 the likelihood chooses. No outlier is ever looked at.
 """
 
@@ -23,7 +23,7 @@ CENTRES = 100
 FOLDS = 5
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
-SURE = 8.0  # log-variance that every row beyond 2.5 d99 gets, where the cap allows it
+SURE = 8.0  # log-variance that every row beyond 2.9 d99 gets, where the cap allows it
 
 
 class FarNoise(nn.Module):
@@ -33,7 +33,7 @@ class FarNoise(nn.Module):
     whiten: Tensor  # (features, rank)
     rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
     centres: Tensor  # (centres, rank)
-    ramp: Tensor  # (5,) d50, d99, level, kappa, cap
+    ramp: Tensor  # (6,) d50, d99, edge (the farthest ordinary row, at most 2 d99), level, kappa, cap
 
     def __init__(self, features: int):
         super().__init__()
@@ -41,7 +41,7 @@ class FarNoise(nn.Module):
         self.register_buffer("whiten", torch.zeros(features, 0))
         self.register_buffer("rest", torch.zeros(()))
         self.register_buffer("centres", torch.zeros(0, 0))
-        self.register_buffer("ramp", torch.zeros(5))
+        self.register_buffer("ramp", torch.zeros(6))
 
     @property
     def fitted(self) -> bool:
@@ -63,14 +63,13 @@ class FarNoise(nn.Module):
         return self.at(self.distance(x))
 
     def at(self, distance: Tensor) -> Tensor:
-        d50, d99, level, kappa, cap = self.ramp.unbind()
+        d50, d99, edge, level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
-        edge = level + kappa
-        sure = edge + (cap.clamp_max(SURE) - edge) * (distance - d99) / (1.5 * d99)
-        return torch.minimum(torch.where(distance > d99, torch.maximum(rise, sure), rise).clamp_min(-20), cap)
+        sure = cap.clamp_max(SURE) + 6 * ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0).log()
+        return torch.minimum(torch.maximum(rise, sure).clamp_min(-20), cap)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
-        self.ramp = torch.cat([self.ramp[:2], self.ramp.new_tensor([level, kappa, cap])])
+        self.ramp = torch.cat([self.ramp[:3], self.ramp.new_tensor([level, kappa, cap])])
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
         """Learn the distance from training rows; returns their distances to centres that were fitted without them.
@@ -93,7 +92,8 @@ class FarNoise(nn.Module):
         out[left] = (nearest(u[left], self.centres).square() + outside[left]).sqrt()
         d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
         d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
-        self.ramp = torch.tensor([d50, d99, -20.0, 0.0, -20.0], dtype=u.dtype)
+        edge = min(max(d99, float(out[sample].max())), 2 * d99)
+        self.ramp = torch.tensor([d50, d99, edge, -20.0, 0.0, -20.0], dtype=u.dtype)
         return out
 
     def _fit_whitening(self, x: Tensor) -> None:
