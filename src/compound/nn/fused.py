@@ -1,7 +1,7 @@
 """A whole compound layer, hypernetwork included, as one step of autograd.
 
-Small operations cost their overhead, not their arithmetic: one hand-written backward pass in place of some thirty recorded
-steps makes a training step of a 784-100-10 network about a fifth shorter.
+Small operations cost their overhead, not their arithmetic: one hand-written backward pass takes the place of some thirty
+recorded steps.
 """
 
 from collections.abc import Sequence

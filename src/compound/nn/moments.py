@@ -4,7 +4,7 @@ W ~ MN(diag(s) V, diag(exp lr), diag(exp lc)) and h~ = [h; 1] give, exactly and 
 
     W^T h~ ~ N( V^T (s * h~),  (sum_i h~_i² exp(lr_i)) exp(lc) )
 
-Backward is written by hand: autograd would walk about three times as often over arrays of the size of the input.
+Backward is written by hand: autograd would walk more often over arrays of the size of the input, and keep more of them.
 """
 
 from functools import lru_cache
