@@ -44,6 +44,8 @@ def main(json_path: Path | None, quick: bool) -> list[Row]:
     from rich.console import Console
     from rich.table import Table
 
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)  # a path that cannot be written is refused before the work
     keep_memory()
     rounds = 5 if quick else 25
     console = Console()

@@ -217,6 +217,7 @@ class _CDN(Model):
             self.far.set_ramp(level, kappa, self.likelihood.far_cap)
             if bool(((base - scores(self.far.at(distance))) <= BUDGET).all()):
                 return
+        # none is cheap enough: the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away
 
 
 class MLCDN(_CDN):
