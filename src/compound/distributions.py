@@ -99,42 +99,53 @@ def _kl_matrix_normal_normal(p: MatrixNormal, q: Normal) -> Tensor:
     return kl_divergence(Normal(p.loc, p.stddev, validate_args=False), q).sum((-2, -1))
 
 
-# Even mixtures of n Gaussians per row and target: means, variances (n, rows, targets).
+# Mixtures of n Gaussians per row and target: means, variances (n, rows, targets); even, or with log_weights (n, rows, 1).
 
 
 def gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (LOG_2PI + variance.log() + (y - mean).square() / variance)
 
 
-def mixture_log_prob(y: Tensor, means: Tensor, variances: Tensor) -> Tensor:  # (rows,)
+def weighted_log_sum(values: Tensor, log_weights: Tensor | None) -> Tensor:
+    """log sum_k w_k exp(values_k) over the first axis."""
+    return log_mean_exp(values, 0) if log_weights is None else torch.logsumexp(log_weights + values, 0)
+
+
+def weighted_mean(values: Tensor, log_weights: Tensor | None) -> Tensor:
+    return values.mean(0) if log_weights is None else (log_weights.exp() * values).sum(0)
+
+
+def mixture_log_prob(y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows,)
     """Joint over targets: all targets of a row come from the same component."""
-    return log_mean_exp(gaussian_log_prob(y, means, variances).sum(-1), 0)
+    return weighted_log_sum(gaussian_log_prob(y, means, variances).sum(-1, keepdim=True), log_weights).squeeze(-1)
 
 
-def mixture_cdf(y: Tensor, means: Tensor, variances: Tensor) -> Tensor:  # (rows, targets)
-    return torch.special.ndtr((y - means) / variances.sqrt()).mean(0)
+def mixture_cdf(y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows, targets)
+    return weighted_mean(torch.special.ndtr((y - means) / variances.sqrt()), log_weights)
 
 
-def mixture_quantile(q: float, means: Tensor, variances: Tensor) -> Tensor:  # (rows, targets)
+def mixture_quantile(q: float, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows, targets)
     """By bisection on the cdf, in float64: 60 halvings of a bracket that is sure to hold the answer."""
     if not 0 < q < 1:
         raise ValueError(f"q is {q}: a quantile level must lie between 0 and 1")
     m, v = means.double(), variances.double()
+    w = None if log_weights is None else torch.log_softmax(log_weights.double(), 0)
     at = v.sqrt() * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) + m  # each component's own quantile
     low, high = at.amin(0), at.amax(0)
     for _ in range(60):
         middle = 0.5 * (low + high)
-        below = mixture_cdf(middle, m, v) < q
+        below = mixture_cdf(middle, m, v, w) < q
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (0.5 * (low + high)).to(means.dtype)
 
 
-def mixture_entropy(means: Tensor, variances: Tensor, points: int = 24) -> Tensor:  # (rows, targets)
+def mixture_entropy(means: Tensor, variances: Tensor, log_weights: Tensor | None = None, points: int = 24) -> Tensor:  # (rows, targets)
     """-E log p with Gauss-Hermite nodes of every component: exact for one, close for any mixture."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     out = torch.zeros_like(means[0])
-    for mean, std in zip(means, variances.sqrt(), strict=True):
+    shares = means.new_full((len(means), 1, 1), 1 / len(means)) if log_weights is None else log_weights.exp()
+    for mean, std, share in zip(means, variances.sqrt(), shares, strict=True):
         for node, weight in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True):
-            density = log_mean_exp(gaussian_log_prob(mean + node * std, means, variances), 0)
-            out -= weight / len(means) * density
+            density = weighted_log_sum(gaussian_log_prob(mean + node * std, means, variances), log_weights)
+            out -= weight * share * density
     return out

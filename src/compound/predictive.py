@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from compound.distributions import mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile
+from compound.distributions import mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,11 @@ class CategoricalPredictive(Predictive):
 
 @dataclass(frozen=True)
 class GaussianPredictive(Predictive):
-    """Targets: an even mixture of Gaussians, with shares of its variance."""
+    """Targets: a mixture of Gaussians, even unless it has weights, with shares of its variance."""
 
     means: Tensor  # (draws, rows, targets)
     variances: Tensor  # (draws, rows, targets)
+    log_weights: Tensor | None = None  # (draws, rows, 1), summing to one over the draws
 
     @classmethod
     def of(cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None) -> Self:
@@ -125,11 +126,11 @@ class GaussianPredictive(Predictive):
 
     @property
     def mean(self) -> Tensor:  # (rows, targets)
-        return self.means.mean(0)
+        return weighted_mean(self.means, self.log_weights)
 
     @property
     def variance(self) -> Tensor:  # (rows, targets)
-        return self.variances.mean(0) + self.means.var(0, correction=0)
+        return weighted_mean(self.variances + (self.means - self.mean).square(), self.log_weights)
 
     @property
     def std(self) -> Tensor:
@@ -137,13 +138,13 @@ class GaussianPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Joint log-density of all targets of a row."""
-        return mixture_log_prob(y, self.means, self.variances)
+        return mixture_log_prob(y, self.means, self.variances, self.log_weights)
 
     def cdf(self, y: Tensor) -> Tensor:  # (rows, targets)
-        return mixture_cdf(y, self.means, self.variances)
+        return mixture_cdf(y, self.means, self.variances, self.log_weights)
 
     def quantile(self, q: float) -> Tensor:  # (rows, targets)
-        return mixture_quantile(q, self.means, self.variances)
+        return mixture_quantile(q, self.means, self.variances, self.log_weights)
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `coverage`."""
@@ -153,11 +154,15 @@ class GaussianPredictive(Predictive):
 
     def entropy(self) -> Tensor:
         """Of each target's own mixture."""
-        return mixture_entropy(self.means, self.variances)
+        return mixture_entropy(self.means, self.variances, self.log_weights)
 
     def sample(self, n: int, generator: Generator) -> Tensor:
         rows, targets = self.means.shape[1:]
-        pick = torch.randint(len(self.means), (n, rows, 1), generator=generator).expand(n, rows, targets)
+        if self.log_weights is None:
+            pick = torch.randint(len(self.means), (n, rows, 1), generator=generator)
+        else:
+            pick = torch.multinomial(self.log_weights[..., 0].T.exp(), n, replacement=True, generator=generator).T.unsqueeze(-1)
+        pick = pick.expand(n, rows, targets)
         noise = torch.randn((n, rows, targets), generator=generator, dtype=self.means.dtype)
         return self.means.gather(0, pick) + self.variances.gather(0, pick).sqrt() * noise
 
@@ -165,11 +170,11 @@ class GaussianPredictive(Predictive):
         """The same answer for shift + scale * y: from standard units back to the original ones."""
         square = scale * scale
         parts = (self.component * square, self.mixing * square, self.posterior * square)
-        return type(self)(*parts, shift + scale * self.means, square * self.variances)
+        return type(self)(*parts, shift + scale * self.means, square * self.variances, self.log_weights)
 
     def _joined(self, others: Sequence[Self]) -> Self:
         parts = ((o.component, o.mixing, o.posterior) for o in others)
-        draws = ((o.means, o.variances) for o in others)
+        draws = ((o.means, o.variances) if o.log_weights is None else (o.means, o.variances, o.log_weights) for o in others)
         return type(self)(
             *(torch.cat(column) for column in zip(*parts, strict=True)),
             *(torch.cat(column, 1) for column in zip(*draws, strict=True)),

@@ -112,7 +112,7 @@ class _State:
     """Everything the next step reads besides model and optimizer."""
 
     averaged: list[Tensor]  # as the parameters; empty without averaging
-    best: list[Tensor]  # as the parameters; empty before the first good check
+    best: list[Tensor]  # parameters and buffers; empty before the first good check
     sums: Tensor  # (2, members) NLL and KL since the last entry of the history
     columns: dict[str, list[float]]
     step: int = 0
@@ -147,6 +147,7 @@ def fit(
         return History(**found["history"])
 
     parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    everything = [*parameters, *model.buffers()]  # a method may keep running factors as buffers
     optimizer = model.optimizer(settings)
     if found is None:
         averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
@@ -185,7 +186,7 @@ def fit(
         if state.step % every == 0 or state.step == settings.steps:
             if check is not None:
                 with _swapped(parameters, state.averaged):
-                    _look(model, check, parameters, settings, seed, state)
+                    _look(model, check, everything, settings, seed, state)
             _record(state, rate)
         now = time.monotonic()
         if checkpoint is not None and now - saved >= save_every:
@@ -198,7 +199,10 @@ def fit(
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
-    _assign(parameters, state.best or state.averaged or parameters)
+    if state.best:
+        _assign(everything, state.best)
+    else:
+        _assign(parameters, state.averaged or parameters)
     model.finish(data, fork(seed, "finish"))
     history = History(state.columns, state.best_step if state.best else state.step)
     if checkpoint is not None:
@@ -227,9 +231,16 @@ def _training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
 def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[[int], Batch]:
     """The batch of a step: slices of one permutation per epoch, its incomplete last part dropped."""
     per_epoch = len(rows) // settings.batch
+
+    def outside(step: int, count: int) -> Tensor | None:
+        """As many rows from outside the domain as the batch has."""
+        if data.x_ood is None:
+            return None
+        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=fork(seed, "outside", step))]
+
     if len(rows) <= settings.batch:
         everything = data if len(rows) == len(data) else data.take(rows)
-        return lambda step: replace(everything, progress=step / settings.steps)
+        return lambda step: replace(everything, x_ood=outside(step, len(rows)), progress=step / settings.steps)
     order, order_epoch = rows, -1
 
     def feed(step: int) -> Batch:
@@ -240,7 +251,7 @@ def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[
         mine = order[part * settings.batch : (part + 1) * settings.batch]
         x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
         weight = None if data.weight is None else data.weight.index_select(-1, mine)
-        return Batch(x, y, data.size, index, weight, data.x_ood, step / settings.steps)
+        return Batch(x, y, data.size, index, weight, outside(step, len(mine)), step / settings.steps)
 
     return feed
 
@@ -312,7 +323,7 @@ def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
-def _look(model: Model, check: Batch, parameters: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
+def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
     values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
     if check.weight is not None and check.weight.ndim == 2:
@@ -320,7 +331,7 @@ def _look(model: Model, check: Batch, parameters: Sequence[Tensor], settings: Se
     state.held_out = float(values.mean())
     state.stale += 1
     if state.held_out < state.best_value:
-        state.best = [parameter.detach().clone() for parameter in parameters]
+        state.best = [tensor.detach().clone() for tensor in everything]
         state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
 
 

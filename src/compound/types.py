@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+Streams = Generator | Sequence[Generator]  # one stream, or one per member
 type_of = {"classes": "integer labels 0..size-1, shape (rows,)", "targets": "numbers, shape (rows, size)"}
 
 
@@ -47,9 +48,13 @@ class Batch:
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
 
 
-def whole(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None) -> Batch:
+def whole(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None, x_ood: Tensor | None = None) -> Batch:
     """All rows as one batch, checked: the one place where bad input is refused before any work."""
     check_inputs(x)
+    if x_ood is not None:
+        check_inputs(x_ood, x.shape[1], "x_ood")
+        if len(x_ood) == 0:
+            raise ValueError("x_ood has no rows: give at least one, or None")
     if len(x) == 0:
         raise ValueError(f"x has no rows (shape {tuple(x.shape)}): give at least one")
     shape = (len(x),) if task.kind == "classes" else (len(x), task.size)
@@ -73,18 +78,18 @@ def whole(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None) -> Bat
         size = weight.sum(-1)
         if bool((size <= 0).any()):
             raise ValueError("weight is 0 for every row: nothing is left to train on")
-    return Batch(x, y, size, torch.arange(len(x)), weight)
+    return Batch(x, y, size, torch.arange(len(x)), weight, x_ood)
 
 
-def check_inputs(x: Tensor, features: int | None = None) -> None:
+def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> None:
     """Refuse what no model can answer: wrong shape, NaN, infinity."""
     if x.ndim != 2 or x.shape[1] == 0 or features not in (None, x.shape[1]):
         wanted = "features >= 1" if features is None else f"{features}"
-        raise ValueError(f"x has shape {tuple(x.shape)}: it must be (rows, {wanted})")
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be (rows, {wanted})")
     if not x.is_floating_point():
-        raise ValueError(f"x has dtype {x.dtype}: give floating-point numbers, use x.float()")
+        raise ValueError(f"{name} has dtype {x.dtype}: give floating-point numbers, use {name}.float()")
     if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"x holds {_first_bad(x)}: drop or fill such values first")
+        raise ValueError(f"{name} holds {_first_bad(x)}: drop or fill such values first")
 
 
 def _first_bad(values: Tensor) -> str:
@@ -108,7 +113,16 @@ def member_seed(seed: int, k: int) -> int:
     return seed if k == 0 else seed_of(seed, "member", k)
 
 
-def normal(generator: Generator | Sequence[Generator], shape: Sequence[int], like: Tensor) -> Tensor:
+def single(generator: Streams) -> Generator:
+    """The one stream of a method without members."""
+    if isinstance(generator, Generator):
+        return generator
+    if len(generator) != 1:
+        raise ValueError(f"{len(generator)} streams for a method without members: give one")
+    return generator[0]
+
+
+def normal(generator: Streams, shape: Sequence[int], like: Tensor) -> Tensor:
     """Standard normal numbers of the dtype and device of `like`; with one stream per member the first axis counts members.
 
     Own streams make five members trained together draw what each would draw alone.

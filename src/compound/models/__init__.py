@@ -8,9 +8,14 @@ from compound.models.base import Loss as Loss
 from compound.models.base import Model as Model
 from compound.models.cdn import MLCDN as MLCDN
 from compound.models.cdn import VBCDN as VBCDN
+from compound.models.map import MAP as MAP
 from compound.types import Task
 
-METHODS: dict[str, type[Model]] = {"ml-cdn": MLCDN, "vb-cdn": VBCDN}
+METHODS: dict[str, type[Model]] = {
+    "ml-cdn": MLCDN,
+    "vb-cdn": VBCDN,
+    "map": MAP,
+}
 
 
 class Method:
@@ -25,7 +30,7 @@ class Method:
         """The frozen `Config` of the method with these options."""
         if self.name not in METHODS:
             raise ValueError(f"method is {self.name!r}: choose one of {', '.join(METHODS)}")
-        kind = METHODS[self.name].Config  # type: ignore[attr-defined]
+        kind = METHODS[self.name].Config
         known = [field.name for field in dataclasses.fields(kind)]
         for option in self.options:
             if option not in known:

@@ -1,15 +1,17 @@
 """The contract every method fulfils: a loss for one batch, and an answer for any number of rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from compound.predictive import Predictive
-from compound.types import Batch, Task, check_inputs
+from compound.types import Batch, Streams, Task, check_inputs
 
+C = TypeVar("C")
 MEMORY = 256 * 2**20  # bytes of live arrays while predicting
 
 
@@ -47,6 +49,9 @@ class OptimizerSettings(Protocol):
 class Model(nn.Module, ABC):
     """A method with its network: what it minimises, and how it answers."""
 
+    method: ClassVar[str]  # its name in METHODS
+    Config: ClassVar[type]  # its options, a frozen dataclass
+    config: Any  # those of this model
     inputs: int
     task: Task
     members: int = 1
@@ -55,7 +60,7 @@ class Model(nn.Module, ABC):
         """Once, before training: constants from the training rows."""
 
     @abstractmethod
-    def loss(self, batch: Batch, generator: Generator | Sequence[Generator]) -> Loss:
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
         """The objective on a batch; `generator` is one stream, or one per member."""
 
     @abstractmethod
@@ -105,3 +110,27 @@ class Model(nn.Module, ABC):
     def predict(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Predictive:
         """The predictive distribution of every row of x, from n draws."""
         return Predictive.join(list(self.predict_chunks(x, n, generator, memory)))
+
+
+def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
+    """Mean over rows, weighted; rows a member holds out do not count for it."""
+    if weight is None:
+        return values.mean(-1)
+    weight = weight.to(values.dtype)
+    return (weight * values).sum(-1) / weight.sum(-1).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def trained(data: Batch) -> Tensor:  # (rows,)
+    """Which rows some member trains on."""
+    if data.weight is None:
+        return torch.ones(len(data), dtype=torch.bool)
+    return (data.weight > 0).reshape(-1, len(data)).any(0)
+
+
+def resolved(config: C, defaults: dict[str, Any]) -> C:
+    """The frozen config with every None replaced by its default."""
+    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})  # type: ignore[type-var]
+
+
+# The network every method starts from where `widths` is None: the paper's for classes, that of the UCI tables for targets.
+WIDTHS = {"classes": (100,), "targets": (50,)}

@@ -10,22 +10,19 @@ A draw: outer = a member and, in VB-CDN, its ψ (what more data would settle); i
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
-from compound.models.base import Draws, Loss, Model
+from compound.models.base import Draws, Loss, Model, resolved, trained, weighted
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
+from compound.nn.networks import LIMIT, hidden
 from compound.predictive import Predictive
-from compound.types import Batch, Task, fork, log_mean_exp, member_seed, normal
+from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
 
-Streams = Generator | Sequence[Generator]
-LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
 LEVELS = (-6.0, -9.0, -12.0, -15.0, -18.0)  # log-variance of the far noise at the median distance
 KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)  # its rise from there to the 99% quantile
@@ -34,7 +31,7 @@ JUDGES = 2000  # rows that far noise and τ are fitted on
 
 @dataclass(frozen=True)
 class Config:
-    """Options of both CDNs; None means: as the task asks, see `_resolved`."""
+    """Options of both CDNs; None means: as the task asks, see `_COMMON`."""
 
     widths: tuple[int, ...] | None = None  # hidden layers of the predictive network
     hyper: tuple[int, ...] | None = None  # hidden layers of each hypernetwork
@@ -66,14 +63,14 @@ class VBConfig(Config):
 class _CDN(Model):
     """What both CDNs share: the stack of compound layers, prediction, far noise."""
 
-    method: str
     bayes: bool
     likelihood: Likelihood
     far: FarNoise
 
     def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
         super().__init__()
-        self.config = cast(Any, _resolved(config, task))  # no None is left in it
+        bayes = _BAYES[task.kind] if self.bayes else {}
+        self.config = cast(Any, resolved(config, _COMMON[task.kind] | bayes))  # no None is left in it
         _check(self.config)
         self.inputs, self.task, self.members = inputs, task, self.config.members
         self._build(self.config, seed)
@@ -265,26 +262,6 @@ class VBCDN(_CDN):
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
 
-def hidden(a: Tensor) -> Tensor:
-    """ReLU that saturates far beyond any ordinary value."""
-    return functional.hardtanh(a, 0.0, LIMIT)
-
-
-def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
-    """Mean over rows, weighted; rows a member holds out do not count for it."""
-    if weight is None:
-        return values.mean(-1)
-    weight = weight.to(values.dtype)
-    return (weight * values).sum(-1) / weight.sum(-1).clamp_min(torch.finfo(values.dtype).tiny)
-
-
-def trained(data: Batch) -> Tensor:  # (rows,)
-    """Which rows some member trains on."""
-    if data.weight is None:
-        return torch.ones(len(data), dtype=torch.bool)
-    return (data.weight > 0).reshape(-1, len(data)).any(0)
-
-
 # What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
 _COMMON: dict[str, dict[str, Any]] = {
     "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 1, "log_col": (-6.0,), "lam": 1e-5},
@@ -292,12 +269,6 @@ _COMMON: dict[str, dict[str, Any]] = {
 }
 _COMMON["targets"]["lam"] = (3e-3, 1e-6)
 _BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,)}, "targets": {"members": 1}}
-
-
-def _resolved(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
-    """The config with every None replaced by the task's default."""
-    defaults = _COMMON[task.kind] | (_BAYES[task.kind] if isinstance(config, VBConfig) else {})
-    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})
 
 
 def _check(config: Any) -> None:

@@ -6,7 +6,6 @@ a `Predictive`. At prediction draws are (members, outer, inner, rows, size), wit
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,9 +17,7 @@ from compound.distributions import gaussian_log_prob
 from compound.nn import Gaussian
 from compound.nn.softmax import expected_softmax
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import Task, log_mean_exp, normal
-
-Streams = Generator | Sequence[Generator]
+from compound.types import Streams, Task, log_mean_exp, normal
 
 
 class Likelihood(nn.Module, ABC):
@@ -87,9 +84,7 @@ class GaussianLikelihood(Likelihood):
     def start(self, y: Tensor) -> None:
         spread = y.double().std(0, correction=0)  # (targets,)
         self.unit = (self.far * torch.where(spread > 0, spread, 1.0)).to(y.dtype)
-        gap = torch.stack([rounding(column) for column in y.double().T])
-        floor = torch.maximum(gap.square() / 12, (1e-4 * spread).square().clamp_min(1e-12))
-        self.floor = (torch.zeros_like(floor) if self.fixed else floor).to(y.dtype)  # a given noise is taken at its word
+        self.floor = torch.zeros_like(self.floor) if self.fixed else noise_floor(y)  # a given noise is taken at its word
 
     def variance(self) -> Tensor:  # (members, targets)
         return (2 * self.log_noise).exp()
@@ -214,6 +209,13 @@ def _pick(values: Tensor, y: Tensor) -> Tensor:
 
 def _log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def noise_floor(y: Tensor) -> Tensor:  # (targets,)
+    """The smallest sensible variance of each target: that of its rounding, and never quite 0."""
+    gap = torch.stack([rounding(column) for column in y.double().T])
+    spread = y.double().std(0, correction=0)
+    return torch.maximum(gap.square() / 12, (1e-4 * spread).square().clamp_min(1e-12)).to(y.dtype)
 
 
 def rounding(values: Tensor) -> Tensor:  # ()

@@ -17,9 +17,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.nn.fused import ACTIVATIONS, compound_layer
-from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, mix, widen
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, mix, widen
 from compound.nn.moments import Gaussian, Options, dot, forward, moments
-from compound.types import normal
+from compound.types import Streams, normal
 
 
 @dataclass(frozen=True)

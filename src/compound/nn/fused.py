@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from compound.nn import matrix_gaussian, moments
-from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, Streams, widen
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, widen
 from compound.nn.moments import Gaussian, Options, dot, keep, kept_by
-from compound.types import normal
+from compound.types import Streams, normal
 
 aten = torch.ops.aten
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}

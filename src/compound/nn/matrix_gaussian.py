@@ -15,9 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from compound.nn.moments import dot
-from compound.types import normal
-
-Streams = Generator | Sequence[Generator]
+from compound.types import Streams, normal
 
 
 def widen(x: Tensor) -> Tensor:  # (..., in + 1)

@@ -1,0 +1,67 @@
+"""The plain network, the reference for everything else: one set of weights θ, a Gaussian prior as a penalty.
+
+    minimise  mean -log p(y | f(x; θ)) + δ / (2 N) |θ|²
+
+δ = 1 is the centre of the Laplace posterior, δ = 0 maximum likelihood. Biases are penalised like weights.
+
+A draw: there is none. Nothing is left to be settled by more data, so the posterior share is 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import head
+from compound.nn.networks import Network
+from compound.predictive import Predictive
+from compound.types import Batch, Streams, Task, fork
+
+
+@dataclass(frozen=True)
+class MAPConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    precision: float = 1.0  # δ, of the prior of every weight
+    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+
+
+class MAP(Model):
+    """A network at the mode of its posterior."""
+
+    method = "map"
+    Config = MAPConfig
+
+    def __init__(self, inputs: int, task: Task, config: MAPConfig, seed: int = 0):
+        super().__init__()
+        if config.precision < 0:
+            raise ValueError(f"precision is {config.precision}: give a number >= 0")
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.head = head(task, 1, config.noise, config.variance)
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.head.start(data.y[trained(data)])
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def penalty(self) -> Tensor:  # ()
+        """δ/2 |θ|²."""
+        squares = [torch.dot(weight.view(-1), weight.view(-1)) for weight in self.network.parameters()]
+        return 0.5 * self.config.precision * torch.stack(squares).sum()
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        nll = -weighted(self.head.log_prob(self.network(batch.x), batch.y), batch.weight)  # (1,)
+        penalty = self.penalty() / batch.size
+        return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        return self.head.predictive(self.network(x)[:, None, None])
+
+    def row_numbers(self, n: Draws) -> int:
+        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.head.outputs

@@ -1,0 +1,85 @@
+"""Break each method on purpose and see which test notices: python tests/mutations.py [method ...]
+
+Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes `new`. The package
+is copied, the mistake made in the copy, and the method's own tests run against it, then the laws. The table goes to
+tests/README.md.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "compound"
+BEGIN, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
+
+
+class Mutant(NamedTuple):
+    method: str
+    words: str
+    file: str
+    old: str
+    new: str
+
+
+def mutants(names: list[str] | None = None) -> list[Mutant]:
+    files = sorted((TESTS / "mutants").glob("*.toml"))
+    chosen = [file for file in files if not names or file.stem in names]
+    return [Mutant(file.stem, **entry) for file in chosen for entry in tomllib.loads(file.read_text())["mutant"]]
+
+
+def broken(mutant: Mutant) -> str:
+    """The text of the file with the mistake in it."""
+    text = (SOURCE / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        raise ValueError(
+            f"{mutant.method}, {mutant.words}: {mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}, not once"
+        )
+    return text.replace(mutant.old, mutant.new)
+
+
+def caught_by(mutant: Mutant) -> str | None:
+    """The first test that fails, or None."""
+    own = TESTS / "models" / f"test_{mutant.method.replace('-', '_')}.py"
+    laws = TESTS / "models" / "test_laws.py"
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "compound"
+        shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        (package / mutant.file).write_text(broken(mutant))
+        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        for words in ([str(own)], [str(laws), "-k", f"{mutant.method}-"]):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+            if done.returncode not in (0, 1):
+                raise RuntimeError(f"{mutant.method}, {mutant.words}: the tests did not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            if found := re.search(r"^(?:FAILED|ERROR) \S*?(?:::)?(test_\S+)", done.stdout, re.MULTILINE):
+                return found[1].split("::", 1)[-1]
+    return None
+
+
+def main(names: list[str]) -> int:
+    todo = mutants(names)
+    rows, missed = [], 0
+    with ThreadPoolExecutor(2) as pool:
+        for mutant, test in zip(todo, pool.map(caught_by, todo), strict=True):
+            print(f"{'caught' if test else 'MISSED'}  {mutant.method}: {mutant.words}  {test or ''}", flush=True)
+            rows.append(f"| {mutant.method} | {mutant.words} | {f'`{test}`' if test else '**nobody**'} |")
+            missed += test is None
+    page = TESTS / "README.md"
+    if not names and page.exists():
+        head, rest = page.read_text().split(BEGIN)
+        table = "\n".join(["| method | mistake | caught by |", "| --- | --- | --- |", *rows])
+        page.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+    print(f"{len(todo) - missed} of {len(todo)} caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
