@@ -65,3 +65,16 @@ def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> T
         z = getattr(torch, layer.hyper.activation)(draw_map(step, z, generator))
     heads = draw_map(last, z, generator)
     return torch.stack([h @ q.rsample(generator=generator) for h, q in zip(wide(x), law(layer, x, heads), strict=True)])
+
+
+class LinearGaussian:
+    """Bayesian linear regression y = [x; 1] w + noise in closed form: w ~ N(0, prior I), noise variance known."""
+
+    def __init__(self, x: Tensor, y: Tensor, noise: float = 0.25, prior: float = 1.0):
+        h, rows = wide(x), len(x)
+        eye = torch.eye(h.shape[1], dtype=x.dtype)
+        self.precision = h.T @ h / noise + eye / prior
+        self.covariance = torch.linalg.inv(self.precision)  # of one output's weights; bias last
+        self.mean = self.covariance @ h.T @ y / noise  # (in + 1, targets)
+        marginal = MultivariateNormal(torch.zeros(rows, dtype=x.dtype), noise * torch.eye(rows, dtype=x.dtype) + prior * h @ h.T)
+        self.log_evidence = marginal.log_prob(y.T).sum()  # of all targets together
