@@ -305,7 +305,8 @@ def test_every_training_row_comes_once_per_epoch_and_no_other():
     weight = torch.rand(2, 43, generator=fork(0))
     weight[:, ::6] = 0
     weight[0, 1] = 0  # member 1 still trains on it
-    data = replace(table(43, weight), x_ood=torch.ones(2, 3))
+    outside = torch.arange(30.0).reshape(10, 3)
+    data = replace(table(43, weight), x_ood=outside)
     model = Small(2)
     fit(model, data, Settings(steps=8, batch=8, checks=0))
     trained = (weight > 0).any(0).nonzero().squeeze(1).tolist()  # 35 rows, 4 batches per epoch
@@ -317,7 +318,9 @@ def test_every_training_row_comes_once_per_epoch_and_no_other():
     for step, batch in enumerate(model.batches):
         assert torch.equal(batch.x, data.x[batch.index]) and torch.equal(batch.y, data.y[batch.index])
         assert torch.equal(batch.weight, weight[:, batch.index])
-        assert batch.size is data.size and batch.x_ood is data.x_ood and batch.progress == step / 8
+        assert batch.size is data.size and batch.progress == step / 8
+        assert len(batch.x_ood) == 8 and torch.equal(batch.x_ood, outside[(batch.x_ood[:, 0] / 3).long()])
+    assert not torch.equal(model.batches[0].x_ood, model.batches[1].x_ood)
 
 
 def test_few_rows_are_passed_as_they_are():
@@ -360,6 +363,11 @@ class Scripted(Small):
     def __init__(self, answers: list[float], members: int = 1):
         super().__init__(members)
         self.answers, self.asked, self.checked = answers, [], []
+        self.register_buffer("running", torch.zeros(()))  # such as the factors of a natural gradient
+
+    def loss(self, batch: Batch, generator) -> Loss:
+        self.running.add_(1)
+        return super().loss(batch, generator)
 
     def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
         self.asked.append([p.detach().clone() for p in self.parameters()])
@@ -375,7 +383,7 @@ def test_training_stops_after_patience_and_keeps_the_best_check(average):
     history = fit(model, table(40, hold_out(40, 1, 0.2, 0)), how)
     assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
     assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True)) and model.running == 30
     averaged = model.weights[0][0]
     for t in range(10):
         decay = min(average, (1 + t) / (10 + t))

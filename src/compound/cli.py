@@ -48,7 +48,7 @@ def main() -> None:
 @click.argument("name")
 @click.option("--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper.")
 @click.option("--seeds", type=int, help="How many repetitions.  [default: the experiment's own]")
-@click.option("--methods", default="", help="Only these, with commas between.  [default: all]")
+@click.option("--methods", default="", help="These, with commas between, or all.  [default: the experiment's own]")
 @_directory("--out", "report", "The page goes to NAME/index.html in here.")
 @_runs
 @_file
@@ -106,6 +106,34 @@ def bench(json_path: Path | None, quick: bool) -> None:
     from compound.bench.speed import main as measure
 
     measure(json_path, quick)
+
+
+@main.command()
+@click.argument("name", required=False)
+def methods(name: str | None) -> None:
+    """List the methods, or the options of one.
+
+    Example: compound methods vmg
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from compound.models.listing import entries, entry
+
+    if name is None:
+        table = Table("name", "tasks", "captures", "source", "options with their defaults", title="Methods", show_lines=True)
+        for found in entries():
+            options = ", ".join(f"{option.name}={option.default}" for option in found.options)
+            table.add_row(found.name, "classes, targets", ", ".join(found.shares), found.source, options)
+    else:
+        found = entry(name)
+        table = Table("option", "default", "meaning", title=f"{name}: {found.words} {found.source}")
+        for option in found.options:
+            table.add_row(option.name, str(option.default), option.words)
+    Console().print(table)
+    if name is None:
+        click.echo("captures: component = noise given the network, mixing = spread over networks at one input, posterior = what more")
+        click.echo("data would settle. An option that is None takes the task's default. compound methods NAME explains the options.")
 
 
 def _tell(bars: list[Any], page: Path) -> None:

@@ -12,7 +12,7 @@ from compound.types import fork
 
 
 def test_weight_variances_are_those_of_the_layers():
-    model = build(Method("vb-cdn", **toy.PUBLISHED, **toy.OWN["vb-cdn"][1]), 1, toy.TASK)
+    model = build(Method("vb-cdn", **toy.OPTIONS["vb-cdn"][1]), 1, toy.TASK)
     logs = ((-1.0, 0.5), (0.3, -2.0))  # row and column log-variances, constant in each layer
     with torch.no_grad():
         for layer, (log_row, log_col) in zip(model.layers, logs, strict=True):
@@ -51,7 +51,7 @@ def test_measures_of_a_known_band():
 
 
 def test_published_runs_have_the_published_settings():
-    runs = {run.method: run for run in toy.grid("paper", 1, toy.METHODS) if toy.is_published(run)}
+    runs = {run.method: run for run in toy.grid("paper", 1, toy.METHODS) if run.data.endswith(toy.PUBLISHED)}
     for method, clip in (("ml-cdn", None), ("vb-cdn", 5.0)):
         settings, options = runs[method].settings, runs[method].options
         assert (settings["steps"], settings["rate"], settings["rate_end"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)

@@ -117,6 +117,15 @@ class TestLaws:
             total = p.entropy() if task.kind == "classes" else p.variance
             assert_close(p.aleatoric + p.epistemic, total, rtol=2e-5, atol=1e-6)
 
+    def test_shares_are_those_it_says_it_has(self, name, options, task):
+        model, data = fitted(name, options, task)
+        p = model.predict(3 * data.x, Draws(10, 5), fork(1))
+        for part in ("component", "mixing", "posterior"):
+            said = part in METHODS[name].shares
+            assert said or getattr(p, part).max() <= 1e-6 * p.total.max()
+            if options is TABLE[name].cases[0]:
+                assert not said or getattr(p, part).max() > 1e-6 * p.total.max()
+
     def test_save_and_load_give_equal_bits(self, name, options, task, tmp_path):
         model, data = fitted(name, options, task)
         save_model(model, tmp_path / "model")

@@ -51,8 +51,7 @@ class Run:
         return hashlib.sha256(_canonical(asdict(self)).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        form = " as published" if self.options.get("parametrization") == "paper" else ""
-        return f"{self.experiment} · {self.data} · {self.method}{form} · seed {self.seed}"
+        return f"{self.experiment} · {self.data} · {self.method} · seed {self.seed}"
 
 
 class Place(NamedTuple):

@@ -51,6 +51,8 @@ class Model(nn.Module, ABC):
 
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
+    source: ClassVar[str]  # who published it
+    shares: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     config: Any  # those of this model
     inputs: int
     task: Task

@@ -36,9 +36,9 @@ class Config:
     widths: tuple[int, ...] | None = None  # hidden layers of the predictive network
     hyper: tuple[int, ...] | None = None  # hidden layers of each hypernetwork
     samples: int | None = None  # S, draws of θ per row in training
-    last_layer: Literal["integrate", "sample"] | None = None
+    last_layer: Literal["integrate", "sample"] | None = None  # its Gaussian taken whole, or drawn from
     last_draws: int = 2  # antithetic draws of the logits per hidden draw
-    parametrization: Literal["scaled", "paper"] = "scaled"
+    parametrization: Literal["scaled", "paper"] = "scaled"  # weight variances over fan-in, or as published
     noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
     noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
     log_col: tuple[float, ...] | None = None  # where each layer's column log-variances start; the last serves the layers after
@@ -56,7 +56,7 @@ class MLConfig(Config):
 @dataclass(frozen=True)
 class VBConfig(Config):
     objective: Literal["elbo", "official", "joint"] = "elbo"  # ψ shared by a row's draws of θ; heads only; not at all
-    activation: Literal["relu", "tanh"] = "tanh"
+    activation: Literal["relu", "tanh"] = "tanh"  # of the hypernetworks
     basis: Literal["point", "map", "vmg"] = "point"  # "vmg": V has a matrix-Gaussian posterior of its own
 
 
@@ -221,6 +221,8 @@ class MLCDN(_CDN):
     """Compound density network fitted by maximum likelihood."""
 
     method = "ml-cdn"
+    source = "Kristiadi, Däubener and Fischer (2019)"
+    shares = ("component", "mixing", "posterior")  # the posterior share: between members, and far noise
     bayes = False
     Config = MLConfig
 
@@ -244,6 +246,8 @@ class VBCDN(_CDN):
     """Compound density network with a variational posterior over its hypernetworks."""
 
     method = "vb-cdn"
+    source = "Kristiadi, Däubener and Fischer (2019)"
+    shares = ("component", "mixing", "posterior")
     bayes = True
     Config = VBConfig
 

@@ -34,6 +34,8 @@ class MAP(Model):
 
     method = "map"
     Config = MAPConfig
+    source = "MacKay (1992)"
+    shares = ("component",)
 
     def __init__(self, inputs: int, task: Task, config: MAPConfig, seed: int = 0):
         super().__init__()

@@ -37,7 +37,8 @@ class Experiment(Protocol):
     """What every module of EXPERIMENTS offers."""
 
     TITLE: str
-    METHODS: tuple[str, ...]
+    METHODS: tuple[str, ...]  # worked through where none is asked for
+    EVERY: tuple[str, ...]  # all that can be asked for
     PRESETS: tuple[str, ...]
     SEEDS: int
 
@@ -57,9 +58,10 @@ def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str
     experiment = load(name)
     if preset not in experiment.PRESETS:
         raise ValueError(f"preset is {preset!r}: {name} has {', '.join(experiment.PRESETS)}")
+    methods = experiment.EVERY if list(methods) == ["all"] else methods
     for method in methods:
-        if method not in experiment.METHODS:
-            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.METHODS)}")
+        if method not in experiment.EVERY:
+            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.EVERY)}, or all")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
     return experiment.grid(preset, seeds or experiment.SEEDS, methods or experiment.METHODS)

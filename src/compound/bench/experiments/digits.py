@@ -25,7 +25,7 @@ from compound.train import hold_out, recipe
 from compound.types import Task, fork, whole
 
 TITLE = "Digits: doubt about pictures never seen"
-METHODS = ("ml-cdn", "vb-cdn")
+METHODS = EVERY = ("ml-cdn", "vb-cdn")
 STEPS = {"quick": 2000, "paper": 6000}
 PRESETS = tuple(STEPS)
 SEEDS = 3

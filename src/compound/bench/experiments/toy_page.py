@@ -1,0 +1,148 @@
+"""The page of the toy experiment: bands, claims with their bars, all numbers."""
+
+import json
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+
+from matplotlib.figure import Figure
+
+from compound.bench.experiments import Drawn
+from compound.bench.report import Bar, Cell, Page
+from compound.bench.runs import Result, Run
+from compound.data.toy import VIEW
+
+# what is said of the methods the CDNs are compared with
+GROWS = ("noisy-kfac", "noisy-adam", "vmg", "bbb", "mnf", "mc-dropout", "laplace", "bnn-lv")
+SIDES = ("deep-ensemble", "mdn", "bnn-lv")  # besides the CDNs
+ACROSS = 6  # panels side by side
+
+
+def draw(results: Sequence[Result], page: Page) -> Drawn:
+    page.text(
+        "Few points (set 1) should leave doubt where no point is: a band that opens outside [-4, 4]. "
+        "Much noise on the left (set 2) should give a wide band on the left, and no doubt that more data would remove."
+    )
+    figure = _bands(results)
+    page.figure(figure, "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations. Seed 0.")
+    defaults = [result for result in results if not is_published(result.run)]
+    bars, others = [], []
+    for method in dict.fromkeys(result.run.method for result in defaults):
+        mine = [result for result in defaults if result.run.method == method]
+        bars += _bars(method, mine) if method.endswith("cdn") else []
+        others += [] if method.endswith("cdn") else _said(method, mine)
+    page.bars(bars, "Compound density networks, default forms, against the claims; the worst seed counts")
+    if others:
+        page.bars(others, "What is said of the methods they are compared with, default forms, none tuned for it; the worst seed counts")
+        if any(result.run.method == "dpn" for result in results):
+            page.text("dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found.")
+    _numbers(results, page)
+    _variances(results, page)
+    return Drawn(bars + others, figure)
+
+
+def is_published(run: Run) -> bool:
+    return run.data.endswith("published")
+
+
+def _form(run: Run) -> str:
+    return f"{run.method}, {'published' if is_published(run) else 'default'}"
+
+
+def _bands(results: Sequence[Result]) -> Figure:
+    forms = list(dict.fromkeys(_form(result.run) for result in results))
+    forms.sort(key=lambda form: form.endswith("published"))
+    across, down = min(ACROSS, len(forms)), 2 * math.ceil(len(forms) / ACROSS)
+    figure = Figure(figsize=(3.2 * across, 2.8 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
+    for panel in axes.flat:
+        panel.set_visible(False)
+    for result in results:
+        if result.run.seed != 0:
+            continue
+        which, at, place = int(result.run.data[4]), result.arrays, forms.index(_form(result.run))
+        panel = axes[2 * (place // ACROSS) + which - 1][place % ACROSS]
+        x, mean, band = at["x"], at["mean"], at["band"]
+        panel.set_visible(True)
+        panel.fill_between(x, mean - 3 * band, mean + 3 * band, color="tab:orange", alpha=0.3, linewidth=0)
+        panel.plot(x, mean, color="tab:orange")
+        panel.plot(x, x**3, color="black", linewidth=1)
+        panel.plot(at["rows"][:, 0], at["rows"][:, 1], ".", color="tab:red", markersize=4)
+        panel.set_ylim((-250, 250) if which == 1 else (-125, 125))
+        panel.set_xlim(-VIEW[which], VIEW[which])
+        panel.tick_params(labelleft=place % ACROSS == 0)
+        panel.set_title(f"{_form(result.run)}, set {which}", fontsize=9)
+    return figure
+
+
+def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
+    first, second = _by_set(results)
+    smaller = max((b["epistemic_share"] / a["epistemic_share"] for a, b in zip(first, second, strict=True)), default=None)
+    return [
+        Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 2),
+        Bar(f"{method}: set 1, sd outside / sd of the target", max(m["outside_to_target"] for m in first), 10, "at most"),
+        Bar(f"{method}: set 2, sd left / right", min(m["ratio"] for m in second), 1.8),
+        Bar(f"{method}: set 2, aleatoric sd left / right", min(m["aleatoric_ratio"] for m in second), 1),
+        Bar(f"{method}: epistemic share, set 2 / set 1", smaller, 1, "at most"),
+    ]
+
+
+def _said(method: str, results: Sequence[Result]) -> list[Bar]:
+    """What the paper says: Bayesian methods doubt outside the data; only mixtures see where the noise is."""
+    first, second = _by_set(results)
+    grows = [Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS else []
+    ratios = [m["ratio"] for m in second]
+    words = f"{method}: set 2, sd left / right"
+    return [*grows, Bar(words, min(ratios), 1.5) if method in SIDES else Bar(words, max(ratios), 1.5, "at most")]
+
+
+def _by_set(results: Sequence[Result]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    first, second = ([r.metrics for r in results if r.run.data == f"set {which}"] for which in (1, 2))
+    return first, second
+
+
+def _numbers(results: Sequence[Result], page: Page) -> None:
+    for which, columns in (
+        (1, ("std_inside", "std_outside", "ratio", "outside_to_target", "epistemic_share", "error")),
+        (2, ("std_left", "std_right", "ratio", "aleatoric_left", "aleatoric_right", "epistemic_share", "error")),
+    ):
+        rows: list[list[Cell]] = [
+            [_form(r.run), r.run.seed, *(r.metrics[column] for column in columns)] for r in results if r.run.data.startswith(f"set {which}")
+        ]
+        words = [column.replace("_", " ").replace("std", "sd") for column in columns]
+        # one θ per ψ, as published, cannot part mixing from posterior: in vb-cdn both count as epistemic there
+        page.table(
+            ("form", "seed", *words), rows, f"Set {which}, every run. Published forms: sd of the drawn means; vb-cdn: all epistemic."
+        )
+
+
+def _variances(results: Sequence[Result], page: Page) -> None:
+    kept = [r for r in results if "variances" in r.metrics]
+    if not kept:
+        return
+    page.text(
+        "The paper backs its reading (posterior: epistemic, mixing distribution: aleatoric) with average variances of weights. "
+        "They are means of log-normals: one draw in a hundred can carry the mean, so the median over draws stands beside it."
+    )
+    paper = json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"]["toy_average_variance_vb_cdn"]
+    rows: list[list[Cell]] = []
+    for which in VIEW:
+        for part, value in paper[f"set_{which}"].items():
+            for r in kept:
+                if r.run.data.startswith(f"set {which}"):
+                    ours = r.metrics["variances"][part]
+                    rows.append([f"set {which}, {part.replace('_', ', ')}", r.run.seed, value, ours["mean"], ours["median"]])
+    page.table(("variance", "seed", "paper", "ours, mean", "ours, median"), rows, "Average variances of the published VB form")
+    split: list[list[Cell]] = []
+    for r in results:
+        if not is_published(r.run):
+            for name, side in (("x < 0", r.arrays["x"] < 0), ("x >= 0", r.arrays["x"] >= 0)):
+                side = side & (abs(r.arrays["x"]) < 4)
+                split.append(
+                    [r.run.method, r.run.data, name, r.run.seed, *(float(r.arrays[a][side].mean()) for a in ("aleatoric", "epistemic"))]
+                )
+    page.table(
+        ("default form", "data", "side", "seed", "aleatoric", "epistemic"),
+        split,
+        "What the claim is about: the predictive variance, |x| < 4",
+    )
