@@ -32,6 +32,7 @@ def _directory(name: str, default: str | None, words: str, env: str | None = Non
 
 _file = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all numbers to this file.")
 _runs = _directory("--runs", "runs", "Where runs are kept; a finished one is never repeated.")
+_data_dir = _directory("--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA")
 _processes = click.option("--processes", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 
 
@@ -52,7 +53,7 @@ def main() -> None:
 @_directory("--out", "report", "The page goes to NAME/index.html in here.")
 @_runs
 @_file
-@_directory("--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA")
+@_data_dir
 @_processes
 def run(
     name: str,
@@ -106,6 +107,58 @@ def bench(json_path: Path | None, quick: bool) -> None:
     from compound.bench.speed import main as measure
 
     measure(json_path, quick)
+
+
+@main.group()
+def data() -> None:
+    """See which data sets are here, and get those that are not.
+
+    Example: compound data list
+    """
+
+
+@data.command("list")
+@_data_dir
+def data_list(data_dir: Path | None) -> None:
+    """Show every data set and where it was found.
+
+    Example: compound data list --data-dir ~/data
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from compound.data.fetch import listing
+
+    table = Table("set", "what", "files", "where")
+    for state in listing(data_dir):
+        missing = "compound data fetch " + state.name if state.fetchable else "to be put there by hand"
+        table.add_row(state.name, state.words, f"{state.found} of {state.files}", state.where or missing)
+    Console().print(table)
+
+
+@data.command("fetch")
+@click.argument("name")
+@_data_dir
+def data_fetch(name: str, data_dir: Path | None) -> None:
+    """Get a data set from its makers, checked by its checksums.
+
+    Example: compound data fetch mnist
+    """
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from compound.data.fetch import fetch
+
+    with Progress(TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True)) as progress:
+        tasks: dict[str, Any] = {}
+
+        def watch(path: str, done: int, size: int) -> None:
+            if path not in tasks:
+                tasks[path] = progress.add_task(path)
+            progress.update(tasks[path], completed=done, total=size or None)
+
+        got = fetch(name, data_dir, watch)
+    click.echo("\n".join(str(path) for path in got) or f"{name} is here already")
 
 
 @main.command()

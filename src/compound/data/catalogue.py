@@ -1,0 +1,158 @@
+"""Which data sets there are, what their files must be, and where they are looked for.
+
+A file is looked for as <folder>/<set>/<file>, with or without .gz: in the folder that was named (--data-dir, COMPOUND_DATA), in
+the user's cache, and where Debian's package keeps Fashion-MNIST. `fetch` gets what is missing from its makers.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class File(NamedTuple):
+    path: str  # relative to a data folder; a final .gz may be missing
+    sha256: str  # of the uncompressed content; of an npz: of the file
+    address: str = ""  # where its makers offer it
+
+
+class Set(NamedTuple):
+    words: str
+    files: tuple[File, ...]
+    note: str = ""  # what to know where there is no address
+
+
+def _idx(folder: str, base: str, sums: dict[str, str]) -> tuple[File, ...]:
+    return tuple(File(f"{folder}/{name}.gz", sha, f"{base}/{name}.gz" if base else "") for name, sha in sums.items())
+
+
+SETS: dict[str, Set] = {
+    "mnist": Set(
+        "handwritten digits, 60,000 + 10,000, 28x28",
+        _idx(
+            "mnist",
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            {
+                "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            },
+        ),
+    ),
+    "fashion-mnist": Set(
+        "articles of clothing, 60,000 + 10,000, 28x28",
+        _idx(
+            "fashion-mnist",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            {
+                "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            },
+        ),
+    ),
+    "notmnist": Set(
+        "letters A to J in many fonts, 18,724, 28x28",
+        _idx(
+            "notmnist",
+            "",
+            {
+                "images-idx3-ubyte": "59fe38159136f66e2e88103ee317146a15311676a501177ddb5850be451d972d",
+                "labels-idx1-ubyte": "a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b",
+            },
+        ),
+        "an idx pair made from the PNG files of notMNIST_small, by letter and then by file name, the two unreadable ones left out",
+    ),
+    "omniglot": Set(
+        "characters of eight alphabets, 4,840, 28x28",
+        _idx(
+            "omniglot",
+            "",
+            {
+                "images-idx3-ubyte": "40a8a98954793328d5750a05bf99c18f503dff96c6f4417d64b7f90f7c3b87cf",
+                "labels-idx1-ubyte": "4d4dd00185f3d2daeef734eb097b1c48b9a007ffef8dc1ee9836cba0d694b4c7",
+            },
+        ),
+        "an idx pair made from the small background sets, ink bright, 28x28 with a box filter",
+    ),
+    "cifar10": Set(
+        "ten kinds of things, 20,000 + 10,000, 32x32 in colour",
+        (
+            File("cifar10/train20k.npz", "f814d0357701333cc0d3dbf9e60c2ff681ae29e84144ab6424b2365abac3623e"),
+            File("cifar10/test.npz", "a1de269dc2c5a8ecf0f657757b650a1ec2841b9c1d0eb18843480da20140f94e"),
+        ),
+        "npz files of WebP strips",
+    ),
+    "svhn": Set(
+        "house numbers, 5,000, 32x32 in colour",
+        (File("svhn/test5k.npz", "1fd5dfd14483c6b2e9d69f6479dc9d4806ea4e483bbca041732c7dff97121762"),),
+        "an npz file of WebP strips",
+    ),
+    "gtsrb": Set(
+        "traffic signs, 1,776, 32x32 in colour",
+        (File("gtsrb/gtsrb32.npz", "595f3a88b503afb0da1539b0718bfe61c99dca842a5d534f845431bc96172ca8"),),
+        "an npz file of WebP strips",
+    ),
+    "uci": Set(
+        "nine regression tables with their standard splits",
+        tuple(
+            File(f"uci/{name}.npz", sha)
+            for name, sha in {
+                "bostonHousing": "a212dc918a958f2fd76ade5eab84da31f14ba78dd25489293b4e3aba87a22ee4",
+                "concrete": "5b92d334cf9c8f798701a389acc37d06e888ead042645aff3ee9b9c0b8624f72",
+                "energy": "fefa3e1791e41a2bf13524a9236ce117bc9939399149fd14d544b00c002cc131",
+                "kin8nm": "54aa5a0414f25f36c5c0d9f4cacccdeeb66bd0dde570a22bc81637a622b18083",
+                "naval-propulsion-plant": "d5d8b0ca18eeb221beee4923dfb4f0546d075a64841738b42310297c7691d1e2",
+                "power-plant": "3760c09c886f43770767e0db5ce09f1e7b5e13977cc59f5b8d6ab55867900926",
+                "protein-tertiary-structure": "af1dc8e643a5d4a5a58ceaea66728fbcc112f2720bf2b5aca017ef2bd6158ef6",
+                "wine-quality-red": "8e3d0c15975072ccff2eebe286ad3579711c662bef3135e20ddf060e49650e9f",
+                "yacht": "fbfbd594b9b32c7967e28d09c0176309265f590b49b9760aaca9b2b325400c6b",
+            }.items()
+        ),
+        "npz files with data, index_features, index_target and the indices of every split",
+    ),
+}
+DEBIAN = {"fashion-mnist": (Path("/usr/share/dataset-fashion-mnist"), Path("/usr/share/datasets/fashion-mnist"))}
+
+
+def cache() -> Path:
+    """The user's folder for data sets, as the platform has it."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "compound" / "data"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "compound" / "data"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "compound" / "data"
+
+
+def folders(data_dir: Path | None) -> list[Path]:
+    """Where files are looked for, in this order."""
+    named = os.environ.get("COMPOUND_DATA", "")
+    return [*([data_dir] if data_dir else []), *([Path(named)] if named else []), cache()]
+
+
+def places(path: str, data_dir: Path | None) -> Iterator[Path]:
+    name, _, file = path.partition("/")
+    homes = [folder / name for folder in folders(data_dir)] + list(DEBIAN.get(name, ()))
+    for home in homes:
+        yield home / file
+        if file.endswith(".gz"):
+            yield home / file.removesuffix(".gz")
+
+
+def present(path: str, data_dir: Path | None = None) -> Path | None:
+    """The first place that has the file."""
+    return next((place for place in places(path, data_dir) if place.is_file()), None)
+
+
+def find(path: str, data_dir: Path | None = None) -> Path:
+    """The file, or one sentence that says what to put where."""
+    found = present(path, data_dir)
+    if found is None:
+        name = path.partition("/")[0]
+        where = folders(data_dir)[0] / path
+        how = f"compound data fetch {name}" if any(file.address for file in SETS[name].files) else SETS[name].note
+        raise ValueError(f"data set {name} is not here: put {path} at {where}, or name its folder by --data-dir or COMPOUND_DATA ({how})")
+    return found
