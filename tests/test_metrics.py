@@ -1,6 +1,7 @@
 """Every number against a slow and obvious way to get it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,14 +31,18 @@ def classes(rows: int, size: int, seed: int = 0) -> tuple[CategoricalPredictive,
     return CategoricalPredictive(NOTHING, NOTHING, NOTHING, probs), y
 
 
-def test_crps_matches_the_integral_of_the_squared_cdf_gap():
+@pytest.mark.parametrize("even", [True, False])
+def test_crps_matches_the_integral_of_the_squared_cdf_gap(even):
     answer, y = mixture(4, 3, 2), torch.tensor([[0.3, -1.0], [5.0, 0.0], [-3.0, 2.0]], dtype=torch.float64)
+    shares = torch.full((4, 3, 1), 0.25) if even else torch.softmax(torch.randn(4, 3, 1, generator=fork(1)), 0)
+    answer = answer if even else replace(answer, log_weights=shares.log())
 
     def slow(row: int, target: int) -> float:
+        share = shares[:, row, 0].double().numpy()
         centre, scale = answer.means[:, row, target].numpy(), answer.variances[:, row, target].sqrt().numpy()
         truth = y[row, target].item()
-        below = quad(lambda u: norm.cdf(u, centre, scale).mean() ** 2, -15, truth, limit=200)[0]
-        above = quad(lambda u: norm.sf(u, centre, scale).mean() ** 2, truth, 15, limit=200)[0]
+        below = quad(lambda u: (share @ norm.cdf(u, centre, scale)) ** 2, -15, truth, limit=200)[0]
+        above = quad(lambda u: (share @ norm.sf(u, centre, scale)) ** 2, truth, 15, limit=200)[0]
         return below + above
 
     expected = np.mean([slow(row, target) for row in range(3) for target in range(2)])

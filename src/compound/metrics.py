@@ -51,12 +51,14 @@ def crps(answer: GaussianPredictive, y: Tensor) -> float:
     """
     means, variances = answer.means.double(), answer.variances.double()  # (draws, rows, targets)
     n = len(means)
-    near = _mean_size(y.double() - means, variances).mean(0)  # (rows, targets)
+    even = means.new_full((n, 1, 1), 1 / n)
+    weights = even if answer.log_weights is None else answer.log_weights.double().exp()  # (draws, rows or 1, 1)
+    near = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
     apart = torch.zeros_like(near)
     for i in range(n):  # one draw against itself and all later ones: memory stays that of the answer
-        pairs = _mean_size(means[i] - means[i:], variances[i] + variances[i:])
-        apart += 2 * pairs.sum(0) - pairs[0]
-    return (near - 0.5 * apart / n**2).mean().item()
+        pairs = weights[i:] * _mean_size(means[i] - means[i:], variances[i] + variances[i:])
+        apart += weights[i] * (2 * pairs.sum(0) - pairs[0])
+    return (near - 0.5 * apart).mean().item()
 
 
 def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
