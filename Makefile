@@ -7,7 +7,7 @@ demo: .venv/.stamp
 	$(BIN)/compound demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 bench: .venv/.stamp
 	$(BIN)/compound bench
@@ -22,8 +22,10 @@ clean:
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf
 
 # torch first and by its exact version: a looser wish brings several gigabytes of CUDA packages
-.venv/.stamp: pyproject.toml constraints.txt
+# oracles without what they wish for: that would bring torchvision, whose presence breaks laplace-torch
+.venv/.stamp: pyproject.toml constraints.txt constraints-oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r constraints-oracles.txt
 	touch $@

@@ -7,7 +7,7 @@ import torch
 
 from compound.models import Method, Model, build
 from compound.models.map import MAP
-from compound.types import Task, fork
+from compound.types import Task, fork, whole
 
 
 def network(task: Task, **options) -> MAP:
@@ -29,6 +29,143 @@ def map(task: Task) -> tuple[Model, MAP]:
     plain = network(task)
     model = build(Method("map", widths=(8,), precision=0.0), 3, task, 0).double()
     model.load_state_dict(plain.state_dict())
+    return model, plain
+
+
+def bnn_lv(task: Task) -> tuple[Model, MAP]:
+    """Weights of z at 0, every weight's standard deviation at e^-40."""
+    plain = network(task)
+    model = build(Method("bnn-lv", widths=(8,)), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, absorbed(plain), strict=True):
+            latents = len(layer.mean) - len(weight)  # rows of z stand before the bias
+            layer.mean.copy_(torch.cat([weight[:-1], weight.new_zeros(latents, weight.shape[1]), weight[-1:]]))
+            layer.rho.fill_(-80.0)
+    model.head.load_state_dict(plain.head.state_dict())
+    return model, plain
+
+
+def mdn(task: Task) -> tuple[Model, MAP]:
+    """One component: the network with a variance for every row; the weight of that component is 1."""
+    plain = network(task, variance="rows")
+    model = build(Method("mdn", widths=(8,), components=1), 3, task, 0).double()
+    (first, last), (plain_first, plain_last) = model.network.layers, plain.network.layers
+    first.load_state_dict(plain_first.state_dict())
+    with torch.no_grad():
+        last.weight[..., 1:].copy_(plain_last.weight)
+        last.bias[..., 1:].copy_(plain_last.bias)
+    return model, plain
+
+
+def temperature(task: Task) -> tuple[Model, MAP]:
+    """No held-out rows: the temperature is 1."""
+    plain = network(task)
+    model = build(Method("temperature", widths=(8,)), 3, task, 0).double()
+    model.plain.load_state_dict(plain.state_dict())
+    return model, plain
+
+
+def mc_dropout(task: Task) -> tuple[Model, MAP]:
+    """Nothing is dropped."""
+    plain = network(task)
+    model = build(Method("mc-dropout", widths=(8,), rate=0.0), 3, task, 0).double()
+    model.load_state_dict(plain.state_dict())
+    return model, plain
+
+
+def vmg(task: Task) -> tuple[Model, MAP]:
+    """Both factors at e^-40."""
+    return _gaussian("vmg", task, log_variance=-40.0)
+
+
+def bbb(task: Task) -> tuple[Model, MAP]:
+    """Every weight's standard deviation at e^-20."""
+    return _gaussian("bbb", task, log_std=-20.0)
+
+
+def _gaussian(name: str, task: Task, **options) -> tuple[Model, MAP]:
+    plain = network(task)
+    model = build(Method(name, widths=(8,), **options), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, absorbed(plain), strict=True):
+            layer.mean.copy_(weight)
+    model.head.load_state_dict(plain.head.state_dict())
+    return model, plain
+
+
+def dpn(task: Task) -> tuple[Model, MAP]:
+    """Classes: the mean of the Dirichlet is the softmax. Targets: the mean and the variance are sure."""
+    plain = network(task)
+    model = build(Method("dpn", widths=(8,)), 3, task, 0).double()
+    (first, last), (plain_first, plain_last) = model.network.layers, plain.network.layers
+    first.load_state_dict(plain_first.state_dict())
+    if task.kind == "classes":
+        last.load_state_dict(plain_last.state_dict())
+        return model, plain
+    size = task.size
+    with torch.no_grad():
+        last.weight.zero_()
+        last.weight[..., :size] = plain_last.weight
+        last.bias[..., :size] = plain_last.bias
+        last.bias[0, :, size : 2 * size] = plain.head.variance().log()
+        last.bias[..., 2 * size :] = 1e6
+    return model, plain
+
+
+def vib(task: Task) -> tuple[Model, MAP]:
+    """Codes that hardly vary: the hidden units themselves, read by the last layer."""
+    plain = network(task)
+    model = build(Method("vib", widths=(8,), latent=8), 3, task, 0).double()
+    (first, last), (plain_first, plain_last) = model.encoder.layers, plain.network.layers
+    first.load_state_dict(plain_first.state_dict())
+    model.decoder.load_state_dict(plain_last.state_dict())
+    with torch.no_grad():
+        last.weight[0] = torch.cat([torch.eye(8), torch.zeros(8, 8)], 1)
+        last.bias[..., 8:] = -10.0
+        if task.kind == "targets":
+            model.head.log_noise.copy_(plain.head.log_noise)
+    return model, plain
+
+
+def deep_ensemble(task: Task) -> tuple[Model, MAP]:
+    """Every member the same network."""
+    plain = network(task)
+    model = build(Method("deep-ensemble", widths=(8,), members=3, variance="one"), 3, task, 0).double()
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            mine.copy_(theirs.expand_as(mine))
+    return model, plain
+
+
+def laplace(task: Task) -> tuple[Model, MAP]:
+    """A prior so narrow that no weight leaves its mode."""
+    plain = network(task)
+    model = build(Method("laplace", widths=(8,), precision=1e14, tune="none"), 3, task, 0).double()
+    model.plain.load_state_dict(plain.state_dict())
+    x = torch.randn(20, 3, generator=fork(7), dtype=torch.float64)
+    y = torch.arange(20) % task.size if task.kind == "classes" else x[:, : task.size]
+    model.finish(whole(x, y, task), fork(0))
+    return model, plain
+
+
+def noisy_kfac(task: Task) -> tuple[Model, MAP]:
+    """λ towards 0: the posterior shrinks to its mean."""
+    return _noisy("noisy-kfac", task)
+
+
+def noisy_adam(task: Task) -> tuple[Model, MAP]:
+    return _noisy("noisy-adam", task)
+
+
+def _noisy(name: str, task: Task) -> tuple[Model, MAP]:
+    plain = network(task)
+    model = build(Method(name, widths=(8,), lam=1e-16), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, absorbed(plain), strict=True):
+            layer.mean.copy_(weight)
+        if task.kind == "targets":
+            model.head.log_noise.copy_(plain.head.log_noise)
+    model.refresh()
     return model, plain
 
 
@@ -58,4 +195,20 @@ def _compound(name: str, task: Task) -> tuple[Model, MAP]:
             heads[..., -1, scales:] = -layer.form.bound
         if task.kind == "targets":
             model.likelihood.log_noise.copy_(plain.head.log_noise)
+    return model, plain
+
+
+def mnf(task: Task) -> tuple[Model, MAP]:
+    """No flow: z is a Gaussian around 1 without spread, and so are the weights around their means."""
+    plain = network(task)
+    model = build(Method("mnf", widths=(8,), flows_q=0), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, theirs in zip(model.layers, plain.network.layers, strict=True):
+            layer.mean.copy_(theirs.weight[0])
+            layer.bias.copy_(theirs.bias[0, 0])
+            layer.z_mean.fill_(1.0)
+            for logs in (layer.log_std, layer.bias_log_var, layer.z_log_var):
+                logs.fill_(-40.0)
+        if task.kind == "targets":
+            model.head.log_noise.copy_(plain.head.log_noise)
     return model, plain

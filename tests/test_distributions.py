@@ -116,6 +116,38 @@ def test_entropy_by_a_fine_grid(mixture):
         assert_close(mixture_entropy(means, variances)[row, target], exact, rtol=0, atol=2e-3)
 
 
+@pytest.fixture
+def log_weights():  # (7, 4, 1)
+    return torch.log_softmax(2 * torch.randn(7, 4, 1, generator=fork(10), dtype=torch.float64), 0)
+
+
+def test_weighted_mixture_against_torch(mixture, log_weights):
+    means, variances = mixture
+    y = torch.randn(4, 2, generator=fork(11), dtype=torch.float64)
+    weights = Categorical(logits=log_weights[..., 0].T)
+    joint = MixtureSameFamily(weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1))
+    assert_close(mixture_log_prob(y, means, variances, log_weights), joint.log_prob(y), rtol=1e-10, atol=1e-10)
+    for target in (0, 1):
+        each = MixtureSameFamily(weights, Normal(means[..., target].T, variances[..., target].T.sqrt()))
+        assert_close(mixture_cdf(y, means, variances, log_weights)[:, target], each.cdf(y[:, target]), rtol=1e-10, atol=1e-10)
+        for q in (0.01, 0.5, 0.95):
+            at = mixture_quantile(q, means, variances, log_weights)[:, target]
+            assert_close(each.cdf(at), torch.full((4,), q, dtype=torch.float64), rtol=0, atol=1e-9)
+        grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
+        logs = each.log_prob(grid.unsqueeze(-1))  # (grid, rows)
+        exact = -torch.trapezoid(logs.exp() * logs, grid, dim=0)
+        assert_close(mixture_entropy(means, variances, log_weights)[:, target], exact, rtol=0, atol=2e-3)
+
+
+def test_even_weights_change_nothing(mixture):
+    even = torch.full((7, 4, 1), -math.log(7), dtype=torch.float64)
+    y = torch.randn(4, 2, generator=fork(12), dtype=torch.float64)
+    for function in (mixture_log_prob, mixture_cdf):
+        assert_close(function(y, *mixture, even), function(y, *mixture), rtol=1e-12, atol=1e-14)
+    assert_close(mixture_quantile(0.2, *mixture, even), mixture_quantile(0.2, *mixture), rtol=1e-10, atol=1e-10)
+    assert_close(mixture_entropy(*mixture, even), mixture_entropy(*mixture), rtol=1e-12, atol=1e-14)
+
+
 def test_entropy_of_one_gaussian_is_exact():
     variance = torch.tensor([[[4.0]]], dtype=torch.float64)
     assert_close(

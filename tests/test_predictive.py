@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy, split
@@ -70,6 +71,51 @@ def test_samples_follow_the_predictive():
     for edge, level in ((low, 0.1), (high, 0.9)):
         share = (y < edge).double().mean(0)
         assert (share - level).abs().max() < 5 * math.sqrt(0.09 / n)
+
+
+def weighted_mixture() -> tuple[GaussianPredictive, MixtureSameFamily]:
+    """Three unequal components of five rows and two targets, and the same in torch."""
+    g = fork(7)
+    means, variances = 2 * torch.randn(3, 5, 2, generator=g, dtype=DOUBLE), 0.1 + torch.rand(3, 5, 2, generator=g, dtype=DOUBLE)
+    log_weights = torch.log_softmax(torch.randn(3, 5, 1, generator=g, dtype=DOUBLE), 0)
+    parts = torch.zeros(3, 5, 2, dtype=DOUBLE)
+    normals = Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1)
+    return GaussianPredictive(*parts, means, variances, log_weights), MixtureSameFamily(Categorical(logits=log_weights[..., 0].T), normals)
+
+
+def test_unequal_weights_against_torch():
+    p, oracle = weighted_mixture()
+    y = torch.randn(5, 2, generator=fork(8), dtype=DOUBLE)
+    assert_close(p.log_prob(y), oracle.log_prob(y), rtol=1e-12, atol=1e-12)
+    assert_close(p.mean, oracle.mean, rtol=1e-12, atol=1e-12)
+    assert_close(p.variance, oracle.variance, rtol=1e-12, atol=1e-12)
+    low, high = p.interval(0.9)
+    assert_close(p.cdf(high) - p.cdf(low), torch.full((5, 2), 0.9, dtype=DOUBLE), rtol=0, atol=1e-9)
+    q = p.rescale(1.0, 3.0)
+    assert_close(q.entropy(), p.entropy() + math.log(3.0))
+    assert_close(q.log_prob(1 + 3 * y), p.log_prob(y) - 2 * math.log(3.0))
+
+
+def test_samples_follow_unequal_weights():
+    p, n = weighted_mixture()[0], 100_000
+    y = p.sample(n, fork(9))
+    assert ((y.mean(0) - p.mean).abs() < 5 * p.std / math.sqrt(n)).all()
+    for level in (0.1, 0.5, 0.9):
+        share = (y < p.quantile(level)).double().mean(0)
+        assert (share - level).abs().max() < 5 * math.sqrt(level * (1 - level) / n)
+    product = (y - p.mean).prod(-1)  # both targets of a row come from the same component
+    exact = (p.log_weights.squeeze(-1).exp() * (p.means - p.mean).prod(-1)).sum(0)
+    assert ((product.mean(0) - exact).abs() < 5 * product.std(0) / math.sqrt(n)).all()
+
+
+def test_joining_chunks_keeps_the_weights():
+    p = weighted_mixture()[0]
+    fields = (p.component, p.mixing, p.posterior)
+    parts = [
+        GaussianPredictive(*(f[rows] for f in fields), p.means[:, rows], p.variances[:, rows], p.log_weights[:, rows])
+        for rows in (slice(0, 2), slice(2, 5))
+    ]
+    assert torch.equal(Predictive.join(parts).log_weights, p.log_weights)
 
 
 def test_samples_of_classes_follow_the_probabilities():

@@ -66,7 +66,7 @@ def run(
     data_dir: Path | None,
     processes: int | None,
 ) -> None:
-    """Work through an experiment (toy, digits) and draw its page.
+    """Work through an experiment (toy, digits, ood-mnist, ood-fashion) and draw its page.
 
     Example: compound run toy --preset paper --seeds 3
     """

@@ -109,7 +109,7 @@ def train(run: Run, place: Place) -> Outcome:
 
 def killed_train(run: Run, place: Place) -> Outcome:
     def watch(seen: object) -> None:
-        if (place.directory / "checkpoint.safetensors").exists():
+        if (place.directory.parent / "fits" / run.fit_key / "checkpoint.safetensors").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
     from compound.bench import runs
@@ -130,7 +130,7 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
     assert process.exitcode == -signal.SIGKILL
     left = tmp_path / "killed" / run.key
     assert not (left / "metrics.json").exists()
-    size = (left / "checkpoint.safetensors").stat().st_size
+    size = (tmp_path / "killed" / "fits" / run.fit_key / "checkpoint.safetensors").stat().st_size
     assert size > 0
     steps = []
     resumed = perform(run, train, tmp_path / "killed", watch=lambda seen: steps.append(seen.step))
@@ -139,3 +139,15 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
     lines = [(tmp_path / name / run.key / "history.csv").read_text() for name in ("killed", "straight")]
     assert lines[0] == lines[1]
     assert lines[0].splitlines()[-1].startswith("600,")
+
+
+def test_runs_that_train_alike_share_one_fit(tmp_path: Path):
+    steps: list[int] = []
+    first = perform(TRAINED, train, tmp_path, watch=lambda seen: steps.append(seen.step))
+    taken, other = len(steps), replace(TRAINED, experiment="another")
+    assert other.key != TRAINED.key and other.fit_key == TRAINED.fit_key
+    again = perform(other, train, tmp_path, watch=lambda seen: steps.append(seen.step))
+    assert taken > 0 and len(steps) == taken  # the second trained nothing
+    assert np.array_equal(first.arrays["mean"], again.arrays["mean"])
+    for change in ({"seed": 1}, {"data": "curve"}, {"method": "vb-cdn"}, {"options": {}}, {"settings": asdict(Settings(41))}):
+        assert replace(TRAINED, **change).fit_key != TRAINED.fit_key

@@ -1,6 +1,7 @@
 """Run directories: one per configuration. A finished run is never repeated, a killed one goes on from its checkpoint.
 
-runs/<key>/  config.json · history.csv · checkpoint.safetensors · arrays.npz · lock · metrics.json (comes last: finished)
+runs/<key>/       config.json · history.csv · arrays.npz · lock · metrics.json (comes last: finished)
+runs/fits/<key>/  checkpoint.safetensors, of all runs that train alike
 """
 
 import fcntl
@@ -49,6 +50,11 @@ class Run:
     @property
     def key(self) -> str:
         return hashlib.sha256(_canonical(asdict(self)).encode()).hexdigest()[:16]
+
+    @property
+    def fit_key(self) -> str:
+        """Alike for runs that train the same model on the same data, whatever they ask it afterwards."""
+        return hashlib.sha256(_canonical({**asdict(self), "experiment": ""}).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return f"{self.experiment} · {self.data} · {self.method} · seed {self.seed}"
@@ -103,11 +109,17 @@ def read(run: Run, root: Path) -> Result:
 
 
 def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
-    """The run's model, trained on data; goes on from the checkpoint where one is left."""
+    """The run's model, trained on data; goes on from the checkpoint where one is left.
+
+    Runs of several experiments that train alike share one fit, in fits/ beside their directories.
+    """
     model = build(Method(run.method, **run.options), data.x.shape[1], task, run.seed)
-    checkpoint = place.directory / "checkpoint.safetensors"
-    history = fit(model, data, Settings(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
-    history.save_csv(place.directory / "history.csv")
+    home = place.directory.parent / "fits" / run.fit_key
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home / "lock"):
+        checkpoint = home / "checkpoint.safetensors"
+        history = fit(model, data, Settings(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
+        history.save_csv(place.directory / "history.csv")
     return model
 
 

@@ -24,6 +24,18 @@ from compound.types import Task, fork, whole
 
 FEATURES, CLASSES, ROWS = 784, 10, 200
 TASK = Task("classes", CLASSES)
+TRAINING = {  # a training step against the plain network's
+    "map": 1.2,
+    "mc-dropout": 1.3,
+    "vmg": 2.5,
+    "dpn": 2.5,
+    "bbb": 2.7,
+    "vib": 3.0,
+    "noisy-kfac": 4.0,
+    "deep-ensemble": 4.5,
+    "mnf": 6.0,
+}
+ASKING = ("vmg", "bbb", "mc-dropout")  # 100 draws against 100 plain passes
 
 
 class Row(NamedTuple):
@@ -79,26 +91,32 @@ def measure(rounds: int) -> Iterator[Row]:
     few = max(2, rounds // 8)  # the oracle is slow
     yield compare("train ml-cdn / building W per row", one, oracle_step(x, y, 50, bayes=False), 1 / 70, few)
     yield compare("train vb-cdn / building W per row", bayes, oracle_step(x, y, 100, bayes=True), 1 / 150, few)
+    for name, bar in TRAINING.items():
+        least = 50 if name == "noisy-kfac" else 1  # its factors are decomposed every 50 steps
+        yield compare(f"train {name} / plain", step(Method(name), x, y), plain, bar, max(3, rounds // least), least)
 
     many = torch.rand(1000, FEATURES, generator=fork(1, "x"))
     passes = hundred_passes(many)
     for name, hyper, bar in (("ml-cdn", 50, 1.2), ("vb-cdn", 100, 10.0)):
         model = build(Method(name, hyper=(hyper,), last_draws=1), FEATURES, TASK)
         yield compare(f"predict {name} 100 draws / 100 plain passes", asking(model, many), passes, bar, few)
+    for name in ASKING:
+        yield compare(f"predict {name} 100 draws / 100 plain passes", asking(build(name, FEATURES, TASK), many), passes, 0.8, few)
     silent = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
     loud = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
     fit_far(cast(FarNoise, loud.far))
     yield compare("predict with far noise / without", asking(loud, many), asking(silent, many), 1.15, max(5, rounds // 2))
+    yield compare("fit laplace on the last layer / epoch", *laplace(), 2.0, few)
 
 
-def compare(name: str, ours: Callable[[], None], reference: Callable[[], None], bar: float, rounds: int) -> Row:
-    """The median over rounds of the ratio of two times measured one after the other."""
+def compare(name: str, ours: Callable[[], None], reference: Callable[[], None], bar: float, rounds: int, least: int = 1) -> Row:
+    """The median over rounds of the ratio of two times measured one after the other, of at least so many calls each."""
     repeats = []
     for call in (ours, reference):
         call()
         begin = time.perf_counter()
         call()
-        repeats.append(max(1, round(0.03 / (time.perf_counter() - begin))))
+        repeats.append(max(least, round(0.03 / (time.perf_counter() - begin))))
     ratios = []
     for _ in range(rounds):
         first, second = (_seconds(call, n) for call, n in zip((ours, reference), repeats, strict=True))
@@ -148,7 +166,8 @@ def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
 def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     model = build(method, FEATURES, TASK)
     optimizer = model.optimizer(Settings(rate=1e-3))
-    batch = whole(x, y, TASK)
+    batch = whole(x, y, TASK, x_ood=x.flip(1))
+    model.start(batch, fork(0, "start"))
     streams = tuple(fork(k, "noise") for k in range(model.members))
 
     def call() -> None:
@@ -203,6 +222,22 @@ def hundred_passes(x: Tensor) -> Callable[[], None]:
             torch.softmax(model(x), -1)
 
     return call
+
+
+def laplace() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Fitting the posterior of the last layer on 10,000 rows, and one plain epoch over them."""
+    x = torch.rand(10_000, FEATURES, generator=fork(3, "x"))
+    y = torch.randint(CLASSES, (10_000,), generator=fork(3, "y"))
+    model = build(Method("laplace", subset="last"), FEATURES, TASK)
+    batch = whole(x, y, TASK)
+    model.start(batch, fork(0, "start"))
+    steps = [plain_step(*part) for part in zip(x.split(ROWS), y.split(ROWS), strict=True)]
+
+    def epoch() -> None:
+        for call in steps:
+            call()
+
+    return lambda: model.finish(batch, fork(0, "finish")), epoch
 
 
 def asking(model: Model, x: Tensor) -> Callable[[], None]:

@@ -6,20 +6,50 @@ from typing import Any
 from compound.models.base import Draws as Draws
 from compound.models.base import Loss as Loss
 from compound.models.base import Model as Model
+from compound.models.bbb import BBB as BBB
+from compound.models.bnn_lv import BNNLV as BNNLV
 from compound.models.cdn import MLCDN as MLCDN
 from compound.models.cdn import VBCDN as VBCDN
+from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
+from compound.models.dpn import DPN as DPN
+from compound.models.far import WithFar as WithFar
+from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
+from compound.models.mc_dropout import MCDropout as MCDropout
+from compound.models.mdn import MDN as MDN
+from compound.models.mnf import MNF as MNF
+from compound.models.noisy_adam import NoisyAdam as NoisyAdam
+from compound.models.noisy_kfac import NoisyKFAC as NoisyKFAC
+from compound.models.temperature import Temperature as Temperature
+from compound.models.vib import VIB as VIB
+from compound.models.vmg import VMG as VMG
 from compound.types import Task
 
 METHODS: dict[str, type[Model]] = {
     "ml-cdn": MLCDN,
     "vb-cdn": VBCDN,
     "map": MAP,
+    "laplace": Laplace,
+    "deep-ensemble": DeepEnsemble,
+    "dpn": DPN,
+    "vib": VIB,
+    "vmg": VMG,
+    "mnf": MNF,
+    "bbb": BBB,
+    "mdn": MDN,
+    "temperature": Temperature,
+    "mc-dropout": MCDropout,
+    "bnn-lv": BNNLV,
+    "noisy-kfac": NoisyKFAC,
+    "noisy-adam": NoisyAdam,
 }
 
 
 class Method:
-    """The light description of a method: Method("ml-cdn", lam=1e-5). Its options are those of the method's `Config`."""
+    """The light description of a method: Method("ml-cdn", lam=1e-5). Its options are those of the method's `Config`.
+
+    Every method takes `far` besides, far noise on its answer (see far.py); CDNs have it as an option of their own, switched on.
+    """
 
     def __init__(self, name: str, **options: Any):
         self.name = name
@@ -33,9 +63,14 @@ class Method:
         kind = METHODS[self.name].Config
         known = [field.name for field in dataclasses.fields(kind)]
         for option in self.options:
-            if option not in known:
+            if option not in known and option != "far":
                 raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(known)}")
-        return kind(**self.options)
+        return kind(**{name: value for name, value in self.options.items() if name in known})
+
+    def build(self, inputs: int, task: Task, seed: int) -> Model:
+        config = self.config()
+        model = METHODS[self.name](inputs, task, config, seed)  # type: ignore[call-arg]
+        return model if hasattr(config, "far") or not self.options.get("far") else WithFar(model, self.options["far"])
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         return {"name": self.name, **self.options}
@@ -53,4 +88,4 @@ class Method:
 def build(method: str | Method, inputs: int, task: Task, seed: int = 0) -> Model:
     """A fresh model of a method, its weights drawn from the streams of `seed`."""
     method = Method(method) if isinstance(method, str) else method
-    return METHODS[method.name](inputs, task, method.config(), seed)  # type: ignore[call-arg]
+    return method.build(inputs, task, seed)

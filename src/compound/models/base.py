@@ -102,6 +102,8 @@ class Model(nn.Module, ABC):
     def predict_chunks(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Iterator[Predictive]:
         """Answers chunk by chunk, for tables whose answers would not fit in memory together."""
         check_inputs(x, self.inputs)
+        if len(x) == 0:
+            raise ValueError("x has no rows: ask about at least one")
         n = Draws.of(n)
         rows = max(1, memory // (self.row_numbers(n) * x.element_size()))
         state = generator.get_state()

@@ -17,16 +17,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import Draws, Loss, Model, resolved, trained, weighted
+from compound.models.far import choose_ramp, judging, learn_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
 from compound.nn.networks import LIMIT, hidden
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
-
-BUDGET = 0.003  # nats of held-out log-density that far noise may cost
-LEVELS = (-6.0, -9.0, -12.0, -15.0, -18.0)  # log-variance of the far noise at the median distance
-KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)  # its rise from there to the 99% quantile
-JUDGES = 2000  # rows that far noise and τ are fitted on
 
 
 @dataclass(frozen=True)
@@ -175,46 +171,27 @@ class _CDN(Model):
         """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
         weight = torch.ones(self.members, len(data)) if data.weight is None else data.weight.expand(self.members, -1)
         held = weight == 0  # (members, rows)
-        some = held.any(0)
-        order = torch.randperm(len(data), generator=generator)
-        judges = order[some[order]][:JUDGES] if bool(some.any()) else order[:JUDGES]
+        some = bool(held.any())
+        judges = judging(data, held, generator)
         draws = self._draws(data.x[judges], self._divide(Draws(100 * self.members, 1)), generator)
-        mask = held[:, judges] if bool(some.any()) else torch.ones(self.members, len(judges), dtype=torch.bool)
+        mask = held[:, judges] if some else torch.ones(self.members, len(judges), dtype=torch.bool)
         y = data.y[judges]
-        if bool(some.any()):
+        if some:
             self.likelihood.calibrate(draws, y, mask)
-        if self.config.far:
-            seen = trained(data).nonzero().squeeze(-1)
-            away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
-            away[seen] = self.far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator)
-            distance = away[judges]
-            fresh = distance.isnan()  # rows no member trained on
-            distance[fresh] = self.far.distance(data.x[judges][fresh].clamp(-LIMIT, LIMIT))
-            self._choose_ramp(draws, y, mask, distance, generator)
-
-    def _choose_ramp(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor, distance: Tensor, generator: Generator) -> None:
-        """The steepest ramp whose cost in log-density stays within the budget, twice over.
-
-        Once for each member on the rows it held out, and once for all members together: their mixture is sharper, so it has more
-        to lose, even on rows that some of them trained on.
-        """
+        if not self.config.far:
+            return
+        distance = learn_distance(self.far, data, judges, generator)
         state = generator.get_state()
 
         def scores(t: Tensor | None) -> Tensor:
+            """Of each member on the rows it held out, and of all together: their mixture is sharper, so it has more to lose."""
             generator.set_state(state)  # the same noise for every candidate
             each = self.likelihood.member_log_prob(draws, y, t, generator)  # (members, rows)
             generator.set_state(state)
             together = self.likelihood.predictive(draws, t, generator).log_prob(y)  # (rows,)
-            return torch.stack([(held * each).sum() / held.sum(), together.mean()])
+            return torch.stack([(mask * each).sum() / mask.sum(), together.mean()])
 
-        base = scores(None)
-        # by reach: log-variance one more 50%-to-99% stretch beyond the 99% quantile
-        candidates = sorted(((level + 2 * kappa, level, kappa) for level in LEVELS for kappa in KAPPAS), reverse=True)
-        for _, level, kappa in candidates:
-            self.far.set_ramp(level, kappa, self.likelihood.far_cap)
-            if bool(((base - scores(self.far.at(distance))) <= BUDGET).all()):
-                return
-        # none is cheap enough: the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away
+        choose_ramp(self.far, self.likelihood.far_cap, distance, scores)
 
 
 class MLCDN(_CDN):

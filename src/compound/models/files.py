@@ -8,6 +8,7 @@ from typing import Any
 
 from compound import persist
 from compound.models.base import Model
+from compound.models.far import WithFar
 from compound.types import Task
 
 
@@ -31,6 +32,8 @@ def describe(model: Model) -> dict[str, Any]:
     """The words from which `rebuild` makes the same model."""
     config: Any = model.config
     task, options = dataclasses.asdict(model.task), dataclasses.asdict(config)
+    if isinstance(model, WithFar):
+        options["far"] = model.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from compound.nn.moments import dot
 from compound.types import Streams, normal
 
+FEW = 16  # columns
 
 def widen(x: Tensor) -> Tensor:  # (..., in + 1)
     """h~ = [h; 1]: with the constant in place, biases are one more row of every weight matrix."""
@@ -73,6 +74,7 @@ class MatrixGaussianLinear(nn.Module):
         self.register_buffer("prior_mean", prior, persistent=False)
         self.register_buffer("prior_inverse", inverse, persistent=False)
         self.register_buffer("count", torch.tensor(self.blocks, dtype=mean.dtype), persistent=False)  # outputs of each block
+        self.precision = 1 / prior_variance[0]  # of the first block's prior
         self.constant = rows * sum(n * (1 - math.log(v)) for n, v in zip(self.blocks, prior_variance, strict=True))
 
     def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
@@ -90,6 +92,15 @@ class MatrixGaussianLinear(nn.Module):
         blocks = normal(generator, self.mean.shape, self.mean).split(self.blocks, -1)
         noise = torch.cat([block * row.unsqueeze(-1) for row, block in zip(rows, blocks, strict=True)], -1)
         return torch.addcmul(self.mean, noise, col)
+
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:  # (rows, out) each
+        """Mean and standard deviation of h~ W for h (rows, in); of one block without members."""
+        (row,), deviation = self.log_row.exp(), (0.5 * self.log_col).exp()
+        return affine(h, self.mean), torch.addmv(row[-1:], h * h, row[:-1]).sqrt().unsqueeze(-1) * deviation
+
+    def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
+        """h~ W from noise (draws, rows, out), which it uses up, and `kl()`; of one block without members and prior mean."""
+        return _Sample.apply(h, self.mean, self.log_row, self.log_col, noise, self.precision, self.constant)
 
     def kl(self) -> Tensor:  # (*members,)
         """Of the posterior to the prior, summed over blocks."""
@@ -194,3 +205,57 @@ class _Divergence(torch.autograd.Function):
         d_row = (row * col_sum.unsqueeze(-1)).sub_(count.unsqueeze(-1)).mul_(half.unsqueeze(-1))
         d_col = (col * (row_sum @ inverse.mT)).sub_(row.shape[-1]).mul_(half)
         return shift * (d * inverse.sum(-1)).unsqueeze(-2), d_row, d_col, None, None, None, None
+
+
+def affine(h: Tensor, weight: Tensor) -> Tensor:
+    """h~ W without h~; few columns go faster as few rows."""
+    if weight.shape[1] <= FEW:
+        return torch.addmm(weight[-1:].mT, weight[:-1].mT, h.mT).mT.contiguous()
+    return torch.addmm(weight[-1], h, weight[:-1])
+
+
+def towards_weight(h: Tensor, d_out: Tensor, weight: Tensor, decay: float) -> Tensor:
+    """The gradient of `affine` towards W, plus decay W, what a Gaussian prior adds to it, at no further pass."""
+    gradient = torch.empty_like(weight)
+    if weight.shape[1] <= FEW:
+        torch.add(torch.mm(d_out.mT, h).mT, weight[:-1], alpha=decay, out=gradient[:-1])
+    else:
+        torch.addmm(weight[:-1], h.mT, d_out, beta=decay, out=gradient[:-1])
+    torch.add(d_out.sum(0), weight[-1], alpha=decay, out=gradient[-1])
+    return gradient
+
+
+def total(values: Tensor) -> Tensor:
+    """Over draws, the first axis."""
+    return values[0] if len(values) == 1 else values.sum(0)
+
+
+class _Sample(torch.autograd.Function):
+    """Draws of h~ W, whose moments are computed once, and the KL to MN(0, I / precision, I), in one step of autograd."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, h: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, precision: float, constant: float
+    ) -> tuple[Tensor, Tensor]:
+        (row,), col = log_row.exp(), log_col.exp()
+        squares, noise = h * h, noise.mul_(col.sqrt())
+        scale = torch.addmv(row[-1:], squares, row[:-1]).sqrt_()  # (rows,)
+        sums = row.sum().item(), col.sum().item()
+        trace = precision * (torch.dot(mean.view(-1), mean.view(-1)).item() + sums[0] * sums[1])
+        logs = len(col) * log_row.sum().item() + len(row) * log_col.sum().item()
+        ctx.save_for_backward(h, squares, mean, row, col, scale, noise)
+        ctx.sums, ctx.precision = sums, precision
+        return torch.addcmul(affine(h, mean), noise, scale.unsqueeze(-1)), mean.new_full((), 0.5 * (trace - logs - constant))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        h, squares, mean, row, col, scale, noise = ctx.saved_tensors
+        half = 0.5 * d_kl.item()
+        decay = half * ctx.precision
+        product, d_mean = total(d_out * noise), total(d_out)  # (rows, out), the first towards scale and log col alike
+        d_q = product.sum(-1).div_(scale).mul_(0.5)  # (rows,) towards scale²
+        d_row = torch.cat([torch.mv(squares.mT, d_q), d_q.sum().view(1)]).add_(decay * ctx.sums[1]).mul_(row).sub_(half * len(col))
+        d_col = torch.mv(product.mT, scale).mul_(0.5).add_(col, alpha=decay * ctx.sums[0]).sub_(half * len(row))
+        d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.outer(d_q, row[:-1]), h, value=2) if ctx.needs_input_grad[0] else None
+        return d_h, towards_weight(h, d_mean, mean, 2 * decay), d_row.unsqueeze(0), d_col, None, None, None

@@ -22,7 +22,8 @@ from compound.bench.runs import Outcome, Place, Result, Run, perform
 from compound.persist import write_atomic
 from compound.train import Watch
 
-EXPERIMENTS = {name: f"compound.bench.experiments.{name}" for name in ("toy", "digits")}
+NAMES = ("toy", "digits", "ood-mnist", "ood-fashion", "fgsm-mnist", "fgsm-fashion", "fgsm-samples", "fgsm-strong")
+EXPERIMENTS = {name: f"compound.bench.experiments.{name.replace('-', '_')}" for name in NAMES}
 News = tuple[int, int, int]  # number of the run, step, steps
 
 
@@ -50,7 +51,8 @@ class Experiment(Protocol):
 def load(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise ValueError(f"experiment is {name!r}: choose one of {', '.join(EXPERIMENTS)}")
-    return cast(Experiment, import_module(EXPERIMENTS[name]))
+    module = import_module(EXPERIMENTS[name])
+    return cast(Experiment, getattr(module, "EXPERIMENT", module))
 
 
 def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str] = ()) -> list[Run]:

@@ -1,0 +1,88 @@
+"""Adversarial inputs: x' close to x, where a loss is large.
+
+    fgsm   x' = clip(x + ε sign ∇ loss(x))                                         Goodfellow, Shlens and Szegedy (2015)
+    pgd    x' <- clip(P(x' + α sign ∇ loss(x'))),  P onto |x' - x| <= ε            Madry et al. (2018)
+
+A loss is any function of inputs (..., rows, features) that gives a number per row, of whatever likelihood: -log p(y | x) for
+classes and targets alike. A row's number must depend on that row alone, for gradients are those of the sum. ε is one number, or
+one per feature. Only gradients towards x are taken: those of a model's parameters stay as they are.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from compound.types import log_mean_exp
+
+Function = Callable[[Tensor], Tensor]
+Range = tuple[float, float]  # the smallest and the largest number an input may be
+
+
+def label_loss(log_probs: Function, y: Tensor) -> Function:
+    """-log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes) whose leading axes count draws."""
+
+    def loss(x: Tensor) -> Tensor:  # (rows,)
+        logs = log_probs(x)
+        picked = logs.gather(-1, y.expand(logs.shape[:-1]).unsqueeze(-1)).squeeze(-1)  # (..., rows)
+        return -log_mean_exp(picked.reshape(-1, len(y)), 0)
+
+    return loss
+
+
+def fgsm(loss: Function, x: Tensor, eps: float | Tensor, clip: Range | None = None) -> Tensor:
+    """One step to a corner of the box around x: the largest loss there, were it linear."""
+    _check("eps", eps)
+    return _within(x + eps * direction(loss, x), clip)
+
+
+def pgd(
+    loss: Function,
+    x: Tensor,
+    eps: float | Tensor,
+    generator: Generator,
+    steps: int = 40,
+    step: float | Tensor | None = None,  # α; None: 2.5 ε / steps, enough to cross the box
+    restarts: int = 1,  # runs from other random points; each row keeps the one of largest loss
+    clip: Range | None = None,
+) -> Tensor:
+    """Steps along the signs of gradients from a random point of the box, each brought back into it."""
+    _check("eps", eps)
+    for name, count in (("steps", steps), ("restarts", restarts)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}: give at least one")
+    step = 2.5 * eps / steps if step is None else step
+    _check("step", step)
+    low, high = x - eps, x + eps
+
+    def run() -> Tensor:
+        start = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
+        there = _within(x + eps * start, clip)
+        for _ in range(steps):
+            there = _within((there + step * direction(loss, there)).clamp(low, high), clip)
+        return there
+
+    best = run()
+    for _ in range(restarts - 1):
+        other = run()
+        with torch.no_grad():
+            better = loss(other) > loss(best)  # (..., rows)
+        best = torch.where(better.unsqueeze(-1), other, best)
+    return best
+
+
+def direction(loss: Function, x: Tensor) -> Tensor:
+    """Where each input makes the loss grow, -1, 0 or 1; 0 where the gradient is not a number."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(x).sum(), x)
+    return gradient.sign().nan_to_num_(0.0)
+
+
+def _within(x: Tensor, clip: Range | None) -> Tensor:
+    return x if clip is None else x.clamp(*clip)
+
+
+def _check(name: str, value: float | Tensor) -> None:
+    if not bool(torch.as_tensor(value >= 0).all()):
+        raise ValueError(f"{name} is {value}: give numbers >= 0")

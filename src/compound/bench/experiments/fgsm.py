@@ -1,0 +1,84 @@
+"""Attacks by the sign of the gradient: figures 3, 6 (all methods), 4 (samples in training) and 5 (stronger attacks).
+
+Kristiadi et al. (2019), section 5.3. 1,000 test images, strengths 0 to 1, under the two protocols of `robust`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from compound.bench import robust
+from compound.bench.experiments import Drawn, ood
+from compound.bench.experiments.fgsm_page import draw_page
+from compound.bench.report import Page
+from compound.bench.robust import Curve
+from compound.bench.runs import Outcome, Place, Result, Run
+from compound.models import METHODS as ALL
+from compound.models import Model
+from compound.types import fork
+
+STRENGTHS = tuple(round(0.1 * k, 1) for k in range(11))
+FEW = (0.1, 0.3, 1.0)  # strengths of attacks in many steps
+IMAGES = {"quick": 200, "paper": 1000}
+DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
+PASSES = (1, 10, 100)
+SAMPLES = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class Fgsm:
+    """One such experiment."""
+
+    name: str
+    TITLE: str
+    known: ood.Ood  # whose models are attacked
+    kind: str = "methods"  # "methods", "samples" (several numbers of draws in training) or "strong" (stronger attacks)
+    METHODS: tuple[str, ...] = tuple(ALL)
+    EVERY: tuple[str, ...] = tuple(ALL)
+    PRESETS: tuple[str, ...] = tuple(ood.STEPS)
+    SEEDS: int = 1
+
+    def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
+        runs = [run for run in self.known.grid(preset, seeds, methods) if self.kind == "methods" or not run.data.endswith("published")]
+        if self.kind == "samples":
+            runs = [replace(run, options={**run.options, "samples": samples}) for run in runs for samples in SAMPLES]
+        return [replace(run, experiment=self.name) for run in runs]
+
+    def work(self, run: Run, place: Place) -> Outcome:
+        preset = "paper" if run.settings["steps"] >= ood.STEPS["paper"] else "quick"
+        model, test = self.known.trained(run, place)
+        order = torch.randperm(len(test.x), generator=fork(run.seed, "attacked"))[: IMAGES[preset]]
+        x, y, draws = test.x[order], test.y[order], DRAWS[preset]
+
+        def stream(*words: str | int) -> torch.Generator:
+            return fork(run.seed, *words)
+
+        curves: dict[str, Curve] = {}
+        if self.kind == "strong":
+            curves |= self._strong(run, place, model, x, y, draws, stream)
+        else:
+            curves["published"] = robust.published(model, x, y, STRENGTHS, stream("published"), draws)
+            curves["sound"] = robust.sound(model, x, y, STRENGTHS, stream("sound"))
+        metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
+        metrics["silent"] = robust.silent(model, x, y, stream("silent"))
+        return Outcome(metrics, {})
+
+    def _strong(
+        self, run: Run, place: Place, model: Model, x: torch.Tensor, y: torch.Tensor, draws: int, stream: Callable[..., torch.Generator]
+    ) -> dict[str, Curve]:
+        plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(replace(ood.BASE, steps=run.settings["steps"])))
+        other, _ = self.known.trained(plain, place)
+        curves = {}
+        for passes in PASSES:
+            few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
+            curves[f"published, {passes} passes"] = robust.published(model, x, y, STRENGTHS, stream("published", passes), few, passes)
+            curves[f"sound, {passes} draws"] = robust.sound(model, x, y, STRENGTHS, stream("sound", passes), passes)
+        curves["many steps"] = robust.multi_step(model, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
+        curves["transferred"] = robust.transferred(model, other, x, y, STRENGTHS, stream("transferred"))
+        curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
+        return curves
+
+    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+        return draw_page(results, page, self.kind)

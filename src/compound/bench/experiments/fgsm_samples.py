@@ -1,0 +1,13 @@
+"""Attacks and the number of draws in training."""
+
+from compound.bench.experiments.fgsm import Fgsm
+from compound.bench.experiments.ood_mnist import EXPERIMENT as KNOWN
+
+EXPERIMENT = Fgsm(
+    name="fgsm-samples",
+    TITLE="Attacks and the number of draws in training",
+    known=KNOWN,
+    kind="samples",
+    METHODS=("ml-cdn", "vb-cdn", "noisy-kfac", "vmg"),
+    EVERY=("ml-cdn", "vb-cdn", "noisy-kfac", "vmg"),
+)

@@ -1,0 +1,138 @@
+"""Doubt about pictures of another kind: figure 2 and table 1. One network learns a set of pictures and is shown several others.
+
+Kristiadi et al. (2019), section 5.2: 784-100-10, batches of 200, 20,000 iterations, 100 draws; 5,000 rows are held out.
+CDNs, `map` and `deep-ensemble` are measured with far noise and, from the same fit, without it.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from compound import metrics
+from compound.bench.experiments import Drawn
+from compound.bench.experiments.ood_page import draw_page
+from compound.bench.report import Page
+from compound.bench.runs import Numbers, Outcome, Place, Result, Run, fitted
+from compound.data import images
+from compound.models import METHODS as ALL
+from compound.models import Model
+from compound.models.far import WithFar
+from compound.nn import FarNoise
+from compound.predictive import CategoricalPredictive
+from compound.train import Settings
+from compound.types import Task, fork, whole
+
+TASK = Task("classes", 10)
+HELD_OUT = 5000
+STEPS = {"quick": 2000, "paper": 20_000}
+WIDE: dict[str, Any] = {"widths": (100,)}
+FAR = {**WIDE, "far": 3.0}
+PAPER: dict[str, Any] = {**WIDE, "parametrization": "paper", "far": 0.0}
+# methods whose options or settings are not just WIDE and the paper's
+OPTIONS: dict[str, dict[str, Any]] = {"map": FAR, "deep-ensemble": FAR, "bnn-lv": {**WIDE, "samples": 3}}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
+    "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
+}
+BASE = Settings(batch=200, rate=1e-3, rate_end=1.0, clip_value=5.0, clip_norm=None, average=0.0, checks=0)
+OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
+
+
+@dataclass(frozen=True)
+class Ood:
+    """One such experiment: what is learnt, and what is shown."""
+
+    name: str
+    TITLE: str
+    known: str  # the set that is learnt
+    main: str  # the set that is looked at first
+    strange: tuple[str, ...]  # all that is shown; "flipped" is the known set upside down, "noise" uniform noise
+    outside: str  # what a method that trains on outliers is given
+    published: str = ""  # the table of published.json it is compared with
+    METHODS: tuple[str, ...] = tuple(ALL)
+    EVERY: tuple[str, ...] = tuple(ALL)
+    PRESETS: tuple[str, ...] = tuple(STEPS)
+    SEEDS: int = 1
+
+    def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
+        runs = []
+        for seed in range(seeds):
+            for method in methods:
+                rate, end = OWN_RATE.get(method, (BASE.rate, BASE.rate_end))
+                settings = replace(BASE, steps=STEPS[preset], rate=rate, rate_end=end)
+                runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
+                if method in PUBLISHED:
+                    data, settings = f"{self.known}, as published", replace(BASE, steps=STEPS[preset])
+                    runs.append(Run(self.name, method, data, seed, PUBLISHED[method], asdict(settings)))
+        return runs
+
+    def trained(self, run: Run, place: Place) -> tuple[Model, images.Images]:
+        """The run's model, and the test set."""
+        train, test = (images.load(self.known, part, place.data_dir) for part in ("train", "test"))
+        weight = torch.ones(len(train.x))
+        weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
+        outside = images.load(self.outside, "train", place.data_dir).x if run.method == "dpn" else None
+        return fitted(run, place, whole(train.x, train.y, TASK, weight, outside), TASK), test
+
+    def work(self, run: Run, place: Place) -> Outcome:
+        model, test = self.trained(run, place)
+        shown = {name: self._pictures(name, test.x, run.seed, place.data_dir) for name in self.strange}
+        numbers: dict[str, Any] = {}
+        arrays: Numbers = {}
+        for form, asked in _forms(model, run.seed).items():
+            known, strange = asked(test.x), {name: asked(x) for name, x in shown.items()}
+            numbers[form] = _measured(known, test.y, strange)
+            arrays |= {f"entropy {form} {name}": answer.entropy().numpy() for name, answer in {self.known: known, **strange}.items()}
+        return Outcome(numbers, arrays)
+
+    def _pictures(self, name: str, known: Tensor, seed: int, data_dir: Path | None) -> Tensor:
+        if name == "flipped":
+            return images.flipped(known)
+        if name == "noise":
+            return torch.rand(len(known), known.shape[1], generator=fork(seed, "noise pictures"))
+        return images.load(name, "test" if "test" in images.PARTS[name] else "all", data_dir).x
+
+    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+        return draw_page(results, page, self.known, self.main, self.strange, self.published)
+
+
+def _forms(model: Model, seed: int) -> dict[str, Callable[[Tensor], CategoricalPredictive]]:
+    """How the fitted model answers: as it is, and without its far noise where it has one."""
+
+    def asking(asked: Model) -> Callable[[Tensor], CategoricalPredictive]:
+        return lambda x: cast(CategoricalPredictive, asked.predict(x, 100, fork(seed, "predict")))
+
+    if isinstance(model, WithFar):
+        return {"plain": asking(model.inner), "far": asking(model)}
+    far = getattr(model, "far", None)
+    if isinstance(far, FarNoise) and far.fitted:
+        silent = copy.deepcopy(model)
+        silent.far = FarNoise(model.inputs)
+        return {"plain": asking(silent), "far": asking(model)}
+    return {"plain": asking(model)}
+
+
+def _measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {
+        "accuracy": metrics.accuracy(known, y),
+        "nll": metrics.nll(known, y),
+        "brier": metrics.brier(known, y),
+        "ece": metrics.ece(known, y),
+        "mmc_in": metrics.mmc(known),
+    }
+    for name, answer in strange.items():
+        entropies = known.entropy(), answer.entropy()
+        numbers[name] = {
+            "mmc_out": metrics.mmc(answer),
+            "auroc": metrics.auroc(*entropies),
+            "auroc_confidence": metrics.auroc(-known.confidence, -answer.confidence),
+            "auroc_epistemic": metrics.auroc(known.epistemic, answer.epistemic),
+            "aupr": metrics.aupr(*entropies),
+            "fpr95": metrics.fpr95(*entropies),
+        }
+    return numbers

@@ -1,0 +1,37 @@
+"""Bayes by backprop: every weight, biases included, has a Gaussian posterior of its own.
+
+    q(W) = prod N(W_ij; M_ij, S_ij²),    p(W) = prod N(W_ij; 0, p)
+    KL = sum [ log(sqrt(p) / S) + (S² + M²) / (2 p) - 1/2 ]
+    [h; 1] W ~ N([h; 1] M, [h; 1]² S²)
+
+Blundell et al. (2015), with one Gaussian as prior.
+
+A draw: one draw of all weights, an outer one; there are no inner draws.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from compound.models.variational import Variational, VariationalConfig
+from compound.nn.mean_field import MeanFieldLinear
+from compound.types import Task
+
+
+@dataclass(frozen=True)
+class BBBConfig(VariationalConfig):
+    log_std: float = -5.0  # where log S starts
+
+
+class BBB(Variational):
+    """A network with independent Gaussian weights."""
+
+    method = "bbb"
+    Config = BBBConfig
+    source = "Blundell et al. (2015)"
+
+    def __init__(self, inputs: int, task: Task, config: BBBConfig, seed: int = 0):
+        super().__init__(inputs, task, config, seed)
+
+    def _layer(self, mean: Tensor, prior_variance: float) -> MeanFieldLinear:
+        return MeanFieldLinear(mean, self.config.log_std, prior_variance)

@@ -1,0 +1,97 @@
+"""Deep ensemble: several networks θ_1..θ_M that differ in where they start, each trained by itself on all rows.
+
+    minimise for every m  mean -log p(y | f(x; θ_m)) [ + mean -log p(y | f(x'; θ_m)) ] + δ / (2 N) |θ_m|²
+    predict               p(y | x) = 1/M sum_m p(y | f(x; θ_m))
+    x' = x + ε sign ∇_x -log p(y | f(x; θ_m)),   ε a fraction of each input's range (adversarial training, off unless asked for)
+
+Lakshminarayanan, Pritzel and Blundell (2017). Targets get a variance for every row, from the network. Losses of members are
+summed, never averaged: each member takes the steps it would take alone.
+
+A draw: outer = a member. All of them answer every question, so nothing is random; there are no inner draws.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from compound.attacks import fgsm
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import head
+from compound.nn.networks import LIMIT, Network, half_squares
+from compound.predictive import Predictive
+from compound.types import Batch, Streams, Task, fork, member_seed
+
+
+@dataclass(frozen=True)
+class DeepEnsembleConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    members: int = 5  # M
+    adversarial: float = 0.0  # ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training
+    precision: float = 0.0  # δ, of the prior of every weight
+    variance: Literal["one", "rows"] = "rows"  # targets: a variance per row from the network, or one for all
+    noise: float = 0.0  # with one variance: standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+
+
+class DeepEnsemble(Model):
+    """Networks side by side, as one batched computation."""
+
+    method = "deep-ensemble"
+    Config = DeepEnsembleConfig
+    source = "Lakshminarayanan et al. (2017)"
+    shares = ("component", "posterior")
+    reach: Tensor  # (inputs,) ε
+
+    def __init__(self, inputs: int, task: Task, config: DeepEnsembleConfig, seed: int = 0):
+        super().__init__()
+        if config.members < 1:
+            raise ValueError(f"members is {config.members}: give at least one")
+        for name in ("adversarial", "precision"):
+            if not getattr(config, name) >= 0:
+                raise ValueError(f"{name} is {getattr(config, name)}: give a number >= 0")
+        if config.noise and config.variance == "rows":
+            raise ValueError(f"noise is {config.noise}: a given noise needs variance='one'")
+        self.inputs, self.task, self.members = inputs, task, config.members
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.head = head(task, self.members, config.noise, config.variance)
+        streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
+        self.register_buffer("reach", torch.zeros(inputs))
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        rows = trained(data)
+        self.head.start(data.y[rows])
+        x = data.x[rows].clamp(-LIMIT, LIMIT)
+        self.reach.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
+        """Log-densities of y under each member; x is theirs in common, (rows, inputs), or one for each."""
+        return self.head.log_prob(self.network(x), y)
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        nll = -weighted(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
+        total = nll
+        if self.config.adversarial:
+            x = batch.x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+            attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.reach)  # (members, rows, inputs)
+            total = total - weighted(self.log_prob(attacked, batch.y), batch.weight)
+        if not self.config.precision:
+            return Loss(total.sum(), nll.detach(), torch.zeros_like(nll))
+        penalty = half_squares(self.network.parameters(), self.config.precision / batch.size)  # (members,)
+        return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        return self.head.predictive(self.network(x)[:, None, None])
+
+    def row_numbers(self, n: Draws) -> int:
+        return 2 * self.inputs + self.members * (2 * sum(self.config.widths) + 8 * self.head.outputs)
+
+    @torch.no_grad()
+    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+        """Each member's own, on the rows it holds out."""
+        return -weighted(self.log_prob(batch.x, batch.y), batch.weight)

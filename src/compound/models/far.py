@@ -1,0 +1,129 @@
+"""Far noise for any method: doubt that grows with the distance from the training data, put on the finished answer.
+
+`Method("map", far=3.0)` builds the method inside `WithFar`. Training is left alone; after it the distance is learnt from the
+training rows, and the steepest ramp is chosen that costs next to nothing on held-out rows (on training rows where none are).
+
+Classes: noise of log-variance t(x) on the logits log p(x), in units of their spread over the classes. Targets: the variance
+(far · standard deviation of the target)² exp(t(x)) added to every component. What is added is epistemic.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Generator, Tensor
+
+from compound.models.base import Draws, Loss, Model, OptimizerSettings, trained
+from compound.models.likelihoods import CategoricalLikelihood, GaussianLikelihood, noisy
+from compound.nn import FarNoise
+from compound.nn.networks import LIMIT
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
+from compound.types import Batch, Streams
+
+BUDGET = 0.003  # nats of held-out log-density that far noise may cost
+LEVELS = (-6.0, -9.0, -12.0, -15.0, -18.0)  # log-variance of the far noise at the median distance
+KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)  # its rise from there to the 99% quantile
+JUDGES = 2000  # rows that far noise is chosen on
+TURNS = 10  # noise vectors per class on the logits of a finished answer
+
+
+def choose_ramp(far: FarNoise, cap: float, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
+    """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below `scores(None)`.
+
+    Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
+    """
+    base = scores(None)
+    # by reach: log-variance one more 50%-to-99% stretch beyond the 99% quantile
+    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in LEVELS for kappa in KAPPAS), reverse=True):
+        far.set_ramp(level, kappa, cap)
+        if bool(((base - scores(far.at(distance))) <= BUDGET).all()):
+            return
+
+
+def judging(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judges,)
+    """Rows to judge by: those somebody held out, of held (members, rows); any rows where nobody did."""
+    some = held.any(0)
+    order = torch.randperm(len(data), generator=generator)
+    return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
+
+
+def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (judges,)
+    """Fit `far` on the training rows; distances of the judging rows, from centres that did not see them."""
+    seen = trained(data).nonzero().squeeze(-1)
+    away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
+    away[seen] = far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator)
+    distance = away[judges]
+    fresh = distance.isnan()  # rows no member trained on
+    distance[fresh] = far.distance(data.x[judges][fresh].clamp(-LIMIT, LIMIT))
+    return distance
+
+
+class WithFar(Model):
+    """Another method with far noise on its answer."""
+
+    unit: Tensor  # (targets,) targets: the standard deviation far away
+
+    def __init__(self, inner: Model, far: float):
+        super().__init__()
+        if not far >= 0:
+            raise ValueError(f"far is {far}: it may not be negative; 0 turns far noise off")
+        self.inner, self.strength = inner, far
+        self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
+        self.method, self.config = inner.method, inner.config  # type: ignore[misc]
+        self.far = FarNoise(inner.inputs)
+        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1))
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.inner.start(data, generator)
+        if self.task.kind == "targets":
+            spread = data.y[trained(data)].double().std(0, correction=0)
+            self.unit.copy_(self.strength * torch.where(spread > 0, spread, 1.0))
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        return self.inner.loss(batch, generator)
+
+    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:
+        return self.inner.nll(batch, n, generator)
+
+    def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        return self.inner.optimizer(settings)
+
+    @torch.no_grad()
+    def finish(self, data: Batch, generator: Generator) -> None:
+        self.inner.finish(data, generator)
+        if not self.strength:
+            return
+        held = data.weight.reshape(-1, len(data)) == 0 if data.weight is not None else torch.zeros(1, len(data), dtype=torch.bool)
+        judges = judging(data, held, generator)
+        plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
+        cap = CategoricalLikelihood.far_cap if self.task.kind == "classes" else GaussianLikelihood.far_cap
+        state = generator.get_state()
+
+        def scores(t: Tensor | None) -> Tensor:
+            generator.set_state(state)  # the same noise for every candidate
+            return (plain if t is None else self._noisy(plain, t, generator)).log_prob(y).mean().reshape(1)
+
+        choose_ramp(self.far, cap, learn_distance(self.far, data, judges, generator), scores)
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        plain = self.inner.answer(x, n, generator)
+        return self._noisy(plain, self.far(x.clamp(-LIMIT, LIMIT)), generator) if self.far.fitted else plain
+
+    def _noisy(self, plain: Predictive, t: Tensor, generator: Generator) -> Predictive:
+        """The answer with far noise of log-variance t (rows,)."""
+        if isinstance(plain, GaussianPredictive):
+            added = self.unit.square() * t.exp().unsqueeze(-1)  # (rows, targets)
+            return replace(plain, posterior=plain.posterior + added, variances=plain.variances + added)
+        plain = cast(CategoricalPredictive, plain)
+        logits = plain.probs.clamp_min(torch.finfo(plain.probs.dtype).tiny).log()
+        many = logits.expand(1, 1, TURNS * self.task.size, *logits.shape)  # as (members, outer, inner, rows, classes)
+        probs = torch.softmax(noisy(many, t, generator), -1).mean((0, 1, 2))
+        total = entropy(probs)
+        component = torch.minimum(plain.component, total)
+        mixing = torch.minimum(plain.mixing, total - component)
+        return CategoricalPredictive(component, mixing, total - component - mixing, probs)
+
+    def row_numbers(self, n: Draws) -> int:
+        return max(self.inner.row_numbers(n), 3 * self.inputs + 4 * TURNS * math.prod((self.task.size, self.task.size)))

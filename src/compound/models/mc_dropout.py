@@ -1,0 +1,115 @@
+"""Dropout that stays on: every answer is averaged over networks from which units were dropped at random.
+
+    f(x; m) = (m_L ∘ h_L) W_L + b_L,    m_l = Bernoulli(1 - p_l) / (1 - p_l)
+    minimise  mean -log p(y | f(x; m)) + 1/N sum_l [ ℓ² / (2 (1 - p_l)) |W_l|² + ℓ² / 2 |b_l|² ]
+
+Gal and Ghahramani (2016). The penalty is the KL of the law of the masked weights M = W / (1 - p), (1 - p) ℓ²/2 |M|², to the prior
+N(0, 1/ℓ²); as log p holds the noise itself, no precision τ = 1/σ² divides it. ℓ = 0 leaves it out.
+
+A draw: outer = one mask for each layer, shared by all rows, so that a draw is a function; there are no inner draws.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import head
+from compound.nn.networks import LIMIT, Linear, Network, hidden
+from compound.predictive import Predictive
+from compound.types import Batch, Streams, Task, fork, single
+
+TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
+
+
+@dataclass(frozen=True)
+class MCDropoutConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    rate: float = 0.5  # p, the part of the hidden units that is dropped
+    input_rate: float = 0.0  # the same of the inputs
+    length_scale: float = 0.0  # ℓ, one over the prior's standard deviation; 0: no penalty
+    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+
+
+class MCDropout(Model):
+    """A network with dropout in training and at prediction."""
+
+    method = "mc-dropout"
+    Config = MCDropoutConfig
+    source = "Gal and Ghahramani (2016)"
+    shares = ("component", "posterior")
+
+    def __init__(self, inputs: int, task: Task, config: MCDropoutConfig, seed: int = 0):
+        super().__init__()
+        for name in ("rate", "input_rate"):
+            if not 0 <= getattr(config, name) < 1:
+                raise ValueError(f"{name} is {getattr(config, name)}: give the part that is dropped, at least 0 and below 1")
+        if config.length_scale < 0:
+            raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.head = head(task, 1, config.noise, config.variance)
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.head.start(data.y[trained(data)])
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def kl(self) -> Tensor:  # ()
+        """ℓ²/2 sum_l |W_l|² / (1 - p_l) + |b_l|²."""
+        layers = zip(self.network.layers, self.rates, strict=True)
+        squares = [layer.weight.square().sum() / (1 - rate) + layer.bias.square().sum() for layer, rate in layers]
+        return 0.5 * self.config.length_scale**2 * torch.stack(squares).sum()
+
+    def _masked(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
+        """The units that masks begin with, (1, rows, units), the layers from there on, and their rates."""
+        h, layers, rates = x.clamp(-LIMIT, LIMIT).unsqueeze(0), self.network.layers, self.rates
+        if rates[0] or len(layers) == 1:
+            return h, layers, rates
+        return hidden(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        h, layers, rates = self._masked(batch.x)
+        masks = [mask(rate, (1, len(batch), layer.inputs), h, single(generator)) for layer, rate in zip(layers, rates, strict=True)]
+        nll = -weighted(self.head.log_prob(through(layers, h, masks).squeeze(0), batch.y), batch.weight)
+        if not self.config.length_scale:
+            return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))
+        kl = self.kl() / batch.size
+        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        h, layers, rates = self._masked(x)
+        draws = n.outer * n.inner
+        masks = [mask(rate, (draws, 1, layer.inputs), h, generator) for layer, rate in zip(layers, rates, strict=True)]
+        blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
+        f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
+        return self.head.predictive(f[None, :, None])
+
+    def row_numbers(self, n: Draws) -> int:
+        return 4 * (self.inputs + sum(self.config.widths)) + 8 * n.outer * n.inner * self.head.outputs
+
+
+def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1. The probability is met to one part in 2^17."""
+    count = math.prod(shape)
+    bits = torch.empty(-(-count // 4), dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
+    values = bits.view(torch.int16)[:count].view(*shape).to(like)  # 16 bits each, in half the time of uniform numbers
+    return values.ge_(round(2**16 * rate) - 2**15).div_(1 - rate)
+
+
+def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Tensor:  # (draws, rows, outputs)
+    """Units h (1, rows, units) through affine maps of masked units; masks are (draws, 1, units) or (1, rows, units)."""
+    rows = h.shape[1]
+    for k, (layer, values) in enumerate(zip(layers, masks, strict=True)):
+        h = (hidden(h) if k else h) * values
+        h = layer(h) if len(h) == 1 else layer(h.view(1, -1, layer.inputs)).view(-1, rows, layer.outputs)
+    return h

@@ -1,0 +1,106 @@
+"""Mixture density network: one network gives the weights and the parameters of K components.
+
+    targets:  p(y | x) = sum_k π_k(x) N(y; μ_k(x), diag v_k(x)),    π = softmax(l),  v = softplus(ρ) + floor
+    classes:  p(y | x) = sum_k π_k(x) softmax(f_k(x))_y
+
+Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's deviation, keeps a component from closing
+in on a single row, where the likelihood has no bound.
+
+A draw: there is none. All doubt is in the data: within components (component) and between them (mixing); the posterior share is 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from compound.distributions import mixture_log_prob, weighted_log_sum, weighted_mean
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.likelihoods import noise_floor
+from compound.nn.networks import Network
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
+from compound.types import Batch, Streams, Task, fork
+
+
+@dataclass(frozen=True)
+class MDNConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    components: int = 5  # K
+
+
+class MDN(Model):
+    """A network whose outputs are a mixture."""
+
+    method = "mdn"
+    Config = MDNConfig
+    source = "Bishop (1994)"
+    shares = ("component", "mixing")
+    floor: Tensor  # (targets,) of the variances
+
+    def __init__(self, inputs: int, task: Task, config: MDNConfig, seed: int = 0):
+        super().__init__()
+        if config.components < 1:
+            raise ValueError(f"components is {config.components}: give at least one")
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        each = task.size if task.kind == "classes" else 2 * task.size  # logits, or means and ρ
+        self.outputs = config.components * (1 + each)
+        self.network = Network((inputs, *self.config.widths, self.outputs), [fork(seed, "weights")])
+        if task.kind == "targets":
+            self.register_buffer("floor", torch.full((task.size,), 1e-6))
+
+    @torch.no_grad()
+    def start(self, data: Batch, generator: Generator) -> None:
+        """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
+        if self.task.kind == "classes":
+            return  # random weights tell the components apart
+        y, count = data.y[trained(data)], self.config.components
+        spread = y.std(0, correction=0)  # (targets,)
+        self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * spread).square()))
+        middle = (torch.arange(count) + 0.5) / count * len(y)
+        means = y.sort(0).values[middle.long()]  # (K, targets) quantiles
+        centred = y - y.mean(0)
+        against = (centred[:, :1] * centred).sum(0) < 0  # targets that fall where the first rises go through theirs downwards
+        means = torch.where(against, means.flip(0), means)
+        wide = (torch.where(spread > 0, spread, 1.0) / count).square()
+        rho = wide + (-torch.expm1(-wide)).log()  # softplus(ρ) = wide
+        bias = self.network.layers[-1].bias[0, 0]  # a view
+        bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
+
+    def components(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (rows, K + K each) as log-weights (K, rows, 1) and each component's own outputs (K, rows, each)."""
+        logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
+        return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(-1, (self.config.components, -1)).transpose(0, 1)
+
+    def gaussians(self, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances, (K, rows, targets)."""
+        mean, rho = rest.split(self.task.size, -1)
+        return mean, functional.softplus(rho) + self.floor
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
+        log_weights, rest = self.components(f)
+        if self.task.kind == "targets":
+            return mixture_log_prob(y, *self.gaussians(rest), log_weights)
+        picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
+        return weighted_log_sum(picked, log_weights).squeeze(-1)
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        nll = -weighted(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
+        return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        log_weights, rest = self.components(self.network(x)[0])
+        if self.task.kind == "targets":
+            means, variances = self.gaussians(rest)
+            within = weighted_mean(variances, log_weights)  # (rows, targets)
+            between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)
+            return GaussianPredictive(within, between, torch.zeros_like(within), means, variances, log_weights)
+        logs = torch.log_softmax(rest, -1)  # (K, rows, classes)
+        probs = weighted_log_sum(logs, log_weights).exp()
+        total = entropy(probs)  # (rows,)
+        within = torch.minimum(weighted_mean(entropy(logs.exp()), log_weights.squeeze(-1)), total)
+        return CategoricalPredictive(within, total - within, torch.zeros_like(within), probs)
+
+    def row_numbers(self, n: Draws) -> int:
+        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.outputs

@@ -1,0 +1,111 @@
+"""Multiplicative normalising flows: a Bayesian network whose posterior is a Gaussian with random scales on every layer's inputs.
+
+    q(W) = ∫ q(z) prod_ij N(W_ij; z_i M_ij, S_ij²) dz,    z = flow(z_0),  z_0 ~ N(m_0, v_0)
+
+minimise  mean E_q -log p(y | f(x; W)) + 1/N sum_layers E [ KL[q(W | z) || p(W)] + KL[q(b) || p(b)] + log q(z) - log r(z | W) ]
+
+r, a Gaussian behind a flow of its own, guesses z from W; the sum is at least KL[q(W) || p(W)], and equal to it if r = q(z | W).
+Louizos and Welling (2017).
+
+A draw: outer = z and W of every layer, all of it what more data would settle.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import head
+from compound.nn.multiplicative import MultiplicativeLinear
+from compound.nn.networks import LIMIT, hidden
+from compound.predictive import Predictive
+from compound.types import Batch, Streams, Task, fork, normal, single
+
+
+@dataclass(frozen=True)
+class MNFConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    flows_q: int = 2  # steps of the flow behind z; 0: z is Gaussian
+    flows_r: int = 2  # steps of the flow that guesses z from W
+    flow_hidden: int = 50  # width of the steps of q; those of r have twice as many
+    groups: int = 4  # z per training step, shared by the rows in turn
+    samples: int = 1  # draws of W per row in training
+    prior: float = 1.0  # variance of every weight
+    log_std: float = -9.0  # where log S starts
+    anneal: float = 0.0  # part of training over which the weight of the divergence rises from 0 to 1
+    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+
+
+class MNF(Model):
+    """A network with a flow posterior over its weights."""
+
+    method = "mnf"
+    Config = MNFConfig
+    source = "Louizos and Welling (2017)"
+    shares = ("component", "posterior")
+
+    def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):
+        super().__init__()
+        for name, low in (("flows_q", 0), ("flows_r", 0), ("flow_hidden", 1), ("groups", 1), ("samples", 1)):
+            if (value := getattr(config, name)) < low:
+                raise ValueError(f"{name} is {value}: give a whole number of at least {low}")
+        if not config.prior > 0:
+            raise ValueError(f"prior is {config.prior}: give a variance above 0")
+        if not 0 <= config.anneal <= 1:
+            raise ValueError(f"anneal is {config.anneal}: give a part of training between 0 and 1")
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.head = head(task, 1, config.noise, config.variance)
+        widths, generator = (inputs, *self.config.widths, self.head.outputs), fork(seed, "weights")
+        flows = (config.flows_q, config.flows_r)
+        self.stack = nn.ModuleList(
+            MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
+            for a, b in zip(widths, widths[1:], strict=False)
+        )
+
+    @property
+    def layers(self) -> list[MultiplicativeLinear]:
+        return cast(list[MultiplicativeLinear], list(self.stack))
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.head.start(data.y[trained(data)])
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        generator, samples = single(generator), self.config.samples
+        h = batch.x.clamp(-LIMIT, LIMIT).expand(samples, -1, -1).reshape(-1, self.inputs)  # (samples rows, in)
+        divergence = h.new_zeros(())
+        for k, layer in enumerate(self.layers):
+            h, each = layer(hidden(h) if k else h, self.config.groups, generator)
+            divergence = divergence + each.mean()
+        f = h.view(1, samples, -1, self.head.outputs)
+        nll = -weighted(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
+        anneal = self.config.anneal
+        kl = divergence * (min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size
+        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        x, draws = x.clamp(-LIMIT, LIMIT), n.outer * n.inner
+        noises = [(layer.draw(draws, generator), normal(generator, (draws, 1, layer.outputs), x)) for layer in self.layers]
+        first, *rest = self.layers
+        std = first.std(x)  # (rows, width): the same for all draws
+        step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
+        parts = []
+        for begin in range(0, draws, step):
+            (z, noise), *others = [(z[begin : begin + step], noise[begin : begin + step]) for z, noise in noises]
+            h = torch.addcmul(first.means(x.unsqueeze(0), z), std, noise)  # (draws, rows, width)
+            for layer, (z, noise) in zip(rest, others, strict=True):
+                h = hidden(h)
+                h = torch.addcmul(layer.means(h, z), layer.std(h), noise)
+            parts.append(h)
+        return self.head.predictive(torch.cat(parts)[None, :, None])
+
+    def row_numbers(self, n: Draws) -> int:
+        width = max(3 * layer.inputs + 4 * layer.outputs for layer in self.layers)
+        return 2 * self.inputs + 4 * max(self.config.widths, default=0) + width + 8 * n.outer * n.inner * self.head.outputs

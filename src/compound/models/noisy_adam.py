@@ -1,0 +1,62 @@
+"""Noisy Adam: a Gaussian posterior for every weight from running squares of gradients. Zhang, Sun, Duvenaud, Grosse (2018).
+
+    w = μ + σ ε,    σ² = λ / N / (f + γ),    μ <- μ + rate m / (f + γ + extra),    γ = λ / (N η)
+
+with m the gradient of mean log p(y | x, w) - γ/2 |μ|², with momentum, and f the running mean over rows of squared gradients of
+log p(ŷ | x, w), ŷ drawn from the model: the diagonal of the Fisher information. Unlike in Adam it has no root.
+A row's gradient towards W_ij is a_i g_j, so the mean of squares is one product, (a²)^T g².
+
+A draw: all weights, from their posterior; all of it is epistemic, so outer and inner draws are drawn alike.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compound.models.noisy import Layer, Noisy, NoisyConfig, fold
+
+
+@dataclass(frozen=True)
+class NoisyAdamConfig(NoisyConfig):
+    kl_clip: float = 1e-4  # trust region of a step; 0: none
+    decay: float = 0.995  # of the running squares
+    refresh_every: int = 10  # steps between posteriors
+
+
+class DiagonalLayer(Layer):
+    """Independent weights."""
+
+    squares: Tensor  # (in + 1, out) f
+
+    def __init__(self, mean: Tensor):
+        super().__init__(mean)
+        self.register_buffer("squares", torch.ones_like(mean))
+
+    def fisher(self) -> Tensor:
+        return self.squares
+
+    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
+        fold(self.squares, (a.square() * share).mT @ g.square(), decay)
+
+    def into(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def back(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def turned(self, a: Tensor) -> Tensor:
+        return a
+
+    def mixed(self, noise: Tensor) -> Tensor:
+        return noise
+
+
+class NoisyAdam(Noisy):
+    """A network with independent Gaussian weights."""
+
+    method = "noisy-adam"
+    Config = NoisyAdamConfig
+
+    def layer(self, k: int, mean: Tensor) -> DiagonalLayer:
+        return DiagonalLayer(mean)

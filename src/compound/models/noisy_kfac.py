@@ -1,0 +1,153 @@
+"""Noisy K-FAC: matrix-Gaussian posteriors from the curvature of the natural gradient. Zhang, Sun, Duvenaud, Grosse (2018).
+
+The Fisher information of a layer is kept as A (x) G, A = E[a a^T] of its inputs (with a constant 1), G = E[g g^T] of its scores.
+With A = Q_a diag(α) Q_a^T and G = Q_g diag(β) Q_g^T everything is a table in the eigenbases:
+
+    W = M + Q_a (σ * E) Q_g^T,    σ_ij² = λ / N / d_ij(γ),    step  Q_a [ (Q_a^T D Q_g)_ij / d_ij(γ + extra) ] Q_g^T
+
+    unfactored:  d_ij(γ) = α_i β_j + γ            exactly damped: the posterior itself where the model is linear and Gaussian
+    factored:    d_ij(γ) = (α_i + π √γ) (β_j + √γ / π),   π² = mean(α) / mean(β)        as published: variances too small
+
+A of the first layer depends on the data alone. Its inputs are rotated by Q_a, where A is diagonal and the prior the same.
+
+A draw: the weights of all layers, from their posterior; all of it is epistemic, so outer and inner draws are drawn alike.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from compound.models.noisy import Layer, Noisy, NoisyConfig, Prior, fold
+from compound.types import Batch, Task
+
+
+@dataclass(frozen=True)
+class NoisyKFACConfig(NoisyConfig):
+    damping: Literal["unfactored", "factored"] = "unfactored"  # exact, or as published
+    cache: bool = True  # keep the rotated training rows: memory of the inputs once more, for a step several times as fast
+
+
+class KroneckerLayer(Layer):
+    """W ~ N(M, λ/N (A (x) G + γ)^-1); a layer with rotated inputs needs neither A nor its basis, only α."""
+
+    inputs: Tensor  # (in + 1, in + 1) A
+    outputs: Tensor  # (out, out) G
+    basis_in: Tensor  # Q_a
+    basis_out: Tensor  # Q_g
+    values_in: Tensor  # (in + 1,) α
+    values_out: Tensor  # (out,) β
+
+    def __init__(self, mean: Tensor, damping: str, rotated: bool):
+        super().__init__(mean)
+        rows, columns = mean.shape
+        self.damping, self.rotated = damping, rotated
+        for name, size in (("out", columns),) if rotated else (("in", rows), ("out", columns)):
+            self.register_buffer(f"{name}puts", torch.eye(size))
+            self.register_buffer(f"basis_{name}", torch.eye(size))
+        self.register_buffer("values_in", torch.ones(rows))
+        self.register_buffer("values_out", torch.ones(columns))
+
+    def fisher(self) -> Tensor:
+        return torch.outer(self.values_in, self.values_out)
+
+    def damped(self, damping: float) -> Tensor:
+        if self.damping == "unfactored":
+            return super().damped(damping)
+        tiny = 1e-10  # the mean of β falls towards 0 as classes become certain
+        pi = (self.values_in.mean().clamp_min(tiny) / self.values_out.mean().clamp_min(tiny)).sqrt()
+        return torch.outer(self.values_in + pi * damping**0.5, self.values_out + damping**0.5 / pi)
+
+    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
+        if not self.rotated:
+            fold(self.inputs, (a * share).mT @ a, decay)
+        fold(self.outputs, (g * share).mT @ g, decay)
+
+    def refresh(self, prior: Prior) -> None:
+        if not self.rotated:
+            _eigen(self.inputs, self.values_in, self.basis_in)
+        _eigen(self.outputs, self.values_out, self.basis_out)
+        super().refresh(prior)
+
+    def into(self, weight: Tensor) -> Tensor:
+        weight = weight @ self.basis_out
+        return weight if self.rotated else self.basis_in.mT @ weight
+
+    def back(self, weight: Tensor) -> Tensor:
+        weight = weight @ self.basis_out.mT
+        return weight if self.rotated else self.basis_in @ weight
+
+    def turned(self, a: Tensor) -> Tensor:
+        return a if self.rotated else a @ self.basis_in
+
+    def mixed(self, noise: Tensor) -> Tensor:
+        return noise @ self.basis_out.mT
+
+
+class NoisyKFAC(Noisy):
+    """A network with matrix-Gaussian posteriors over its weights."""
+
+    method = "noisy-kfac"
+    Config = NoisyKFACConfig
+    rotation: Tensor  # (in + 1, in + 1)
+
+    def __init__(self, inputs: int, task: Task, config: NoisyKFACConfig, seed: int = 0):
+        if config.damping not in ("unfactored", "factored"):
+            raise ValueError(f"damping is {config.damping!r}: use 'unfactored' or 'factored'")
+        super().__init__(inputs, task, config, seed)
+        self.register_buffer("rotation", torch.eye(inputs + 1))
+        self._forget(torch.empty(0), 0)
+
+    def layer(self, k: int, mean: Tensor) -> KroneckerLayer:
+        return KroneckerLayer(mean, self.config.damping, rotated=k == 0)
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        """The first layer's A from all training rows; its means move to the rotated basis."""
+        super().start(data, generator)
+        weight = data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
+        total = torch.zeros(self.rotation.shape, dtype=torch.float64)
+        for rows, share in zip(data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True):
+            a = super().widened(rows)
+            total += (a * share).mT @ a
+        first = cast(KroneckerLayer, self.layers[0])
+        before = self.rotation.clone()
+        _eigen(total, first.values_in, self.rotation)
+        with torch.no_grad():
+            first.mean.copy_(self.rotation.mT @ (before @ first.mean))
+        self._forget(data.x, len(data))
+
+    def widened(self, x: Tensor) -> Tensor:
+        return super().widened(x) @ self.rotation
+
+    def finish(self, data: Batch, generator: Generator) -> None:
+        super().finish(data, generator)
+        self._forget(data.x, 0)
+
+    def _forget(self, like: Tensor, rows: int) -> None:
+        """An empty cache; not a buffer, for it is neither saved nor compared."""
+        self._rows, self._marks = like.new_empty(rows, self.inputs + 1), like.new_full((rows,), torch.nan)
+
+    def batch_inputs(self, batch: Batch) -> Tensor:
+        """Rotated rows, each rotated once: found again by index, and by a mark that tells whether the row is still the same."""
+        if not self.config.cache or batch.x.requires_grad:
+            return self.widened(batch.x)
+        marks = (batch.x * torch.linspace(1, 2, self.inputs, dtype=batch.x.dtype)).sum(-1)
+        if marks.dtype != self._marks.dtype:
+            self._forget(marks, 0)
+        more = int(batch.index.max()) + 1 - len(self._marks)
+        if more > 0:  # a run that was stopped starts with an empty cache
+            self._rows, self._marks = functional.pad(self._rows, (0, 0, 0, more)), functional.pad(self._marks, (0, more), value=torch.nan)
+        if torch.equal(self._marks[batch.index], marks):
+            return self._rows.index_select(0, batch.index)
+        rows = self.widened(batch.x)  # the whole batch: the last bits of a product may depend on its shape
+        self._rows[batch.index], self._marks[batch.index] = rows, marks
+        return rows
+
+
+def _eigen(matrix: Tensor, values: Tensor, basis: Tensor) -> None:
+    """Eigenvalues and eigenvectors, into the tensors given; float64 keeps the small ones apart from rounding."""
+    found, vectors = torch.linalg.eigh(matrix.double())
+    values.copy_(found.clamp_min(0))
+    basis.copy_(vectors)

@@ -1,0 +1,92 @@
+"""Temperature scaling: the plain network, its answers flattened or sharpened by one number that held-out rows choose.
+
+    p_T(y | x) ~ p(y | f(x; θ))^(1/T):    softmax(f / T),    or  N(m, T v), one T per target
+
+Guo, Pleiss, Sun and Weinberger (2017). T minimises the NLL of the held-out rows: for classes the root of a function that falls
+in T (the NLL is convex in 1/T), for targets the mean of (y - m)² / v. Held-out rows are those of weight 0, the ones that also
+choose the stopping step; where there is none T stays 1, and `fit` holds out nothing unless the weights say so.
+
+A draw: there is none, as in the plain network, and the posterior share is 0.
+"""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Generator, Tensor
+
+from compound.models.base import Draws, Loss, Model
+from compound.models.map import MAP, MAPConfig
+from compound.predictive import GaussianPredictive, Predictive
+from compound.types import Batch, Streams, Task
+
+LOW, HIGH = 0.05, 20.0  # of T for classes: few held-out rows, all of them right, would ask for 0
+LEAST = 1e-6  # of T for targets: a variance stays a variance
+ROWS = 10_000  # held-out rows that go through the network together
+
+
+@dataclass(frozen=True)
+class TemperatureConfig(MAPConfig):
+    """The options of the plain network."""
+
+
+class Temperature(Model):
+    """A plain network with a temperature."""
+
+    method = "temperature"
+    Config = TemperatureConfig
+    source = "Guo et al. (2017)"
+    shares = ("component",)
+    temperature: Tensor  # T, () or (targets,)
+
+    def __init__(self, inputs: int, task: Task, config: TemperatureConfig, seed: int = 0):
+        super().__init__()
+        self.plain = MAP(inputs, task, config, seed)
+        self.inputs, self.task, self.config = inputs, task, self.plain.config
+        self.register_buffer("temperature", torch.ones(() if task.kind == "classes" else (task.size,)))
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.temperature.fill_(1.0)
+        self.plain.start(data, generator)
+
+    def rate_factors(self) -> dict[str, float]:
+        return self.plain.rate_factors()
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        return self.plain.loss(batch, generator)
+
+    @torch.no_grad()
+    def finish(self, data: Batch, generator: Generator) -> None:
+        if data.weight is None:
+            return
+        held = data.weight.reshape(-1) == 0
+        if not bool(held.any()):
+            return
+        f = torch.cat([self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]).double()  # (rows, outputs)
+        y = data.y[held]
+        if self.task.kind == "classes":
+            self.temperature.fill_(best_temperature(f, y))
+        else:
+            p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
+            self.temperature.copy_(((y - p.means[0]).square() / p.variances[0]).mean(0).clamp_min(LEAST))
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        f = self.plain.network(x)[:, None, None]
+        if self.task.kind == "classes":
+            return self.plain.head.predictive(f / self.temperature)
+        p = cast(GaussianPredictive, self.plain.head.predictive(f))
+        return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)
+
+    def row_numbers(self, n: Draws) -> int:
+        return self.plain.row_numbers(n) + 2 * self.plain.head.outputs
+
+
+def best_temperature(f: Tensor, y: Tensor) -> float:
+    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection on the slope in 1/T, which only rises."""
+    picked = f.gather(-1, y.unsqueeze(-1)).mean()
+    low, high = 1 / HIGH, 1 / LOW
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        slope = (torch.softmax(middle * f, -1) * f).sum(-1).mean() - picked
+        low, high = (middle, high) if slope < 0 else (low, middle)
+    return 2 / (low + high)

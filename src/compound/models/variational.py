@@ -1,0 +1,105 @@
+"""What networks with a Gaussian posterior over their weights share, whatever its form.
+
+    minimise  mean_s mean -log p(y | f_s(x)) + 1/N sum_l KL(q(W_l) || p(W_l)),    s = 1..S draws
+
+A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in place of the weights.
+An ELBO averages log-likelihoods over draws, not likelihoods.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import head
+from compound.nn.networks import LIMIT, Network, hidden
+from compound.predictive import Predictive
+from compound.types import Batch, Streams, Task, fork, normal, single
+
+
+@dataclass(frozen=True)
+class VariationalConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers
+    samples: int = 1  # S, draws per row in training
+    prior: float | Literal["scaled"] = 1.0  # variance of every weight; "scaled": 1 / (inputs of the layer + 1)
+    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+
+
+class Layer(Protocol):
+    """An affine map with a Gaussian posterior, bias as last row."""
+
+    mean: nn.Parameter  # (in + 1, out)
+
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Variational(Model):
+    """A network of layers whose posterior `_layer` chooses."""
+
+    shares = ("component", "posterior")
+
+    def __init__(self, inputs: int, task: Task, config: VariationalConfig, seed: int = 0):
+        super().__init__()
+        if config.samples < 1:
+            raise ValueError(f"samples is {config.samples}: give at least one draw")
+        if config.prior != "scaled" and (isinstance(config.prior, str) or not config.prior > 0):
+            raise ValueError(f"prior is {config.prior!r}: give a variance above 0, or 'scaled'")
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.head = head(task, 1, config.noise)
+        start = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers]  # (in + 1, out)
+        self.stack = nn.ModuleList(self._layer(mean, 1 / len(mean) if config.prior == "scaled" else config.prior) for mean in means)
+
+    @abstractmethod
+    def _layer(self, mean: Tensor, prior_variance: float) -> nn.Module:
+        """A layer whose posterior mean starts at `mean`."""
+
+    @property
+    def layers(self) -> list[Layer]:
+        return cast(list[Layer], list(self.stack))
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.head.start(data.y[trained(data)])
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        stream, samples, rows = single(generator), self.config.samples, len(batch)
+        first, *rest = self.layers
+        x = batch.x.clamp(-LIMIT, LIMIT)
+        h, kl = first.sample(x, normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
+        for layer in rest:
+            noise = normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
+            h, more = layer.sample(hidden(h).flatten(0, 1), noise)  # (1, S rows, width)
+            kl = kl + more
+        nll = -weighted(self.head.log_prob(h.view(samples, rows, -1), batch.y), batch.weight).mean()
+        kl = kl / batch.size
+        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        x = x.clamp(-LIMIT, LIMIT)
+        shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
+        noises = [normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
+        start = self.layers[0].moments(x)
+        step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
+        blocks = zip(*(noise.split(step) for noise in noises), strict=True)
+        return self.head.predictive(torch.cat([self._through(*start, block) for block in blocks])[None, :, None])
+
+    def _through(self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]) -> Tensor:  # (draws, rows, out)
+        """Outputs from the first layer's moments, which all draws share."""
+        for layer, noise in zip(self.layers[1:], noises, strict=False):
+            h = hidden(torch.addcmul(mean, std, noise))  # (draws, rows, in)
+            mean, std = (moment.unflatten(0, h.shape[:2]) for moment in layer.moments(h.flatten(0, 1)))
+        return torch.addcmul(mean, std, noises[-1])
+
+    def row_numbers(self, n: Draws) -> int:
+        return 2 * self.inputs + 6 * sum(self.config.widths) + 8 * n.outer * n.inner * self.head.outputs

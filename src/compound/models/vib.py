@@ -1,0 +1,112 @@
+"""Variational information bottleneck: each input becomes a Gaussian code z, and a linear map reads y from it.
+
+    q(z | x) = N(z; μ(x), diag s(x)²),    s = softplus(ρ(x) - 5),    p(y | z) from the outputs z D + b,    r(z) = N(0, I)
+
+    minimise  mean [ -1/S sum_s log p(y | z_s) + β KL(x) ],    KL(x) = 1/2 sum_k (s_k² + μ_k² - 1 - 2 log s_k),    z_s ~ q(z | x)
+
+β is a price per row: nothing is divided by N. Alemi, Fischer, Dillon and Murphy (2017). With S = 1 this is the ML-CDN's objective for
+θ = z; with more its -log 1/S sum_s p(y | z_s) is the tighter bound.
+
+A draw: all draws are inner ones, of z given x, which more data would not settle; the posterior share is 0. Given x the outputs are
+N(μ D + b, Dᵀ diag(s²) D), so that z itself need not be drawn for an answer; a single target is integrated exactly.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.heads import OneNoise, head
+from compound.nn.networks import Linear, Network
+from compound.predictive import GaussianPredictive, Predictive
+from compound.types import Batch, Streams, Task, fork, normal, single
+
+LATENT = {"classes": 100, "targets": 10}
+
+
+@dataclass(frozen=True)
+class VIBConfig:
+    widths: tuple[int, ...] | None = None  # hidden layers of the encoder
+    latent: int | None = None  # numbers in z; None: 100 for classes, 10 for targets
+    beta: float = 1e-3  # β, price of a nat of KL per row
+    samples: int = 1  # S, draws of z per row in training
+    noise: float = 0.0  # standard deviation of targets given z; 0: learnt
+    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+
+
+class VIB(Model):
+    """A network with a noisy bottleneck that pays for what it lets through."""
+
+    method = "vib"
+    Config = VIBConfig
+    source = "Alemi, Fischer, Dillon and Murphy (2017)"
+    shares = ("component", "mixing")
+
+    def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
+        super().__init__()
+        self.inputs, self.task = inputs, task
+        self.config = resolved(config, {"widths": WIDTHS[task.kind], "latent": LATENT[task.kind]})
+        for name in ("latent", "samples"):
+            if getattr(self.config, name) < 1:
+                raise ValueError(f"{name} is {getattr(self.config, name)}: give at least 1")
+        if not 0 <= config.beta < math.inf:
+            raise ValueError(f"beta is {config.beta}: give a number >= 0")
+        self.head = head(task, 1, config.noise)
+        stream = fork(seed, "weights")
+        self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
+        self.decoder = Linear(self.config.latent, self.head.outputs, [stream], gain=1.0)
+
+    def start(self, data: Batch, generator: Generator) -> None:
+        self.head.start(data.y[trained(data)])
+
+    def rate_factors(self) -> dict[str, float]:
+        return {"log_noise": self.config.noise_rate}
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (1, rows, latent) each
+        """μ(x) and s(x)."""
+        mean, rho = self.encoder(x).chunk(2, -1)
+        return mean, functional.softplus(rho.clamp(-10, 10) - 5)
+
+    def loss(self, batch: Batch, generator: Streams) -> Loss:
+        mean, std = self.encode(batch.x)
+        noise = normal(single(generator), (self.config.samples, *mean.shape[1:]), mean)
+        z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
+        f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
+        nll = -weighted(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
+        kl = self.config.beta * weighted(rate(mean, std), batch.weight)
+        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+
+    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        mean, std = self.encode(x)
+        centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
+        if isinstance(self.head, OneNoise) and self.task.size == 1:
+            spread = std[0].square() @ weight.square()
+            return GaussianPredictive.of(centre[None, None], self.head.variance()[:, None, None], spread[None, None])
+        short = self.head.outputs <= self.config.latent
+        factor = _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)  # (rows, outputs, outputs or latent)
+        noise = normal(generator, (n.outer * n.inner, factor.shape[-1]), centre)  # shared by all rows
+        f = centre + torch.einsum("rok,dk->dro", factor, noise)
+        return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
+
+    def row_numbers(self, n: Draws) -> int:
+        outputs, latent = self.head.outputs, self.config.latent
+        factor = outputs * (4 * outputs if outputs <= latent else latent)
+        return 2 * (self.inputs + sum(self.config.widths)) + 6 * latent + factor + 6 * n.outer * n.inner * outputs
+
+
+def rate(mean: Tensor, std: Tensor) -> Tensor:
+    """KL[N(mean, std²) || N(0, I)] over the last axis."""
+    return 0.5 * (std.square() + mean.square() - 1 - 2 * std.log()).sum(-1)
+
+
+def _root(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
+    """L with L Lᵀ = Dᵀ diag(s²) D for every row."""
+    outputs, wide = weight.shape[-1], weight.double()  # in float32 rounding would leave some of them indefinite
+    pairs = (wide.unsqueeze(-1) * wide.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
+    covariance = (std.double().square() @ pairs).unflatten(-1, (outputs, outputs))
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    diagonal += 1e-12 * diagonal.sum(-1, keepdim=True) + 1e-30  # directions without any spread
+    return torch.linalg.cholesky(covariance).to(std.dtype)

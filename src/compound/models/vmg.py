@@ -1,0 +1,37 @@
+"""Variational matrix Gaussians: every layer's weights, bias included, have a matrix-Gaussian posterior with diagonal factors.
+
+    q(W) = MN(M, diag(a), diag(b)),    p(W) = MN(0, p I, I)
+    KL = 1/2 [ (sum a sum b + |M|²) / p - r c (1 - log p) - c sum log a - r sum log b ]
+    [h; 1] W ~ N([h; 1] M, ([h; 1]² a) b)
+
+(t a, b / t) is the same law for every t > 0. Louizos and Welling (2016), without their pseudo-data.
+
+A draw: one draw of all weights, an outer one; there are no inner draws.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from compound.models.variational import Variational, VariationalConfig
+from compound.nn.matrix_gaussian import MatrixGaussianLinear
+from compound.types import Task
+
+
+@dataclass(frozen=True)
+class VMGConfig(VariationalConfig):
+    log_variance: float = -3.0  # where log a and log b start
+
+
+class VMG(Variational):
+    """A network with matrix-Gaussian weights."""
+
+    method = "vmg"
+    Config = VMGConfig
+    source = "Louizos and Welling (2016)"
+
+    def __init__(self, inputs: int, task: Task, config: VMGConfig, seed: int = 0):
+        super().__init__(inputs, task, config, seed)
+
+    def _layer(self, mean: Tensor, prior_variance: float) -> MatrixGaussianLinear:
+        return MatrixGaussianLinear(mean, log_variance=self.config.log_variance, prior_variance=(prior_variance,))

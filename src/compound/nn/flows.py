@@ -1,0 +1,146 @@
+"""Normalising flows: invertible maps of a vector z, with the log of how much they stretch volume.
+
+A flow maps z (draws, d) to z' and log |det dz'/dz| (draws,) in a number of steps. `at` also returns what `backward`, the gradient
+written out by hand, needs: few draws make small arrays, which would cost autograd more than the arithmetic.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from compound.types import normal
+
+aten = torch.ops.aten
+Kept = tuple[Tensor, ...]
+
+
+def start(generator: Generator, *shape: int) -> Tensor:
+    """Gaussian start values of variance 4 / (in + out); a vector has no out."""
+    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0))
+
+
+def flow(inputs: int, steps: int, hidden: int, generator: Generator) -> "Flow":
+    """Masked steps; planar ones where z has a single entry and nothing could be masked."""
+    if steps == 0:
+        return Identity()
+    return Planar(inputs, steps, generator) if inputs == 1 else MaskedNVP(inputs, steps, hidden, generator)
+
+
+class Flow(nn.Module, ABC):
+    """Steps one after the other."""
+
+    def forward(self, z: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """z' and the log-determinant of its Jacobian."""
+        out, log_det, _ = self.at(z, self.masks(len(z), generator))
+        return out, log_det
+
+    def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
+        """What is random in the flow itself, for a number of draws; most have nothing."""
+        return torch.empty(0, draws, 0)
+
+    @abstractmethod
+    def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]: ...
+
+    @abstractmethod
+    def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Gradients towards z and towards the parameters, in their order."""
+
+
+class Identity(Flow):
+    def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        return z, z.new_zeros(len(z)), ()
+
+    def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return d_z, []
+
+
+class MaskedNVP(Flow):
+    """In every step a random half m of z, drawn anew, stays and moves the other half, each entry by a gate g:
+
+        h = tanh(A (m z) + a),  μ = B h + b,  g = sigmoid(C h + c),  z' = m z + (1 - m) (g z + (1 - g) μ)
+
+    The Jacobian is triangular, kept entries first, with 1 and g on its diagonal: log det = sum (1 - m) log g. Louizos and Welling (2017),
+    after Dinh et al. (2017).
+    """
+
+    def __init__(self, inputs: int, steps: int, hidden: int, generator: Generator):
+        super().__init__()
+        pairs = [(start(generator, inputs, hidden), *(start(generator, hidden, inputs) for _ in range(2))) for _ in range(steps)]
+        self.weight = nn.Parameter(torch.stack([a for a, *_ in pairs]))  # (steps, in, hidden)
+        self.bias = nn.Parameter(torch.zeros(steps, hidden))
+        self.heads = nn.Parameter(torch.stack([torch.cat(heads, 1) for _, *heads in pairs]))  # (steps, hidden, 2 in): of μ, then of g
+        self.heads_bias = nn.Parameter(torch.tensor([0.0, 2.0]).repeat_interleave(inputs).repeat(steps, 1))  # gates start nearly open
+
+    def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
+        steps, inputs, _ = self.weight.shape
+        return torch.randint(2, (steps, draws, inputs), generator=generator, dtype=self.weight.dtype)
+
+    def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        free = 1 - masks
+        gates, kept = [], []
+        for mask, moved, a, b, c, d in zip(masks, free, self.weight, self.bias, self.heads, self.heads_bias, strict=True):
+            stays = mask * z
+            h = torch.addmm(b, stays, a).tanh()
+            centre, gate = torch.addmm(d, h, c).chunk(2, -1)
+            closed, shift = torch.sigmoid(-gate) * moved, centre - z  # (1 - m) (1 - g) and μ - z
+            z = torch.addcmul(z, closed, shift)
+            gates.append(gate)
+            kept += [mask, stays, h, closed, shift, a, c]
+        log_det = (functional.logsigmoid(torch.stack(gates)) * free).sum((0, -1))
+        return z, log_det, tuple(kept)
+
+    def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
+        d_log_det = d_log_det.unsqueeze(-1)
+        d_hs, d_outs = [], []
+        for k in reversed(range(0, len(kept), 7)):
+            mask, _, h, closed, shift, a, c = kept[k : k + 7]
+            d_centre = d_z * closed
+            slope = d_centre * shift
+            d_gate = (slope + d_log_det).mul_(closed).sub_(slope)
+            d_out = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
+            d_h = aten.tanh_backward(d_out @ c.T, h)
+            d_z = (d_z - d_centre).addcmul_(d_h @ a.T, mask)
+            d_hs.append(d_h)
+            d_outs.append(d_out)
+        d_h, d_out = torch.stack(d_hs[::-1]), torch.stack(d_outs[::-1])
+        return d_z, [torch.stack(kept[1::7]).mT @ d_h, d_h.sum(1), torch.stack(kept[2::7]).mT @ d_out, d_out.sum(1)]
+
+
+class Planar(Flow):
+    """z' = z + u^ tanh(w z + b) in every step; u^ = u + (softplus(w u) - 1 - w u) w / |w|² has w u^ > -1: invertible.
+
+    Rezende and Mohamed (2015).
+    """
+
+    def __init__(self, inputs: int, steps: int, generator: Generator):
+        super().__init__()
+        pairs = [[start(generator, inputs) for _ in range(2)] for _ in range(steps)]
+        self.weight = nn.Parameter(torch.stack([w for w, _ in pairs]))  # (steps, in)
+        self.direction = nn.Parameter(torch.stack([u for _, u in pairs]))
+        self.bias = nn.Parameter(torch.zeros(steps))
+
+    def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        parameters = (self.weight, self.direction, self.bias)
+        return *_planar(z, *parameters), (z, *parameters)
+
+    @torch.enable_grad()
+    def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """By autograd: where z has one entry, little is to be gained."""
+        inputs = [tensor.detach().requires_grad_() for tensor in kept]
+        d_z, *gradients = torch.autograd.grad(_planar(*inputs), inputs, (d_z, d_log_det))
+        return d_z, gradients
+
+
+def _planar(z: Tensor, weight: Tensor, direction: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    log_det = z.new_zeros(len(z))
+    for w, u, b in zip(weight, direction, bias, strict=True):
+        inner = w @ u
+        u = u + (functional.softplus(inner) - 1 - inner) / (w @ w).clamp_min(1e-12) * w
+        h = (z @ w + b).tanh()  # (draws,)
+        flat = h.square()
+        log_det = log_det + (flat + (1 - flat) * (1 + w @ u)).log()  # 1 + (1 - h²) w u^, without cancellation
+        z = z + h.unsqueeze(-1) * u
+    return z, log_det

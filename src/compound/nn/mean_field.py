@@ -1,0 +1,60 @@
+"""An affine map whose weights have a factorised Gaussian posterior: W_ij ~ N(mean_ij, S_ij²), independent.
+
+h~ = [h; 1] gives W^T h~ ~ N(mean^T h~, (S²)^T h~²) exactly and independently over outputs: two products, whatever the number of
+draws. Blundell et al. (2015); the pre-activations drawn in place of the weights are Kingma et al.'s (2015).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from compound.nn.matrix_gaussian import affine, total, towards_weight
+
+
+class MeanFieldLinear(nn.Module):
+    """Weights W_ij ~ N(mean_ij, S_ij²) with prior N(0, prior_variance); the last row is the bias."""
+
+    def __init__(self, mean: Tensor, log_std: float = -5.0, prior_variance: float = 1.0):
+        super().__init__()
+        self.mean = nn.Parameter(mean)  # (in + 1, out)
+        self.log_std = nn.Parameter(torch.full_like(mean, log_std))  # log S
+        self.precision = 1 / prior_variance
+
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:  # (rows, out) each
+        """Mean and standard deviation of h~ W for h (rows, in)."""
+        return affine(h, self.mean), affine(h * h, (2 * self.log_std).exp()).sqrt()
+
+    def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
+        """h~ W from noise (draws, rows, out), which it uses up, and the KL of the posterior to the prior."""
+        return _Sample.apply(h, self.mean, self.log_std, noise, self.precision)
+
+
+class _Sample(torch.autograd.Function):
+    """One step of autograd: S² is computed once for product and KL, and the KL's gradient joins that of the products."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, h: Tensor, mean: Tensor, log_std: Tensor, noise: Tensor, precision: float
+    ) -> tuple[Tensor, Tensor]:
+        squares, variance = h * h, (2 * log_std).exp_()
+        std = affine(squares, variance).sqrt_()
+        out = torch.addcmul(affine(h, mean), std, noise)
+        trace = precision * (torch.dot(mean.view(-1), mean.view(-1)).item() + variance.sum().item())
+        kl = 0.5 * (trace - mean.numel() * (1 + math.log(precision))) - log_std.sum().item()
+        ctx.save_for_backward(h, squares, mean, variance, noise.div_(std))
+        ctx.precision = precision
+        return out, mean.new_full((), kl)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        h, squares, mean, variance, slope = ctx.saved_tensors
+        factor = d_kl.item()
+        decay = factor * ctx.precision
+        d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that towards std²
+        d_log = towards_weight(squares, d_q, variance, 0.0).add_(decay).mul_(variance).sub_(factor)
+        d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h) if ctx.needs_input_grad[0] else None
+        return d_h, towards_weight(h, d_mean, mean, decay), d_log, None, None

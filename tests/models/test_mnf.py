@@ -1,0 +1,331 @@
+"""Flows against Jacobians, the bound against quadrature and exact divergences, moments against drawn weights."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles import LinearGaussian
+from torch.distributions import Normal, kl_divergence
+from torch.testing import assert_close
+
+from compound.models import Method, build
+from compound.nn.flows import MaskedNVP, Planar
+from compound.nn.multiplicative import MultiplicativeLinear, Noise
+from compound.types import Task, fork, normal, whole
+
+ONE, CLASSES = Task("targets", 1), Task("classes", 3)
+LIKE = torch.empty(0, dtype=torch.float64)
+
+
+def shaken(module, seed=1, scale=0.4):
+    """In float64, every parameter away from its start."""
+    g = fork(seed, "shaken")
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter += scale * normal(g, parameter.shape, parameter)
+    return module
+
+
+def layer_of(inputs, outputs, flows=(2, 2), prior=0.7) -> MultiplicativeLinear:
+    return shaken(MultiplicativeLinear(inputs, outputs, fork(1), flows, 4, prior, log_std=-1.0))
+
+
+def noise_of(layer, rows, groups, seed=2) -> Noise:
+    g = fork(seed, "noise")
+    return Noise(
+        normal(g, (groups, layer.inputs), LIKE),
+        layer.flow.masks(groups, g),
+        normal(g, (rows, layer.outputs), LIKE),
+        normal(g, (groups, layer.outputs), LIKE),
+        layer.reverse_flow.masks(groups, g),
+    )
+
+
+def fill(layer, **values) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            getattr(layer, name).copy_(torch.as_tensor(value, dtype=torch.float64).expand_as(getattr(layer, name)))
+
+
+def slow(layer, x, noise):
+    """Out and bound from the definitions, by torch's own distributions."""
+    start = Normal(layer.z_mean, (0.5 * layer.z_log_var).exp())
+    z, log_det, _ = layer.flow.at(layer.z_mean + start.stddev * noise.z, noise.masks)
+    std, bias = layer.log_std.exp(), Normal(layer.bias, (0.5 * layer.bias_log_var).exp())
+    prior = Normal(torch.zeros((), dtype=torch.float64), math.sqrt(layer.prior))
+    out, bound = [], []
+    for k, row in enumerate(x):
+        variance = row.square() @ std.square() + bias.variance
+        out.append((row * z[k % len(z)]) @ layer.mean + layer.bias + variance.sqrt() * noise.out[k])
+    for k, one in enumerate(z):
+        given = kl_divergence(Normal(one.unsqueeze(-1) * layer.mean, std), prior).sum() + kl_divergence(bias, prior).sum()
+        read = layer.reader @ (one.unsqueeze(-1) * layer.mean) + (layer.reader.square() @ std.square()).sqrt() * noise.read[k]
+        level = read.tanh().mean()
+        behind, reverse_log_det, _ = layer.reverse_flow.at(one[None], noise.reverse_masks[:, k : k + 1])
+        reverse = Normal(level * layer.reverse_mean, (-0.5 * level * layer.reverse_log_precision).exp())
+        log_reverse = reverse.log_prob(behind).sum() + reverse_log_det[0]
+        bound.append(given - start.entropy().sum() - log_det[k] - log_reverse)
+    return torch.stack(out), torch.stack(bound)
+
+
+FLOWS = [("nvp", 5), ("planar", 1), ("planar", 3)]
+
+
+def flow_of(kind, d):
+    return shaken(MaskedNVP(d, 3, 4, fork(1)) if kind == "nvp" else Planar(d, 3, fork(1)))
+
+
+@pytest.mark.parametrize(("kind", "d"), FLOWS)
+def test_log_determinants_are_those_of_the_jacobian(kind, d):
+    flow, z = flow_of(kind, d), normal(fork(3), (6, d), LIKE)
+    masks = flow.masks(6, fork(4))
+    out, log_det, _ = flow.at(z, masks)
+    for k in range(6):
+        jacobian = torch.autograd.functional.jacobian(lambda v, k=k: flow.at(v[None], masks[:, k : k + 1])[0][0], z[k])
+        assert_close(log_det[k], torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-12)
+    again = flow(z, fork(4))  # draws the same masks
+    assert torch.equal(again[0], out) and torch.equal(again[1], log_det)
+
+
+def test_masked_steps_can_be_undone_and_keep_what_they_say():
+    flow, z = flow_of("nvp", 5), normal(fork(3), (6, 5), LIKE)
+    masks = flow.masks(6, fork(4))
+    back = flow.at(z, masks)[0]
+    steps = zip(masks, flow.weight, flow.bias, flow.heads, flow.heads_bias, strict=True)
+    for mask, a, b, c, d in reversed(list(steps)):
+        centre, gate = ((mask * back @ a + b).tanh() @ c + d).chunk(2, -1)
+        g = gate.sigmoid()
+        back = torch.where(mask == 1, back, (back - (1 - g) * centre) / g)
+    assert_close(back, z, rtol=0, atol=1e-12)
+
+
+def test_masks_are_halves_drawn_for_every_draw_and_step():
+    masks = MaskedNVP(50, 2, 3, fork(1)).masks(100, fork(2))
+    assert ((masks == 0) | (masks == 1)).all()
+    assert abs(masks.mean() - 0.5) < 5 * 0.5 / 100  # 10,000 of them
+    rows = masks.flatten(0, 1)
+    assert len(rows.unique(dim=0)) == 200
+
+
+@pytest.mark.parametrize(("w", "u"), [(1.5, 0.8), (1.5, -4.0), (-0.7, 3.0), (1e-3, -2.0)])
+def test_planar_flow_is_invertible_and_its_density_adds_up_to_one(w, u):
+    flow = shaken(Planar(1, 2, fork(1)))
+    with torch.no_grad():
+        flow.weight[0], flow.direction[0] = w, u  # w u < -1 would fold the line without the correction
+    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(-1)
+    out, log_det = flow(z, fork(0))
+    assert (out.diff(dim=0) > 0).all()
+    density = (Normal(0.0, 1.0).log_prob(z[:, 0]) - log_det).exp()
+    assert abs(torch.trapezoid(density, out[:, 0]) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("flows", [(0, 2), (2, 0)])
+def test_density_of_the_guess_adds_up_to_one(flows):
+    """log r(z | W) from the bound itself: all else in it is known."""
+    layer = layer_of(1, 3, flows)
+    n = 100_001
+    noise = noise_of(layer, 1, n)._replace(z=torch.linspace(-30, 30, n, dtype=torch.float64).unsqueeze(-1))
+    start = Normal(layer.z_mean, (0.5 * layer.z_log_var).exp())
+    z, log_det, _ = layer.flow.at(layer.z_mean + start.stddev * noise.z, noise.masks)
+    read_std = layer.reader.abs() * layer.log_std.exp().square().sum(0).sqrt()
+    wanted = torch.tensor([0.3, -0.8, 1.1])  # c^T W, the same for every z
+    noise = noise._replace(read=(wanted - layer.reader * z * layer.mean) / read_std)
+    prior = Normal(torch.zeros((), dtype=torch.float64), math.sqrt(layer.prior))
+    given = kl_divergence(Normal(z.unsqueeze(-1) * layer.mean, layer.log_std.exp()), prior).sum((1, 2))
+    given = given + kl_divergence(Normal(layer.bias, (0.5 * layer.bias_log_var).exp()), prior).sum()
+    with torch.no_grad():
+        bound = layer.at(torch.ones(1, 1, dtype=torch.float64), noise)[1]
+        log_reverse = given - start.entropy().sum() - log_det - bound
+        assert abs(torch.trapezoid(log_reverse.exp(), z[:, 0]) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("inputs", [1, 4])
+@pytest.mark.parametrize(("rows", "groups", "flows"), [(6, 3, (2, 2)), (7, 3, (2, 1)), (2, 3, (0, 2)), (5, 1, (1, 0))])
+def test_layer_and_its_gradient_are_those_of_the_definitions(inputs, rows, groups, flows):
+    layer = layer_of(inputs, 3, flows)
+    noise, x = noise_of(layer, rows, groups), normal(fork(5), (rows, inputs), LIKE).requires_grad_()
+    shares = normal(fork(6), (rows, 3), LIKE), normal(fork(7), (groups,), LIKE)
+    wanted = [x, *layer.parameters()]
+    ours, theirs = layer.at(x, noise), slow(layer, x, noise)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b, rtol=1e-10, atol=1e-10)
+    gradients = (
+        torch.autograd.grad(sum((s * v).sum() for s, v in zip(shares, each, strict=True)), wanted, allow_unused=True)
+        for each in (ours, theirs)
+    )
+    for a, b in zip(*gradients, strict=True):
+        assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def hermite(n=60):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
+
+
+def expected_bound(layer) -> torch.Tensor:
+    """Over z and W of a layer with one weight and no flows, by quadrature."""
+    nodes, weights = hermite()
+    z, read = torch.cartesian_prod(nodes, nodes).split(1, 1)
+    noise = Noise(z, torch.empty(0), torch.zeros(1, 1, dtype=torch.float64), read, torch.empty(0))
+    bound = layer.at(torch.ones(1, 1, dtype=torch.float64), noise)[1]
+    return bound @ torch.outer(weights, weights).flatten()
+
+
+def scalar_layer(v, mean, std) -> MultiplicativeLinear:
+    """W = z M + S e with z ~ N(0, v), without flows; the bias at its prior."""
+    layer = MultiplicativeLinear(1, 1, fork(1), (0, 0)).double()
+    fill(layer, mean=mean, log_std=math.log(std), bias=0.0, bias_log_var=0.0, z_mean=0.0, z_log_var=math.log(v))
+    fill(layer, reader=1e-4, reverse_mean=0.0, reverse_log_precision=0.0)
+    return layer
+
+
+def test_bound_is_the_exact_divergence_if_the_guess_is_the_posterior_of_z():
+    v, std = 1.25, 0.6
+    mean = std * math.sqrt(1 - 1 / v)  # so that z given W has variance 1
+    layer = scalar_layer(v, mean, std)
+    fill(layer, reverse_mean=mean / std**2 / 1e-4)  # E[z | W] = W M / S²; tanh(c W) is c W for a small c
+    total = math.sqrt(std**2 + v * mean**2)
+    with torch.no_grad():
+        assert_close(expected_bound(layer), kl_divergence(Normal(LIKE.new_zeros(()), total), Normal(0.0, 1.0)), rtol=0, atol=1e-7)
+
+
+def test_bound_is_loose_by_the_information_that_a_blind_guess_misses():
+    mean, std = 0.9, 0.6
+    layer = scalar_layer(1.0, mean, std)  # r(z) = N(0, 1) = q(z), whatever W
+    exact = kl_divergence(Normal(LIKE.new_zeros(()), math.hypot(mean, std)), Normal(0.0, 1.0))
+    with torch.no_grad():
+        assert_close(expected_bound(layer) - exact, exact.new_tensor(0.5 * math.log(1 + mean**2 / std**2)), rtol=0, atol=1e-10)
+
+
+def test_without_spread_of_z_the_bound_is_the_divergence_of_independent_weights():
+    layer = layer_of(4, 3, (0, 0))
+    v = 1e-6
+    fill(layer, mean=layer.mean.detach().abs(), z_mean=1.0, z_log_var=math.log(v))
+    fill(layer, reader=1e4, reverse_mean=1.0, reverse_log_precision=-math.log(v))  # tanh is 1: r = N(1, v)
+    z = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 4)  # noise with the moments of a Gaussian
+    x = torch.ones(1, 4, dtype=torch.float64)
+    with torch.no_grad():
+        bound = layer.at(x, noise_of(layer, 1, 2)._replace(z=z))[1].mean()
+        prior = Normal(torch.zeros((), dtype=torch.float64), math.sqrt(layer.prior))
+        exact = kl_divergence(Normal(layer.mean, layer.log_std.exp()), prior).sum()
+        exact += kl_divergence(Normal(layer.bias, (0.5 * layer.bias_log_var).exp()), prior).sum()
+        assert_close(bound - 0.5 * v * layer.mean.square().sum() / layer.prior, exact, rtol=1e-9, atol=0)
+
+
+def weights(layer, n, z, seed=8):
+    """Whole draws of W and b."""
+    g = fork(seed, "weights")
+    w = z.unsqueeze(-1) * layer.mean + layer.log_std.exp() * normal(g, (n, *layer.mean.shape), LIKE)
+    return w.detach(), (layer.bias + (0.5 * layer.bias_log_var).exp() * normal(g, (n, layer.outputs), LIKE)).detach()
+
+
+def assert_alike(a, b):
+    """Two samples (n, ...) have equal means and variances, as far as five standard errors tell."""
+    for one, other in ((a, b), ((a - b.mean(0)).square(), (b - b.mean(0)).square())):
+        error = (one.var(0) / len(one) + other.var(0) / len(other)).sqrt()
+        assert ((one.mean(0) - other.mean(0)).abs() < 5 * error).all()
+
+
+@torch.no_grad()
+def test_draws_of_a_layer_are_those_of_drawn_weights():
+    n, layer = 100_000, layer_of(3, 2, (0, 0))
+    z = torch.tensor([[0.4, -1.3, 2.0]], dtype=torch.float64)
+    fill(layer, z_mean=z[0], z_log_var=-80.0)
+    x, noise = torch.tensor([[0.5, -1.0, 0.8]], dtype=torch.float64), noise_of(layer, n, 1)
+    w, b = weights(layer, n, z)
+    assert_alike(layer.at(x.expand(n, -1), noise)[0], (x @ w)[:, 0] + b)
+    mean, std = layer.means(x[None], z)[0, 0], layer.std(x)[0]
+    assert_alike(mean + std * normal(fork(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
+    seen = []
+    layer.log_reverse = lambda behind, read: (seen.append(read), *MultiplicativeLinear.log_reverse(layer, behind, read))[1:]
+    layer.at(x, noise_of(layer, 1, n))
+    assert_alike(seen[0], layer.reader @ w)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 9])
+def test_answers_are_those_of_drawn_networks(rows):
+    n = 20_000
+    model = build(Method("mnf", widths=(3,), flow_hidden=4, noise=0.5, log_std=-1.0), 2, ONE).double()
+    shaken(model.stack, scale=0.2)
+    x = torch.tensor([[0.7, -1.2]], dtype=torch.float64)
+    h = x.expand(n, 1, -1)
+    for k, layer in enumerate(model.layers):
+        w, b = weights(layer, n, layer.draw(n, fork(k, "z")), seed=k)
+        h = torch.baddbmm(b.unsqueeze(1), h.relu() if k else h, w)
+    p = model.predict(x.expand(rows, -1), n, fork(1))
+    assert_alike(p.means[:, -1], h[:, 0])
+    assert_close(p.component[-1], torch.tensor([0.25], dtype=torch.float64))
+    assert_close(p.posterior[-1], p.means[:, -1].var(0, correction=0))
+
+
+def regression():
+    g = fork(11)
+    x = normal(g, (12, 2), LIKE)
+    y = x @ torch.tensor([[0.8], [-1.5]], dtype=torch.float64) + 0.4 + 0.5 * normal(g, (12, 1), LIKE)
+    return x, y
+
+
+def evidence_bound(options, state, n=4000, repeats=10) -> tuple[float, float]:
+    """Mean and standard error."""
+    x, y = regression()
+    model = build(Method("mnf", **options | {"samples": n, "groups": n}), 2, ONE).double()
+    model.load_state_dict(state)
+    data = whole(x, y, ONE)
+    with torch.no_grad():
+        values = torch.stack([-12 * model.loss(data, fork(k, "noise")).total for k in range(repeats)])
+    return float(values.mean()), float(values.std() / math.sqrt(repeats))
+
+
+def test_bound_stays_below_the_evidence_of_linear_regression_and_training_closes_the_gap():
+    x, y = regression()
+    exact = float(LinearGaussian(x, y, 0.25, 0.7).log_evidence)
+    options = {"widths": (), "noise": 0.5, "prior": 0.7, "flow_hidden": 4, "log_std": -2.0}
+    model = build(Method("mnf", **options, groups=12), 2, ONE).double()
+    shaken(model.stack, scale=0.2)
+    start, error = evidence_bound(options, model.state_dict())
+    assert start < exact - 5 * error
+    data, optimizer = whole(x, y, ONE), torch.optim.Adam(model.parameters())
+    for step in range(400):
+        optimizer.param_groups[0]["lr"] = 0.06 * (1 - step / 400)
+        optimizer.zero_grad()
+        model.loss(data, fork(step, "training")).total.backward()
+        optimizer.step()
+    end, error = evidence_bound(options, model.state_dict())
+    assert exact - 1.0 < end < exact + 4 * error
+
+
+def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
+    model = shaken(build(Method("mnf", widths=(4,), flow_hidden=3, groups=3, samples=2, log_std=-1.0), 3, CLASSES))
+    g = fork(12)
+    x, y = normal(g, (5, 3), LIKE), torch.randint(3, (5,), generator=g)
+    weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0])
+    h, total, g = x.repeat(2, 1), 0, fork(0)
+    for k, layer in enumerate(model.layers):
+        h, bound = layer(h.relu() if k else h, 3, g)
+        total = total + bound.mean()
+    logs = torch.log_softmax(h, -1)[torch.arange(10), y.repeat(2)].view(2, 5).mean(0)
+    data = whole(x, y, CLASSES, weight)
+    loss = model.loss(data, fork(0))
+    assert_close(loss.nll, -(weight * logs).sum().reshape(1) / 4)
+    assert_close(loss.kl, total / 4)
+    assert_close(loss.total, (loss.nll + loss.kl).sum())
+
+
+def test_weight_of_the_divergence_rises():
+    data = whole(torch.ones(3, 2), torch.zeros(3, dtype=torch.long), CLASSES)
+    model, plain = (build(Method("mnf", widths=(), flow_hidden=3, anneal=anneal), 2, CLASSES) for anneal in (0.5, 0.0))
+    shares = [model.loss(replace(data, progress=at), fork(0)).kl / plain.loss(data, fork(0)).kl for at in (0.0, 0.125, 0.5, 0.9)]
+    assert_close(torch.stack(shares), torch.tensor([0.0, 0.25, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"flows_q": -1}, {"flows_r": -1}, {"flow_hidden": 0}, {"groups": 0}, {"samples": 0}, {"prior": 0.0}, {"anneal": 1.5}, {"noise": -1.0}],
+)
+def test_bad_options_are_refused(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        build(Method("mnf", **options), 2, ONE)
