@@ -1,5 +1,6 @@
 """Laws that every registered method obeys, from one table. A method without a row here fails the suite."""
 
+import copy
 import math
 import warnings
 from dataclasses import replace
@@ -72,7 +73,7 @@ TABLE: dict[str, Row] = {
         prior=False,
     ),
     "dpn": Row(
-        [SMALL, {"widths": (6, 5), "smoothing": 0.1, "cross_entropy": 0.0, "concentration": 50.0}, SMALL | {"divergence": "reverse"}],
+        [SMALL, {"widths": (6, 5), "smoothing": 0.1, "cross_entropy": 1.0, "concentration": 50.0}, SMALL | {"divergence": "reverse"}],
         random=False,
         prior=False,
         learns={"divergence": "reverse"},
@@ -196,6 +197,21 @@ class TestLaws:
             assert said or getattr(p, part).max() <= 1e-6 * p.total.max()
             if options is TABLE[name].cases[0]:
                 assert not said or getattr(p, part).max() > 1e-6 * p.total.max()
+
+    def test_answers_have_gradients_towards_their_inputs(self, name, options, task):
+        """Attacks follow them. Along a random direction they are what differences say."""
+        model, data = shared(name, options, task)
+        model = copy.deepcopy(model).double()
+        x, y = data.x.double(), data.y if task.kind == "classes" else data.y.double()
+        step = 1e-6 * torch.randn(x.shape, generator=fork(2), dtype=torch.float64)
+
+        def score(x):
+            return model.answer(x, Draws(4, 3), fork(1)).log_prob(y)  # (rows,)
+
+        (slope,) = torch.autograd.grad(score(x.requires_grad_()).sum(), x)
+        found = (score(x + step) - score(x - step)).detach() / 2
+        wrong = (found - (slope * step).sum(1)).abs() > 1e-4 * (slope * step).abs().sum(1) + 1e-12
+        assert wrong.sum() <= 1  # a kink may lie between
 
     def test_save_and_load_give_equal_bits(self, name, options, task, tmp_path):
         model, data = shared(name, options, task)

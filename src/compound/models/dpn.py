@@ -4,9 +4,9 @@ Classes: a Dirichlet, α = exp f(x), so that p(y | x) = α / α₀ = softmax f(x
 rows from outside the flat one:
 
     forward:  KL[Dir(b_y) || Dir(α)] + γ KL[Dir(1) || Dir(α_out)] + c (-log p(y | x)),    b_y = P (1 - (C - 1) e at y, e elsewhere)
-    reverse:  KL[Dir(α) || Dir(b_y)] + γ KL[Dir(α_out) || Dir(1)],                         b_y = 1 + T at y, 1 elsewhere
+    reverse:  KL[Dir(α) || Dir(b_y)] + γ KL[Dir(α_out) || Dir(1)] + c (-log p(y | x)),    b_y = 1 + T at y, 1 elsewhere
 
-both over P (or T), which leaves the minimum where it is and gradients of order one. Malinin and Gales (2018, 2019).
+Both are divided by P (or T): the minimum stays where it is, and gradients are of order one. Malinin and Gales (2018, 2019).
 
 Targets: a Normal-Wishart with diagonal scale over the mean μ and the precision Λ of y, in which T observations weigh against a
 prior (κ₀, and the mean and variance of the training targets). Malinin, Chervontsev, Provilkov and Gales (2020).
@@ -46,7 +46,7 @@ class DPNConfig:
     concentration: float | None = None  # P (forward) or T (reverse) of rows of the data; None: 1000, 100 for classes with reverse
     smoothing: float = 0.01  # e, classes with forward: what b_y gives every other class
     outside: float = 1.0  # γ, weight of the rows from outside
-    cross_entropy: float | None = None  # c, classes; None: 1 with forward, 0 with reverse
+    cross_entropy: float = 0.0  # c, classes: weight of the negative log-likelihood beside the divergences
     kappa: float = 0.01  # κ₀, targets: how many observations of the mean the prior is worth
 
 
@@ -62,9 +62,8 @@ class DPN(Model):
         super().__init__()
         self.inputs, self.task = inputs, task
         config = resolved(config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classes" else "reverse"})
-        forward = config.divergence == "forward"
-        strength = 100.0 if task.kind == "classes" and not forward else 1000.0
-        self.config = resolved(config, {"concentration": strength, "cross_entropy": float(forward)})
+        strength = 100.0 if task.kind == "classes" and config.divergence == "reverse" else 1000.0
+        self.config = resolved(config, {"concentration": strength})
         _check(self.config, task)
         self.head: _Head = _Dirichlet(task.size, self.config) if task.kind == "classes" else _NormalWishart(task.size, self.config)
         self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
@@ -74,22 +73,22 @@ class DPN(Model):
         self.head.start(data.y[trained(data)])
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        f = self.network(torch.cat([batch.x, _outside(batch)])).double()  # (1, rows + rows', outputs)
-        nll, kl = self.head.parts(f, batch.y)
-        nll, inside = weighted(nll, batch.weight), weighted(kl[:, : len(batch)], batch.weight)  # (1,)
-        kl = (inside + self.config.outside * kl[:, len(batch) :].mean(-1)) / self.config.concentration
+        f = self.network(torch.cat([batch.x, _outside(batch)]))  # (1, rows + rows', outputs)
+        each, divergence = self.head.parts(f, batch.y)
+        inside, outside = divergence.tensor_split([len(batch)], -1)
+        nll = weighted(each, batch.weight)  # (1,)
+        kl = (weighted(inside, batch.weight) + self.config.outside * outside.mean(-1)) / self.config.concentration
         return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        f = self.network(x)[0]
-        return self.head.predictive(f.double(), f.dtype)
+        return self.head.predictive(self.network(x)[0])
 
     def row_numbers(self, n: Draws) -> int:
         return 2 * (self.inputs + sum(self.config.widths)) + self.head.numbers
 
 
 class _Head(nn.Module, ABC):
-    """What the outputs f, in float64, mean: the divergences of nearly equal sharp laws drown in float32."""
+    """What the outputs f mean. Divergences are computed in float64: those of nearly equal sharp laws drown in float32."""
 
     outputs: int
     share: float  # weight of the negative log-likelihood in the loss
@@ -103,41 +102,44 @@ class _Head(nn.Module, ABC):
         """Negative log-likelihoods of the rows of the data, which come first, and divergences of all rows."""
 
     @abstractmethod
-    def predictive(self, f: Tensor, dtype: torch.dtype) -> Predictive:
+    def predictive(self, f: Tensor) -> Predictive:
         """The answer to outputs f (rows, outputs)."""
 
 
 class _Dirichlet(_Head):
     """Classes."""
 
+    taught: Tensor  # (classes + 1, classes) b_y for rows of the data with label y, and in the last row that of rows from outside
+    log_betas: Tensor  # (classes + 1,)
+    mean_logs: Tensor  # (classes + 1, classes)
+
     def __init__(self, classes: int, config: Any):
         super().__init__()
-        self.outputs, self.numbers, self.config = classes, 30 * classes, config
+        self.outputs, self.numbers, self.forward_kl = classes, 30 * classes, config.divergence == "forward"
         self.share = config.cross_entropy / config.concentration
-
-    def targets(self) -> Tensor:  # (classes + 1, classes)
-        """b_y, the Dirichlet that a row of the data with label y is taught, and in the last row that of rows from outside."""
-        strength, e, eye = self.config.concentration, self.config.smoothing, torch.eye(self.outputs, dtype=torch.float64)
-        own, other = (1 - (self.outputs - 1) * e, e) if self.config.divergence == "forward" else (1 + 1 / strength, 1 / strength)
-        return torch.cat([strength * (other + (own - other) * eye), torch.ones_like(eye[:1])])
+        strength, e, eye = config.concentration, config.smoothing, torch.eye(classes, dtype=torch.float64)
+        own, other = (strength * (1 - (classes - 1) * e), strength * e) if self.forward_kl else (1 + strength, 1.0)
+        taught = torch.cat([other + (own - other) * eye, torch.ones_like(eye[:1])])
+        for name, table in (("taught", taught), ("log_betas", log_beta(taught)), ("mean_logs", mean_log(taught))):
+            self.register_buffer(name, table, persistent=False)
 
     def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, log_probs = concentrations(f)
-        nll = -log_probs[:, : len(y)].gather(-1, y[None, :, None]).squeeze(-1)
-        taught, own = self.targets(), functional.pad(y, (0, f.shape[1] - len(y)), value=self.outputs)  # (rows + rows',)
-        if self.config.divergence == "forward":
-            kl = log_beta(alpha) - log_beta(taught)[own] + ((taught[own] - alpha) * mean_log(taught)[own]).sum(-1)
+        with torch.set_grad_enabled(self.share > 0):  # otherwise it is only looked at
+            nll = functional.cross_entropy(f[0, : len(y)], y, reduction="none").unsqueeze(0)
+        alpha = concentrations(f.double())
+        kind = functional.pad(y, (0, f.shape[1] - len(y)), value=self.outputs)  # (rows + rows',) of the table
+        if self.forward_kl:
+            kl = log_beta(alpha) - self.log_betas[kind] + ((self.taught[kind] - alpha) * self.mean_logs[kind]).sum(-1)
         else:
-            kl = log_beta(taught)[own] - log_beta(alpha) + ((alpha - taught[own]) * mean_log(alpha)).sum(-1)
+            kl = self.log_betas[kind] - log_beta(alpha) + ((alpha - self.taught[kind]) * mean_log(alpha)).sum(-1)
         return nll, kl
 
-    def predictive(self, f: Tensor, dtype: torch.dtype) -> CategoricalPredictive:
-        alpha, log_probs = concentrations(f)
-        probs = log_probs.exp()
+    def predictive(self, f: Tensor) -> CategoricalPredictive:
+        probs = torch.softmax(f.double(), -1)
         total = entropy_of(probs)
-        component = torch.minimum(expected_entropy(alpha), total)
+        component = torch.minimum(expected_entropy(concentrations(f.double())), total)
         parts = (component, torch.zeros_like(total), total - component, probs)
-        return CategoricalPredictive(*(part.to(dtype) for part in parts))
+        return CategoricalPredictive(*(part.to(f.dtype) for part in parts))
 
 
 class _NormalWishart(_Head):
@@ -176,12 +178,12 @@ class _NormalWishart(_Head):
         return NormalWishart(torch.addcmul(prior.mean, variance.sqrt(), mean), prior.kappa * bounded(kappa, -2.0, 15.0).exp(), a, b)
 
     def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        law = self.law(f)
+        law = self.law(f.double())
         inside = NormalWishart(*(part[:, : len(y)] for part in law))
         return -inside.expected_log_prob(y.double()), law.kl(self.prior())
 
-    def predictive(self, f: Tensor, dtype: torch.dtype) -> GaussianPredictive:
-        law = self.law(f)
+    def predictive(self, f: Tensor) -> GaussianPredictive:
+        law, dtype = self.law(f.double()), f.dtype
         component = law.b / (law.a - 1)
         posterior = component / law.kappa
         log_weights, ratios = student_nodes(law.a)  # (nodes, rows, 1)
@@ -198,15 +200,14 @@ def bounded(f: Tensor, low: float, high: float) -> Tensor:
     return middle + beyond / (1 + beyond.abs())
 
 
-def concentrations(f: Tensor) -> tuple[Tensor, Tensor]:  # (..., classes) each
-    """α = exp f and log p = log softmax f; where α₀ would leave e^±20 all its parts shrink or grow alike, which p does not notice."""
+def concentrations(f: Tensor) -> Tensor:  # (..., classes)
+    """α = exp f; where α₀ would leave e^±20 all its parts grow or shrink alike, so that α / α₀ remains softmax f."""
     least, most = torch.aminmax(f.detach())
     if float(least) > -20 and float(most) < 20 - math.log(f.shape[-1]):  # almost always
-        alpha = f.exp()
-        return alpha, f - alpha.sum(-1, keepdim=True).log()
+        return f.exp()
     log_probs = torch.log_softmax(f, -1)
     total = f[..., :1] - log_probs[..., :1]  # log α₀
-    return bounded(log_probs + bounded(total, -20.0, 20.0), -50.0, 50.0).exp(), log_probs
+    return bounded(log_probs + bounded(total, -20.0, 20.0), -50.0, 50.0).exp()
 
 
 def log_beta(alpha: Tensor) -> Tensor:

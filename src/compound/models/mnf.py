@@ -78,16 +78,16 @@ class MNF(Model):
         return {"log_noise": self.config.noise_rate}
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        generator, samples = single(generator), self.config.samples
-        h = batch.x.clamp(-LIMIT, LIMIT).expand(samples, -1, -1).reshape(-1, self.inputs)  # (samples rows, in)
-        divergence = h.new_zeros(())
-        for k, layer in enumerate(self.layers):
-            h, each = layer(hidden(h) if k else h, self.config.groups, generator)
-            divergence = divergence + each.mean()
-        f = h.view(1, samples, -1, self.head.outputs)
-        nll = -weighted(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
-        anneal = self.config.anneal
-        kl = divergence * (min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size
+        generator, samples, anneal = single(generator), self.config.samples, self.config.anneal
+        x = batch.x.clamp(-LIMIT, LIMIT)
+        first, *rest = self.layers
+        h, bound = first(x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator)  # (samples rows, width)
+        for layer in rest:
+            h, more = layer(hidden(h), self.config.groups, generator)
+            bound = bound + more
+        f = h if samples == 1 else h.view(samples, len(x), -1)
+        nll = -weighted(self.head.log_prob(f, batch.y), batch.weight).mean()
+        kl = bound.mean() * (min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:

@@ -24,7 +24,7 @@ class NormalWishart(NamedTuple):
     b: Tensor  # (..., D)
 
     def _half(self) -> Tensor:  # (D,)
-        """A + 0, 1/2, ..: where the gamma functions of a Wishart are looked up."""
+        """0, 1/2, 1, ..: how far above A the gamma functions of a Wishart are taken."""
         return 0.5 * torch.arange(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
 
     def precision(self) -> Tensor:  # (..., D)

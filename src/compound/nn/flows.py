@@ -68,45 +68,50 @@ class MaskedNVP(Flow):
 
     def __init__(self, inputs: int, steps: int, hidden: int, generator: Generator):
         super().__init__()
-        pairs = [(start(generator, inputs, hidden), *(start(generator, hidden, inputs) for _ in range(2))) for _ in range(steps)]
-        self.weight = nn.Parameter(torch.stack([a for a, *_ in pairs]))  # (steps, in, hidden)
-        self.bias = nn.Parameter(torch.zeros(steps, hidden))
-        self.heads = nn.Parameter(torch.stack([torch.cat(heads, 1) for _, *heads in pairs]))  # (steps, hidden, 2 in): of μ, then of g
-        self.heads_bias = nn.Parameter(torch.tensor([0.0, 2.0]).repeat_interleave(inputs).repeat(steps, 1))  # gates start nearly open
+        maps = [[start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))] for _ in range(steps)]
+        self.weight = nn.Parameter(torch.stack([a for a, _, _ in maps]))  # (steps, in, hidden): A
+        self.heads = nn.Parameter(torch.stack([torch.cat([b, c], 1) for _, b, c in maps]))  # (steps, hidden, 2 in): B and C
+        self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs))  # a, b and c
+        self.bias.data[:, hidden + inputs :] = 2.0  # gates start nearly open
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         steps, inputs, _ = self.weight.shape
         return torch.randint(2, (steps, draws, inputs), generator=generator, dtype=self.weight.dtype)
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        free = 1 - masks
         gates, kept = [], []
-        for mask, moved, a, b, c, d in zip(masks, free, self.weight, self.bias, self.heads, self.heads_bias, strict=True):
+        biases = self.bias.split([self.weight.shape[2], self.heads.shape[2]], 1)
+        for mask, weight, heads, bias, heads_bias in zip(masks, self.weight, self.heads, *biases, strict=True):
             stays = mask * z
-            h = torch.addmm(b, stays, a).tanh()
-            centre, gate = torch.addmm(d, h, c).chunk(2, -1)
-            closed, shift = torch.sigmoid(-gate) * moved, centre - z  # (1 - m) (1 - g) and μ - z
-            z = torch.addcmul(z, closed, shift)
+            h = torch.addmm(bias, stays, weight).tanh_()
+            centre, gate = torch.addmm(heads_bias, h, heads).chunk(2, -1)
+            closed, shift = _moved(torch.sigmoid(-gate), mask), z - centre  # (1 - m) (1 - g) and z - μ
+            z = torch.addcmul(z, closed, shift, value=-1)
             gates.append(gate)
-            kept += [mask, stays, h, closed, shift, a, c]
-        log_det = (functional.logsigmoid(torch.stack(gates)) * free).sum((0, -1))
+            kept += [mask, stays, h, closed, shift, weight, heads]
+        log_det = _moved(functional.logsigmoid(torch.stack(gates)), masks).sum((0, -1))
         return z, log_det, tuple(kept)
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
         d_log_det = d_log_det.unsqueeze(-1)
         d_hs, d_outs = [], []
         for k in reversed(range(0, len(kept), 7)):
-            mask, _, h, closed, shift, a, c = kept[k : k + 7]
+            mask, _, h, closed, shift, weight, heads = kept[k : k + 7]
             d_centre = d_z * closed
-            slope = d_centre * shift
-            d_gate = (slope + d_log_det).mul_(closed).sub_(slope)
+            d_gate = torch.lerp(d_centre * shift, d_log_det, closed)
             d_out = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
-            d_h = aten.tanh_backward(d_out @ c.T, h)
-            d_z = (d_z - d_centre).addcmul_(d_h @ a.T, mask)
-            d_hs.append(d_h)
-            d_outs.append(d_out)
-        d_h, d_out = torch.stack(d_hs[::-1]), torch.stack(d_outs[::-1])
-        return d_z, [torch.stack(kept[1::7]).mT @ d_h, d_h.sum(1), torch.stack(kept[2::7]).mT @ d_out, d_out.sum(1)]
+            d_h = aten.tanh_backward(torch.mm(d_out, heads.T), h)
+            d_z = (d_z - d_centre).addcmul_(torch.mm(d_h, weight.T), mask)
+            d_hs.insert(0, d_h)
+            d_outs.insert(0, d_out)
+        d_h, d_out = torch.stack(d_hs), torch.stack(d_outs)
+        d_weight, d_heads = torch.bmm(torch.stack(kept[1::7]).mT, d_h), torch.bmm(torch.stack(kept[2::7]).mT, d_out)
+        return d_z, [d_weight, d_heads, torch.cat([d_h.sum(1), d_out.sum(1)], 1)]
+
+
+def _moved(values: Tensor, mask: Tensor) -> Tensor:
+    """(1 - m) times the values."""
+    return torch.addcmul(values, values, mask, value=-1)
 
 
 class Planar(Flow):

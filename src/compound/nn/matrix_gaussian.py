@@ -19,6 +19,7 @@ from compound.types import Streams, normal
 
 FEW = 16  # columns
 
+
 def widen(x: Tensor) -> Tensor:  # (..., in + 1)
     """h~ = [h; 1]: with the constant in place, biases are one more row of every weight matrix."""
     return torch.cat([x, x.new_ones((*x.shape[:-1], 1))], -1)

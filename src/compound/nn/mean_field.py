@@ -39,11 +39,13 @@ class _Sample(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, h: Tensor, mean: Tensor, log_std: Tensor, noise: Tensor, precision: float
     ) -> tuple[Tensor, Tensor]:
-        squares, variance = h * h, (2 * log_std).exp_()
+        logs, variance = log_std.sum().item(), (2 * log_std).exp_()
+        trace = variance.sum().item()  # sums are taken while their array is in the cache
+        squares = h * h
         std = affine(squares, variance).sqrt_()
         out = torch.addcmul(affine(h, mean), std, noise)
-        trace = precision * (torch.dot(mean.view(-1), mean.view(-1)).item() + variance.sum().item())
-        kl = 0.5 * (trace - mean.numel() * (1 + math.log(precision))) - log_std.sum().item()
+        trace += torch.dot(mean.view(-1), mean.view(-1)).item()
+        kl = 0.5 * (precision * trace - mean.numel() * (1 + math.log(precision))) - logs
         ctx.save_for_backward(h, squares, mean, variance, noise.div_(std))
         ctx.precision = precision
         return out, mean.new_full((), kl)

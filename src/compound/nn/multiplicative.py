@@ -52,8 +52,8 @@ class Kept(NamedTuple):
     sizes: Tensor  # (in,) sums of M² along its rows
     variance: Tensor  # (in, out) S²
     bias: Tensor
-    bias_var: Tensor
-    reader: Tensor
+    bias_var: Tensor  # (out,)
+    vectors: Tensor
     read_std: Tensor  # (out,)
     read_noise: Tensor  # (groups, out)
     bent: Tensor  # (groups, out) tanh(c^T W)
@@ -61,8 +61,6 @@ class Kept(NamedTuple):
     free: Tensor  # (groups, in) log-precisions before their bound
     distance: Tensor  # (groups, in)
     pull: Tensor  # (groups, in) distance times precision
-    reverse_mean: Tensor
-    reverse_log_precision: Tensor
 
 
 class MultiplicativeLinear(nn.Module):
@@ -82,13 +80,10 @@ class MultiplicativeLinear(nn.Module):
         self.inputs, self.outputs, self.prior = inputs, outputs, prior
         self.mean = nn.Parameter(start(generator, inputs, outputs))  # M
         self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std))  # log S
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        self.bias_log_var = nn.Parameter(torch.full((outputs,), -9.0))
-        self.z_mean = nn.Parameter(start(generator, inputs) + float(flows[0] == 0))  # a flow finds the level of z by itself
-        self.z_log_var = nn.Parameter(torch.full((inputs,), math.log(0.1)))
-        self.reader = nn.Parameter(start(generator, inputs))  # c
-        self.reverse_mean = nn.Parameter(start(generator, inputs))  # b_1
-        self.reverse_log_precision = nn.Parameter(start(generator, inputs))  # b_2
+        self.bias = nn.Parameter(torch.stack([torch.zeros(outputs), torch.full((outputs,), -9.0)]))  # μ_b and log v_b
+        first = start(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
+        guess = [start(generator, inputs) for _ in range(3)]
+        self.vectors = nn.Parameter(torch.stack([first, torch.full((inputs,), math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
         self.reverse_flow = flow(inputs, flows[1], 2 * flow_hidden, generator)
 
@@ -108,28 +103,29 @@ class MultiplicativeLinear(nn.Module):
 
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
-        noise = normal(generator, (n, self.inputs), self.z_mean)
-        return self.flow(torch.addcmul(self.z_mean, (0.5 * self.z_log_var).exp(), noise), generator)[0]
+        mean, log_var, *_ = self.vectors
+        return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), normal(generator, (n, self.inputs), mean)), generator)[0]
 
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
         """E[x W + b | z] at x (draws or 1, rows, in), for every z (draws, in)."""
         if x.shape[-2] > self.outputs:  # z goes to the smaller factor
-            return torch.matmul(x, z.unsqueeze(-1) * self.mean) + self.bias
-        return torch.addmm(self.bias, (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
+            return torch.matmul(x, z.unsqueeze(-1) * self.mean) + self.bias[0]
+        return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
 
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
         """Standard deviation of x W + b given z; z has no part in it."""
-        return (x.square() @ (2 * self.log_std).exp() + self.bias_log_var.exp()).sqrt()
+        return (x.square() @ self.log_std.exp().square() + self.bias[1].exp()).sqrt()
 
     def log_reverse(self, z: Tensor, read: Tensor) -> tuple[Tensor, ...]:  # (groups,)
         """log-density of flow_r's z given c^T W = read (groups, out), and what the backward pass needs of it."""
+        *_, centre, log_precision = self.vectors
         bent = read.tanh()
         level = bent.mean(-1, keepdim=True)
-        free = level * self.reverse_log_precision
+        free = level * log_precision
         log = functional.hardtanh(free, -BOUND, BOUND)  # beyond, its exponential could overflow
-        distance = torch.addcmul(z, level, self.reverse_mean, value=-1)
+        distance = torch.addcmul(z, level, centre, value=-1)
         pull = log.exp() * distance
-        log_prob = 0.5 * (torch.addcmul(log, pull, distance, value=-1).sum(-1) - self.inputs * LOG_2PI)
+        log_prob = torch.addcmul(log, pull, distance, value=-1).sum(-1).sub_(self.inputs * LOG_2PI).mul_(0.5)
         return log_prob, bent, level, free, distance, pull
 
 
@@ -138,67 +134,82 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: MultiplicativeLinear, x: Tensor, noise: Noise, *parameters: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        mean, bias, reader, prior = layer.mean, layer.bias, layer.reader, layer.prior
-        z_std = (0.5 * layer.z_log_var).exp_()
-        z, log_det, kept = layer.flow.at(torch.addcmul(layer.z_mean, z_std, noise.z), noise.masks)
+        mean, log_std, prior, (bias, bias_log_var) = layer.mean, layer.log_std, layer.prior, layer.bias
+        z_mean, z_log_var, reader, *_ = layer.vectors
+        z_std = z_log_var.exp().sqrt_()
+        z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
-        scaled, square, variance, bias_var = _scale(x, z), x * x, (2 * layer.log_std).exp_(), layer.bias_log_var.exp()
+        scaled, square, variance, bias_var = _scale(x, z), x * x, log_std.exp().square_(), bias_log_var.exp()
         std = torch.addmm(bias_var, square, variance).sqrt_()
         out = torch.addmm(bias, scaled, mean).addcmul_(std, noise.out)
 
         sizes = (mean * mean).sum(1)
-        total = z.square() @ sizes + (variance.sum() + bias.square().sum() + bias_var.sum())  # (groups,) E[|W|² + |b|² | z]
-        constant = (mean.numel() + bias.numel()) * (math.log(prior) - 1)
-        given = 0.5 * (total / prior + constant - layer.bias_log_var.sum()) - layer.log_std.sum()
-        entropy = 0.5 * (layer.z_log_var.sum() + layer.inputs * (LOG_2PI + 1)) + log_det  # before the flow in expectation
+        free_of_z = float(variance.sum() + bias_var.sum() + bias.dot(bias)) / prior  # E[|W|² + |b|² | z] without z² M²
+        numbers = (layer.inputs + 1) * layer.outputs
+        given = 0.5 * (free_of_z + numbers * (math.log(prior) - 1)) - float(log_std.sum() + 0.5 * bias_log_var.sum())
+        entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs * (LOG_2PI + 1))  # of z_0: log q(z) before the flow in expectation
+        bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
-        read_std = (reader.square() @ variance).sqrt_()
+        read_std = torch.mv(variance.T, reader.square()).sqrt_()
         read = torch.addcmul((reader * z) @ mean, read_std, noise.read)  # c^T W (groups, out)
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
         log_reverse, *guess = layer.log_reverse(behind, read)
+        bound.sub_(log_det).sub_(log_reverse).sub_(reverse_log_det)
 
-        own = Kept(
-            *(x, scaled, square, std, noise.out, z, z_std, noise.z, mean, sizes, variance, bias, bias_var),
-            *(reader, read_std, noise.read, *guess, layer.reverse_mean, layer.reverse_log_precision),
-        )
+        spread = (std, noise.out, z, z_std, noise.z)
+        own = Kept(x, scaled, square, *spread, mean, sizes, variance, layer.bias, bias_var, layer.vectors, read_std, noise.read, *guess)
         ctx.save_for_backward(*own, *kept, *reverse_kept)
-        ctx.layer, ctx.prior, ctx.middle = layer, prior, len(own) + len(kept)
-        return out, given - entropy - (log_reverse + reverse_log_det)
+        ctx.layer, ctx.middle = layer, len(own) + len(kept)
+        return out, bound
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor, d_bound: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        layer, prior, tensors = ctx.layer, ctx.prior, ctx.saved_tensors
+        layer, prior, tensors = ctx.layer, ctx.layer.prior, ctx.saved_tensors
         count = len(Kept._fields)
         own, kept, reverse_kept = Kept(*tensors[:count]), tensors[count : ctx.middle], tensors[ctx.middle :]
-        z, mean, reader, variance = own.z, own.mean, own.reader, own.variance
+        x, z, mean, variance = own.x, own.z, own.mean, own.variance
+        _, _, reader, centre, log_precision = own.vectors
         each, whole = d_bound.unsqueeze(-1), float(d_bound.sum())  # (groups, 1)
+        less, half = -each, -0.5 * each
 
         # r: towards its Gaussian's mean, its log-precision, and c^T W
-        d_shift = -each * own.pull
-        d_log = aten.hardtanh_backward(torch.addcmul(each, d_shift, own.distance).mul_(-0.5), own.free, -BOUND, BOUND)
-        d_level = (d_shift @ own.reverse_mean + d_log @ own.reverse_log_precision).unsqueeze(-1) / layer.outputs
+        d_centre = less * own.pull
+        d_log = aten.hardtanh_backward(torch.addcmul(half, d_centre, own.distance, value=-0.5), own.free, -BOUND, BOUND)
+        d_level = torch.addmv(d_log @ log_precision, d_centre, centre).unsqueeze(-1) / layer.outputs
         d_read = aten.tanh_backward(d_level.expand_as(own.bent), own.bent)
-        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, -d_shift, -d_bound)
+        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, -d_centre, -d_bound)
         d_both = d_read @ mean.T  # (groups, in): towards c z
         d_read_var = (d_read * own.read_noise).sum(0).div_(own.read_std)  # (out,) twice that of the variance of c^T W
         d_reader = (d_both * z).sum(0).addcmul_(reader, variance @ d_read_var)
 
         # the products, and the KL given z
-        d_scaled, d_var = d @ mean.T, (d * own.noise).div_(own.std)  # the latter twice that of the variance
-        d_z = d_z.addcmul_(d_both, reader).addcmul_(each * z, own.sizes, value=1 / prior).add_(_fold(d_scaled * own.x, len(z)))
-        d_mean = mean * (each * z.square()).sum(0).div_(prior).unsqueeze(-1)
-        d_mean.addmm_((reader * z).T, d_read).addmm_(own.scaled.T, d)
-        d_log_std = (own.square.T @ d_var).addr_(reader.square(), d_read_var).add_(whole / prior).mul_(variance).sub_(whole)
-        d_bias = torch.add(d.sum(0), own.bias, alpha=whole / prior)
+        pulled = each * z
+        d_z = d_z.addcmul_(d_both, reader).addcmul_(pulled, own.sizes, value=1 / prior)
+        d_mean = mean * (pulled * z).sum(0).div_(prior).unsqueeze(-1)
+        d_mean.addmm_((reader * z).T, d_read)
+        d_var = (d * own.noise).div_(own.std)  # twice that of the variance
+        d_x = None
+        if ctx.needs_input_grad[1]:
+            d_scaled = d @ mean.T
+            d_x = _scale(d_scaled, z).addcmul_(x, d_var @ variance.T)
+            d_z += _fold(d_scaled.mul_(x), len(z))
+            d_mean.addmm_(own.scaled.T, d)
+        else:  # the groups' own products x^T d give both gradients, without a product with M
+            for k, row in enumerate(z):
+                part = x[k :: len(z)].T @ d[k :: len(z)]  # (in, out)
+                d_mean.addcmul_(part, row.unsqueeze(-1))
+                d_z[k] += part.mul_(mean).sum(1)
+        d_log_std = (own.square.T @ d_var).addr_(reader.square(), d_read_var).add_(whole / prior)
+        d_log_std = torch.addcmul(d_bound.sum().neg(), d_log_std, variance)
+        d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
-        d_x = _scale(d_scaled, z).addcmul_(own.x, d_var @ variance.T) if ctx.needs_input_grad[1] else None
 
         d_z, gradients = layer.flow.backward(kept, d_z, -d_bound)
         d_z_log_var = (d_z * own.z_noise).sum(0).mul_(own.z_std).sub_(whole).mul_(0.5)
-        gaussian = (d_mean, d_log_std, d_bias, d_bias_log_var, d_z.sum(0), d_z_log_var)
-        guess = (d_reader, (own.level * d_shift).sum(0), (own.level * d_log).sum(0))
-        return None, d_x, None, *gaussian, *guess, *gradients, *reverse_gradients
+        d_vectors = [d_z.sum(0), d_z_log_var, d_reader, (own.level * d_centre).sum(0), (own.level * d_log).sum(0)]
+        own_gradients = (d_mean, d_log_std, torch.stack([d_bias, d_bias_log_var]), torch.stack(d_vectors))
+        return None, d_x, None, *own_gradients, *gradients, *reverse_gradients
 
 
 def _scale(x: Tensor, z: Tensor) -> Tensor:

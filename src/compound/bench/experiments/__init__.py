@@ -88,6 +88,7 @@ def perform_all(runs: Sequence[Run], root: Path, data_dir: Path | None = None, p
             return result
 
         if processes == 1:
+            _begin()
             return [ended(number, _one(run, root, data_dir, number, told)) for number, run in enumerate(runs)]
         return _in_processes(runs, root, data_dir, processes, told, ended)
 
@@ -124,6 +125,7 @@ def _in_processes(
 
 
 def _begin() -> None:
+    """One thread per run: products as small as these are no faster with more."""
     torch.set_num_threads(1)
     keep_memory()
 
