@@ -89,4 +89,4 @@ def test_row_noise_is_a_normal_with_its_own_variance():
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())
     assert_close(model.predict(x, 1, fork(0)).log_prob(y), normal.log_prob(y).sum(-1).detach())
-    assert_close(-model.loss(whole(x, y, model.task), fork(0)).nll, normal.log_prob(y).sum(-1).mean().reshape(1).detach())
+    assert_close(-model.loss(whole(x, y, model.task), fork(0)).nll, normal.log_prob(y).sum(-1).mean().detach())

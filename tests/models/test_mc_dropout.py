@@ -162,7 +162,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
     method = Method("mc-dropout", widths=(), input_rate=p, length_scale=length, noise=noise)
     model = build(method, units, Task("targets", 1)).double()
     kept, probability = all_masks(units, p)
-    monkeypatch.setattr(mc_dropout, "mask", lambda *_: kept.repeat(rows, 1).unsqueeze(0) / (1 - p))
+    monkeypatch.setattr(mc_dropout, "mask", lambda *_: kept.repeat(rows, 1) / (1 - p))
     count = len(kept)
     weight = probability.repeat(rows)
     data = whole(x.repeat_interleave(count, 0), y.repeat_interleave(count, 0), model.task, weight)

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, resolved, trained, weighted
 from compound.models.heads import OneNoise, head
-from compound.nn.networks import LIMIT, hidden
+from compound.nn.networks import hidden, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, log_mean_exp, normal, single
 
@@ -240,7 +240,7 @@ class BNNLV(Model):
 
 def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none
     """What x gives to the first layer's pre-activations."""
-    return x.clamp(-LIMIT, LIMIT) @ first[..., : x.shape[-1], :]
+    return saturated(x) @ first[..., : x.shape[-1], :]
 
 
 def _outputs(of_x: Tensor, z: Tensor, weights: list[Tensor]) -> Tensor:  # (S, rows, outputs)

@@ -20,7 +20,7 @@ from compound.models.base import Draws, Loss, Model, resolved, trained, weighted
 from compound.models.far import choose_ramp, judging, learn_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
-from compound.nn.networks import LIMIT, hidden
+from compound.nn.networks import hidden, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
 
@@ -100,7 +100,7 @@ class _CDN(Model):
     def _last(self, x: Tensor, generator: Streams, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
         samples, rows = self.config.samples, len(x)
-        x = x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+        x = saturated(x).expand(self.members, -1, -1)
         shared = self._shared()
         once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
         first, *rest = self.layers
@@ -121,7 +121,7 @@ class _CDN(Model):
 
     def _draws(self, x: Tensor, n: Draws, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draws of the last layer (members, outer, inner, rows, size); a noise vector serves all rows."""
-        x = x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+        x = saturated(x).expand(self.members, -1, -1)
         first, *rest = self.layers
         step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
         outer = []
@@ -152,7 +152,7 @@ class _CDN(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = self._draws(x, self._divide(n), generator)
-        t = self.far(x.clamp(-LIMIT, LIMIT)) if self.far.fitted else None
+        t = self.far(saturated(x)) if self.far.fitted else None
         return self.likelihood.predictive(draws, t, generator)
 
     def row_numbers(self, n: Draws) -> int:

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from compound.attacks import fgsm
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
 from compound.models.heads import head
-from compound.nn.networks import LIMIT, Network, half_squares
+from compound.nn.networks import Network, half_squares, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, member_seed
 
@@ -63,7 +63,7 @@ class DeepEnsemble(Model):
     def start(self, data: Batch, generator: Generator) -> None:
         rows = trained(data)
         self.head.start(data.y[rows])
-        x = data.x[rows].clamp(-LIMIT, LIMIT)
+        x = saturated(data.x[rows])
         self.reach.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
 
     def rate_factors(self) -> dict[str, float]:
@@ -77,7 +77,7 @@ class DeepEnsemble(Model):
         nll = -weighted(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
         total = nll
         if self.config.adversarial:
-            x = batch.x.clamp(-LIMIT, LIMIT).expand(self.members, -1, -1)
+            x = saturated(batch.x).expand(self.members, -1, -1)
             attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.reach)  # (members, rows, inputs)
             total = total - weighted(self.log_prob(attacked, batch.y), batch.weight)
         if not self.config.precision:

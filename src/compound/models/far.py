@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from compound.models.base import Draws, Loss, Model, OptimizerSettings, trained
 from compound.models.likelihoods import CategoricalLikelihood, GaussianLikelihood, noisy
 from compound.nn import FarNoise
-from compound.nn.networks import LIMIT
+from compound.nn.networks import saturated
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
 from compound.types import Batch, Streams
 
@@ -53,10 +53,10 @@ def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Genera
     """Fit `far` on the training rows; distances of the judging rows, from centres that did not see them."""
     seen = trained(data).nonzero().squeeze(-1)
     away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
-    away[seen] = far.fit(data.x[seen].clamp(-LIMIT, LIMIT), generator)
+    away[seen] = far.fit(saturated(data.x[seen]), generator)
     distance = away[judges]
     fresh = distance.isnan()  # rows no member trained on
-    distance[fresh] = far.distance(data.x[judges][fresh].clamp(-LIMIT, LIMIT))
+    distance[fresh] = far.distance(saturated(data.x[judges][fresh]))
     return distance
 
 
@@ -109,7 +109,7 @@ class WithFar(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         plain = self.inner.answer(x, n, generator)
-        return self._noisy(plain, self.far(x.clamp(-LIMIT, LIMIT)), generator) if self.far.fitted else plain
+        return self._noisy(plain, self.far(saturated(x)), generator) if self.far.fitted else plain
 
     def _noisy(self, plain: Predictive, t: Tensor, generator: Generator) -> Predictive:
         """The answer with far noise of log-variance t (rows,)."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compound.distributions import gaussian_log_prob
+from compound.models.base import weighted
 from compound.models.likelihoods import noise_floor
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import Task
@@ -28,6 +29,10 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (members, ..., rows)
         """Log-densities of y under outputs f (members, ..., rows, outputs)."""
+
+    def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:  # (members,) or ()
+        """Mean over rows of -log p(y | f), weighted, for f ((members,) rows, outputs)."""
+        return -weighted(self.log_prob(f, y), weight)
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:
@@ -55,6 +60,10 @@ class Softmax(Head):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         labels = y if f.ndim == 2 else y.expand(f.shape[:-1]).reshape(-1)
         return -functional.cross_entropy(f.reshape(-1, self.outputs), labels, reduction="none").view(f.shape[:-1])
+
+    def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        # one call where it will do: every small step of autograd costs as much as its arithmetic
+        return functional.cross_entropy(f, y) if weight is None and f.ndim == 2 else super().nll(f, y, weight)
 
     def predictive(self, f: Tensor) -> CategoricalPredictive:
         return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1))

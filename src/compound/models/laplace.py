@@ -25,7 +25,7 @@ from compound.models.base import Draws, Loss, Model, resolved, trained
 from compound.models.heads import OneNoise
 from compound.models.map import MAP, MAPConfig
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
-from compound.nn.networks import LIMIT, Linear, hidden
+from compound.nn.networks import Linear, hidden, saturated
 from compound.predictive import GaussianPredictive, Predictive
 from compound.types import Batch, Streams, Task, normal
 
@@ -233,7 +233,7 @@ class Laplace(Model):
             layer = self.layers[k]
             return torch.addmm(layer.bias[0], h, layer.weight[0]), blocks[k].variances(h, deltas[k]).sqrt()
 
-        mean, std = pre_activations(0, x.clamp(-LIMIT, LIMIT))
+        mean, std = pre_activations(0, saturated(x))
         found = []
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)

@@ -10,12 +10,11 @@ A draw: there is none. Nothing is left to be settled by more data, so the poster
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
-from compound.nn.networks import Network
+from compound.nn.networks import Network, half_squares
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork
 
@@ -52,14 +51,9 @@ class MAP(Model):
     def rate_factors(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def penalty(self) -> Tensor:  # ()
-        """δ/2 |θ|²."""
-        squares = [torch.dot(weight.view(-1), weight.view(-1)) for weight in self.network.parameters()]
-        return 0.5 * self.config.precision * torch.stack(squares).sum()
-
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        nll = -weighted(self.head.log_prob(self.network(batch.x), batch.y), batch.weight)  # (1,)
-        penalty = self.penalty() / batch.size
+        nll = self.head.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
+        penalty = half_squares(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:

@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
-from compound.nn.networks import LIMIT, Linear, Network, hidden
+from compound.nn.networks import Linear, Network, hidden, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, single
 
@@ -72,15 +72,17 @@ class MCDropout(Model):
 
     def _masked(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
         """The units that masks begin with, (1, rows, units), the layers from there on, and their rates."""
-        h, layers, rates = x.clamp(-LIMIT, LIMIT).unsqueeze(0), self.network.layers, self.rates
+        h, layers, rates = saturated(x).unsqueeze(0), self.network.layers, self.rates
         if rates[0] or len(layers) == 1:
             return h, layers, rates
         return hidden(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        h, layers, rates = self._masked(batch.x)
-        masks = [mask(rate, (1, len(batch), layer.inputs), h, single(generator)) for layer, rate in zip(layers, rates, strict=True)]
-        nll = -weighted(self.head.log_prob(through(layers, h, masks).squeeze(0), batch.y), batch.weight)
+        stream, h = single(generator), saturated(batch.x)  # (rows, inputs)
+        for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
+            h = hidden(h) if k else h
+            h = layer.alone(h * mask(rate, h.shape, h, stream) if rate else h)
+        nll = self.head.nll(h, batch.y, batch.weight)
         if not self.config.length_scale:
             return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))
         kl = self.kl() / batch.size
@@ -101,9 +103,10 @@ class MCDropout(Model):
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
     """0 with probability `rate`, else 1 / (1 - rate): the mean is 1. The probability is met to one part in 2^17."""
     count = math.prod(shape)
-    bits = torch.empty(-(-count // 4), dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
-    values = bits.view(torch.int16)[:count].view(*shape).to(like)  # 16 bits each, in half the time of uniform numbers
-    return values.ge_(round(2**16 * rate) - 2**15).div_(1 - rate)
+    size, kind = (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)  # random bits: as many as it takes
+    bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
+    kept = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
+    return kept.to(like).mul_(1 / (1 - rate))
 
 
 def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Tensor:  # (draws, rows, outputs)

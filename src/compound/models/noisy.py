@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, resolved, trained, weighted
 from compound.models.heads import Head, OneNoise, head
 from compound.nn.matrix_gaussian import widen
-from compound.nn.networks import LIMIT, Network, hidden
+from compound.nn.networks import LIMIT, Network, hidden, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, normal, single
 
@@ -164,7 +164,7 @@ class Noisy(Model):
 
     def widened(self, x: Tensor) -> Tensor:  # (rows, in + 1)
         """The first layer's inputs."""
-        return widen(x.clamp(-LIMIT, LIMIT))
+        return widen(saturated(x))
 
     def batch_inputs(self, batch: Batch) -> Tensor:
         return self.widened(batch.x)

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
 from compound.models.heads import head
-from compound.nn.networks import LIMIT, Network, hidden
+from compound.nn.networks import Network, hidden, saturated
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, normal, single
 
@@ -75,7 +75,7 @@ class Variational(Model):
     def loss(self, batch: Batch, generator: Streams) -> Loss:
         stream, samples, rows = single(generator), self.config.samples, len(batch)
         first, *rest = self.layers
-        x = batch.x.clamp(-LIMIT, LIMIT)
+        x = saturated(batch.x)
         h, kl = first.sample(x, normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
         for layer in rest:
             noise = normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
@@ -86,7 +86,7 @@ class Variational(Model):
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x = x.clamp(-LIMIT, LIMIT)
+        x = saturated(x)
         shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
         noises = [normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
         start = self.layers[0].moments(x)

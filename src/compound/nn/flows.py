@@ -100,8 +100,8 @@ class MaskedNVP(Flow):
             d_centre = d_z * closed
             d_gate = torch.lerp(d_centre * shift, d_log_det, closed)
             d_out = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
-            d_h = aten.tanh_backward(torch.mm(d_out, heads.T), h)
-            d_z = (d_z - d_centre).addcmul_(torch.mm(d_h, weight.T), mask)
+            d_h = aten.tanh_backward(torch.mm(d_out, heads.t()), h)
+            d_z = (d_z - d_centre).addcmul_(torch.mm(d_h, weight.t()), mask)
             d_hs.insert(0, d_h)
             d_outs.insert(0, d_out)
         d_h, d_out = torch.stack(d_hs), torch.stack(d_outs)

@@ -9,7 +9,7 @@ The prior's precision δ is added to the eigenvalues, so another δ costs nothin
 import torch
 from torch import Tensor, nn
 
-from compound.nn.networks import LIMIT, Network, hidden
+from compound.nn.networks import LIMIT, Network, hidden, saturated
 
 
 class Kronecker(nn.Module):
@@ -130,7 +130,7 @@ def _wide(h: Tensor) -> Tensor:  # (rows, in + 1)
 def layer_inputs(network: Network, x: Tensor) -> tuple[list[Tensor], Tensor]:
     """What each layer of a single network is given, (rows, in), and the outputs f (rows, out)."""
     *first, last = network.layers
-    inputs = [x.clamp(-LIMIT, LIMIT)]
+    inputs = [saturated(x)]
     for layer in first:
         inputs.append(hidden(torch.addmm(layer.bias[0], inputs[-1], layer.weight[0])))
     return inputs, torch.addmm(last.bias[0], inputs[-1], last.weight[0])

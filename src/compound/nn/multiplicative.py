@@ -99,7 +99,8 @@ class MultiplicativeLinear(nn.Module):
         return self.at(x, noise)
 
     def at(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        return _Layer.apply(self, x, noise, *self.parameters())
+        own = (self.mean, self.log_std, self.bias, self.vectors)
+        return _Layer.apply(self, x, noise, *own, *self.flow.parameters(), *self.reverse_flow.parameters())
 
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
@@ -150,8 +151,8 @@ class _Layer(torch.autograd.Function):
         entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs * (LOG_2PI + 1))  # of z_0: log q(z) before the flow in expectation
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
-        read_std = torch.mv(variance.T, reader.square()).sqrt_()
-        read = torch.addcmul((reader * z) @ mean, read_std, noise.read)  # c^T W (groups, out)
+        read_std = torch.mv(variance.t(), reader.square()).sqrt_()
+        read = torch.addcmul(torch.mm(reader * z, mean), read_std, noise.read)  # c^T W (groups, out)
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
         log_reverse, *guess = layer.log_reverse(behind, read)
         bound.sub_(log_det).sub_(log_reverse).sub_(reverse_log_det)
@@ -176,32 +177,31 @@ class _Layer(torch.autograd.Function):
         # r: towards its Gaussian's mean, its log-precision, and c^T W
         d_centre = less * own.pull
         d_log = aten.hardtanh_backward(torch.addcmul(half, d_centre, own.distance, value=-0.5), own.free, -BOUND, BOUND)
-        d_level = torch.addmv(d_log @ log_precision, d_centre, centre).unsqueeze(-1) / layer.outputs
+        d_level = torch.addmv(torch.mv(d_log, log_precision), d_centre, centre).unsqueeze(-1) / layer.outputs
         d_read = aten.tanh_backward(d_level.expand_as(own.bent), own.bent)
         d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, -d_centre, -d_bound)
-        d_both = d_read @ mean.T  # (groups, in): towards c z
+        d_both = torch.mm(d_read, mean.t())  # (groups, in): towards c z
         d_read_var = (d_read * own.read_noise).sum(0).div_(own.read_std)  # (out,) twice that of the variance of c^T W
-        d_reader = (d_both * z).sum(0).addcmul_(reader, variance @ d_read_var)
+        d_reader = (d_both * z).sum(0).addcmul_(reader, torch.mv(variance, d_read_var))
 
         # the products, and the KL given z
         pulled = each * z
         d_z = d_z.addcmul_(d_both, reader).addcmul_(pulled, own.sizes, value=1 / prior)
         d_mean = mean * (pulled * z).sum(0).div_(prior).unsqueeze(-1)
-        d_mean.addmm_((reader * z).T, d_read)
+        d_mean.addmm_((reader * z).t(), d_read)
         d_var = (d * own.noise).div_(own.std)  # twice that of the variance
         d_x = None
         if ctx.needs_input_grad[1]:
-            d_scaled = d @ mean.T
-            d_x = _scale(d_scaled, z).addcmul_(x, d_var @ variance.T)
+            d_scaled = torch.mm(d, mean.t())
+            d_x = _scale(d_scaled, z).addcmul_(x, torch.mm(d_var, variance.t()))
             d_z += _fold(d_scaled.mul_(x), len(z))
-            d_mean.addmm_(own.scaled.T, d)
+            d_mean.addmm_(own.scaled.t(), d)
         else:  # the groups' own products x^T d give both gradients, without a product with M
             for k, row in enumerate(z):
-                part = x[k :: len(z)].T @ d[k :: len(z)]  # (in, out)
+                part = torch.mm(x[k :: len(z)].t(), d[k :: len(z)])  # (in, out)
                 d_mean.addcmul_(part, row.unsqueeze(-1))
                 d_z[k] += part.mul_(mean).sum(1)
-        d_log_std = (own.square.T @ d_var).addr_(reader.square(), d_read_var).add_(whole / prior)
-        d_log_std = torch.addcmul(d_bound.sum().neg(), d_log_std, variance)
+        d_log_std = torch.mm(own.square.t(), d_var).addr_(reader.square(), d_read_var).add_(whole / prior).mul_(variance).sub_(whole)
         d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
 

@@ -14,6 +14,11 @@ from compound.types import normal
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
 
 
+def saturated(x: Tensor) -> Tensor:
+    """Inputs held within ±LIMIT."""
+    return x.clamp(-LIMIT, LIMIT)
+
+
 def hidden(a: Tensor) -> Tensor:
     """ReLU that saturates far beyond any ordinary value."""
     return functional.hardtanh(a, 0.0, LIMIT)
@@ -56,7 +61,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         *first, last = self.layers
-        h = x.clamp(-LIMIT, LIMIT)
+        h = saturated(x)
         if len(last.weight) == 1 and h.ndim == 2:  # every axis that comes and goes costs time
             for layer in first:
                 h = hidden(layer.alone(h))
@@ -94,10 +99,14 @@ class _HalfSquares(torch.autograd.Function):
     def forward(ctx: Any, factor: Tensor | float, *parameters: Tensor) -> Tensor:
         ctx.factor = factor
         ctx.save_for_backward(*parameters)
+        if len(parameters[0]) == 1:
+            return 0.5 * factor * torch.stack(torch._foreach_norm(parameters)).square().sum().reshape(1)
         norms = torch.stack([torch.linalg.vector_norm(p, dim=(1, 2)) for p in parameters])  # (parameters, members)
         return 0.5 * factor * norms.square().sum(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        slope = (ctx.factor * gradients[0]).view(-1, 1, 1)
-        return None, *(slope * p for p in ctx.saved_tensors)
+        slope = ctx.factor * gradients[0]  # (members,)
+        if len(slope) == 1:
+            return None, *torch._foreach_mul(ctx.saved_tensors, slope.squeeze(0))
+        return None, *(slope.view(-1, 1, 1) * p for p in ctx.saved_tensors)
