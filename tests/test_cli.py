@@ -69,7 +69,7 @@ def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
         assert claim in page
     assert "0.356" in page  # the paper's own number stands beside ours
     assert Path("report/toy/toy.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in Path("runs").iterdir()} == {run["key"] for run in numbers["runs"]}
+    assert {path.name for path in Path("runs").iterdir()} == {"fits", *(run["key"] for run in numbers["runs"])}
 
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}
     assert command(*words).exit_code == 0

@@ -160,7 +160,7 @@ def test_one_psi_for_all_rows_has_the_law_of_psi_per_row(name):
 
 
 def test_gradients_of_the_mean_loss_agree_with_the_oracle():
-    layer, n = layer_of("vb"), 4_000
+    layer, n = layer_of("vb"), 1_500
     x = inputs_of(1).expand(n, -1)
 
     def gradient(draws: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ class LaplaceConfig:
     subset: Literal["all", "last"] = "all"  # layers that have a posterior; the others stay at θ*
     structure: Literal["kron", "full"] = "kron"  # "full": only where subset is "last"
     damping: Literal["exact", "factored"] = "exact"  # δ added to A ⊗ G, or √δ to each factor
-    tune: Literal["marglik", "none"] = "marglik"
+    tune: Literal["marglik", "none"] = "marglik"  # prior precision of each layer, and the noise, by the evidence; or as they were trained
     predictive: Literal["linear", "sample", "closed"] = "linear"  # draws of f; draws of networks; probit, or a Gaussian
 
 

@@ -29,8 +29,8 @@ class MNFConfig:
     widths: tuple[int, ...] | None = None  # hidden layers
     flows_q: int = 2  # steps of the flow behind z; 0: z is Gaussian
     flows_r: int = 2  # steps of the flow that guesses z from W
-    flow_hidden: int = 50  # width of the steps of q; those of r have twice as many
-    groups: int = 4  # z per training step, shared by the rows in turn
+    flow_hidden: int = 50  # width of the steps of both flows
+    groups: int = 2  # z per training step, shared by the rows in turn
     samples: int = 1  # draws of W per row in training
     prior: float = 1.0  # variance of every weight
     log_std: float = -9.0  # where log S starts

@@ -19,7 +19,6 @@ from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from compound.distributions import LOG_2PI
 from compound.nn.flows import flow, start
 from compound.types import normal
 
@@ -72,7 +71,7 @@ class MultiplicativeLinear(nn.Module):
         outputs: int,
         generator: Generator,
         flows: tuple[int, int] = (2, 2),  # steps of q's flow and of r's
-        flow_hidden: int = 50,  # width of q's flow; r's has twice as many
+        flow_hidden: int = 50,  # width of both flows
         prior: float = 1.0,  # variance of every weight
         log_std: float = -9.0,  # where log S starts
     ):
@@ -85,7 +84,7 @@ class MultiplicativeLinear(nn.Module):
         guess = [start(generator, inputs) for _ in range(3)]
         self.vectors = nn.Parameter(torch.stack([first, torch.full((inputs,), math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
-        self.reverse_flow = flow(inputs, flows[1], 2 * flow_hidden, generator)
+        self.reverse_flow = flow(inputs, flows[1], flow_hidden, generator)
 
     def forward(self, x: Tensor, groups: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """x W + b (rows, out) with `groups` z, one of them for each row in turn, and for each z its part of the bound (groups,)."""
@@ -117,17 +116,16 @@ class MultiplicativeLinear(nn.Module):
         """Standard deviation of x W + b given z; z has no part in it."""
         return (x.square() @ self.log_std.exp().square() + self.bias[1].exp()).sqrt()
 
-    def log_reverse(self, z: Tensor, read: Tensor) -> tuple[Tensor, ...]:  # (groups,)
-        """log-density of flow_r's z given c^T W = read (groups, out), and what the backward pass needs of it."""
-        *_, centre, log_precision = self.vectors
+    @staticmethod
+    def log_reverse(z: Tensor, read: Tensor, centre: Tensor, log_precision: Tensor) -> tuple[Tensor, ...]:  # (groups,)
+        """Twice the log-density of flow_r's z given c^T W = read (groups, out), and what the backward pass needs of it."""
         bent = read.tanh()
         level = bent.mean(-1, keepdim=True)
         free = level * log_precision
         log = functional.hardtanh(free, -BOUND, BOUND)  # beyond, its exponential could overflow
         distance = torch.addcmul(z, level, centre, value=-1)
         pull = log.exp() * distance
-        log_prob = torch.addcmul(log, pull, distance, value=-1).sum(-1).sub_(self.inputs * LOG_2PI).mul_(0.5)
-        return log_prob, bent, level, free, distance, pull
+        return torch.addcmul(log, pull, distance, value=-1).sum(-1), bent, level, free, distance, pull
 
 
 class _Layer(torch.autograd.Function):
@@ -136,7 +134,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: MultiplicativeLinear, x: Tensor, noise: Noise, *parameters: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, log_std, prior, (bias, bias_log_var) = layer.mean, layer.log_std, layer.prior, layer.bias
-        z_mean, z_log_var, reader, *_ = layer.vectors
+        z_mean, z_log_var, reader, centre, log_precision = layer.vectors
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
@@ -148,14 +146,14 @@ class _Layer(torch.autograd.Function):
         free_of_z = float(variance.sum() + bias_var.sum() + bias.dot(bias)) / prior  # E[|W|² + |b|² | z] without z² M²
         numbers = (layer.inputs + 1) * layer.outputs
         given = 0.5 * (free_of_z + numbers * (math.log(prior) - 1)) - float(log_std.sum() + 0.5 * bias_log_var.sum())
-        entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs * (LOG_2PI + 1))  # of z_0: log q(z) before the flow in expectation
+        entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs)  # of z_0, in place of -log q(z_0); log 2π is in r's density, too
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
         read_std = torch.mv(variance.t(), reader.square()).sqrt_()
         read = torch.addcmul(torch.mm(reader * z, mean), read_std, noise.read)  # c^T W (groups, out)
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
-        log_reverse, *guess = layer.log_reverse(behind, read)
-        bound.sub_(log_det).sub_(log_reverse).sub_(reverse_log_det)
+        log_reverse, *guess = layer.log_reverse(behind, read, centre, log_precision)
+        bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
         spread = (std, noise.out, z, z_std, noise.z)
         own = Kept(x, scaled, square, *spread, mean, sizes, variance, layer.bias, bias_var, layer.vectors, read_std, noise.read, *guess)
@@ -172,14 +170,15 @@ class _Layer(torch.autograd.Function):
         x, z, mean, variance = own.x, own.z, own.mean, own.variance
         _, _, reader, centre, log_precision = own.vectors
         each, whole = d_bound.unsqueeze(-1), float(d_bound.sum())  # (groups, 1)
-        less, half = -each, -0.5 * each
+        d_log_det = -d_bound
 
         # r: towards its Gaussian's mean, its log-precision, and c^T W
-        d_centre = less * own.pull
-        d_log = aten.hardtanh_backward(torch.addcmul(half, d_centre, own.distance, value=-0.5), own.free, -BOUND, BOUND)
-        d_level = torch.addmv(torch.mv(d_log, log_precision), d_centre, centre).unsqueeze(-1) / layer.outputs
+        d_z = each * own.pull  # towards flow_r(z), and against the mean
+        d_log = aten.hardtanh_backward(torch.addcmul(-0.5 * each, d_z, own.distance, value=0.5), own.free, -BOUND, BOUND)
+        d_level = torch.addmv(torch.mv(d_log, log_precision), d_z, centre, alpha=-1).unsqueeze(-1) / layer.outputs
         d_read = aten.tanh_backward(d_level.expand_as(own.bent), own.bent)
-        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, -d_centre, -d_bound)
+        d_centre, d_log_precision = torch.mm(own.level.t(), d_z).neg_(), torch.mm(own.level.t(), d_log)  # (1, in)
+        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, d_z, d_log_det)
         d_both = torch.mm(d_read, mean.t())  # (groups, in): towards c z
         d_read_var = (d_read * own.read_noise).sum(0).div_(own.read_std)  # (out,) twice that of the variance of c^T W
         d_reader = (d_both * z).sum(0).addcmul_(reader, torch.mv(variance, d_read_var))
@@ -205,10 +204,10 @@ class _Layer(torch.autograd.Function):
         d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
 
-        d_z, gradients = layer.flow.backward(kept, d_z, -d_bound)
+        d_z, gradients = layer.flow.backward(kept, d_z, d_log_det)
         d_z_log_var = (d_z * own.z_noise).sum(0).mul_(own.z_std).sub_(whole).mul_(0.5)
-        d_vectors = [d_z.sum(0), d_z_log_var, d_reader, (own.level * d_centre).sum(0), (own.level * d_log).sum(0)]
-        own_gradients = (d_mean, d_log_std, torch.stack([d_bias, d_bias_log_var]), torch.stack(d_vectors))
+        d_vectors = torch.cat([torch.stack([d_z.sum(0), d_z_log_var, d_reader]), d_centre, d_log_precision])
+        own_gradients = (d_mean, d_log_std, torch.stack([d_bias, d_bias_log_var]), d_vectors)
         return None, d_x, None, *own_gradients, *gradients, *reverse_gradients
 
 
