@@ -1,8 +1,8 @@
 """Break each method on purpose and see which test notices: python tests/mutations.py [method ...]
 
 Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes `new`. The package
-is copied, the mistake made in the copy, and the method's own tests run against it, then the laws. The table goes to
-tests/README.md.
+is copied, the mistake made in the copy, and the method's own tests run against it, then the laws. Their rows of the table in
+tests/README.md are written anew.
 """
 
 import os
@@ -64,19 +64,28 @@ def caught_by(mutant: Mutant) -> str | None:
     return None
 
 
+def write(rows: dict[str, list[str]]) -> None:
+    """Put the rows of these methods into the table; those of other methods stay."""
+    page = TESTS / "README.md"
+    head, rest = page.read_text().split(BEGIN)
+    former, tail = rest.split(END)
+    kept: dict[str, list[str]] = {}
+    for line in former.strip().splitlines()[2:]:
+        kept.setdefault(line.split("|")[1].strip(), []).append(line)
+    table = [line for _, lines in sorted({**kept, **rows}.items()) for line in lines]
+    page.write_text("\n".join([f"{head}{BEGIN}", "| method | mistake | caught by |", "| --- | --- | --- |", *table, f"{END}{tail}"]))
+
+
 def main(names: list[str]) -> int:
     todo = mutants(names)
-    rows, missed = [], 0
+    rows: dict[str, list[str]] = {}
+    missed = 0
     with ThreadPoolExecutor(2) as pool:
         for mutant, test in zip(todo, pool.map(caught_by, todo), strict=True):
             print(f"{'caught' if test else 'MISSED'}  {mutant.method}: {mutant.words}  {test or ''}", flush=True)
-            rows.append(f"| {mutant.method} | {mutant.words} | {f'`{test}`' if test else '**nobody**'} |")
+            rows.setdefault(mutant.method, []).append(f"| {mutant.method} | {mutant.words} | {f'`{test}`' if test else '**nobody**'} |")
             missed += test is None
-    page = TESTS / "README.md"
-    if not names and page.exists():
-        head, rest = page.read_text().split(BEGIN)
-        table = "\n".join(["| method | mistake | caught by |", "| --- | --- | --- |", *rows])
-        page.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+    write(rows)
     print(f"{len(todo) - missed} of {len(todo)} caught")
     return int(missed > 0)
 

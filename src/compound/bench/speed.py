@@ -25,7 +25,6 @@ from compound.types import Task, fork, whole
 FEATURES, CLASSES, ROWS = 784, 10, 200
 TASK = Task("classes", CLASSES)
 TRAINING = {  # a training step against the plain network's
-    "map": 1.2,
     "mc-dropout": 1.3,
     "vmg": 2.5,
     "dpn": 2.5,

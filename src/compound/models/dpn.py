@@ -33,7 +33,7 @@ from torch.nn import functional
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
 from compound.models.likelihoods import noise_floor
 from compound.models.normal_wishart import NODES, NormalWishart, student_nodes
-from compound.nn.networks import Network
+from compound.nn.networks import LIMIT, Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
 from compound.types import Batch, Streams, Task, fork
@@ -73,7 +73,8 @@ class DPN(Model):
         self.head.start(data.y[trained(data)])
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        f = self.network(torch.cat([batch.x, _outside(batch)]))  # (1, rows + rows', outputs)
+        x = torch.cat([batch.x, _outside(batch)]).clamp_(-LIMIT, LIMIT)
+        f = self.network.within(x)  # (1, rows + rows', outputs)
         each, divergence = self.head.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)
         nll = weighted(each, batch.weight)  # (1,)
@@ -112,6 +113,7 @@ class _Dirichlet(_Head):
     taught: Tensor  # (classes + 1, classes) b_y for rows of the data with label y, and in the last row that of rows from outside
     log_betas: Tensor  # (classes + 1,)
     mean_logs: Tensor  # (classes + 1, classes)
+    own: Tensor  # (classes + 1,) the part of a forward divergence that hangs on b alone
 
     def __init__(self, classes: int, config: Any):
         super().__init__()
@@ -120,7 +122,9 @@ class _Dirichlet(_Head):
         strength, e, eye = config.concentration, config.smoothing, torch.eye(classes, dtype=torch.float64)
         own, other = (strength * (1 - (classes - 1) * e), strength * e) if self.forward_kl else (1 + strength, 1.0)
         taught = torch.cat([other + (own - other) * eye, torch.ones_like(eye[:1])])
-        for name, table in (("taught", taught), ("log_betas", log_beta(taught)), ("mean_logs", mean_log(taught))):
+        own_part = (taught * mean_log(taught)).sum(-1) - log_beta(taught)
+        tables = {"taught": taught, "log_betas": log_beta(taught), "mean_logs": mean_log(taught), "own": own_part}
+        for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
     def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +133,7 @@ class _Dirichlet(_Head):
         alpha = concentrations(f.double())
         kind = functional.pad(y, (0, f.shape[1] - len(y)), value=self.outputs)  # (rows + rows',) of the table
         if self.forward_kl:
-            kl = log_beta(alpha) - self.log_betas[kind] + ((self.taught[kind] - alpha) * self.mean_logs[kind]).sum(-1)
+            kl = log_beta(alpha) + self.own[kind] - (alpha * self.mean_logs[kind]).sum(-1)
         else:
             kl = self.log_betas[kind] - log_beta(alpha) + ((alpha - self.taught[kind]) * mean_log(alpha)).sum(-1)
         return nll, kl

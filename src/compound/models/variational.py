@@ -14,7 +14,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
 from compound.nn.networks import Network, hidden, saturated
 from compound.predictive import Predictive
@@ -81,7 +81,8 @@ class Variational(Model):
             noise = normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
             h, more = layer.sample(hidden(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
-        nll = -weighted(self.head.log_prob(h.view(samples, rows, -1), batch.y), batch.weight).mean()
+        f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
+        nll = self.head.nll(f, batch.y, batch.weight).mean()
         kl = kl / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 

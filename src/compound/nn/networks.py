@@ -60,8 +60,11 @@ class Network(nn.Module):
         return cast(list[Linear], list(self.stack))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.within(saturated(x))
+
+    def within(self, h: Tensor) -> Tensor:
+        """Of inputs that are saturated already."""
         *first, last = self.layers
-        h = saturated(x)
         if len(last.weight) == 1 and h.ndim == 2:  # every axis that comes and goes costs time
             for layer in first:
                 h = hidden(layer.alone(h))
