@@ -66,7 +66,9 @@ def run(
     data_dir: Path | None,
     processes: int | None,
 ) -> None:
-    """Work through an experiment (toy, digits, ood-mnist, ood-fashion) and draw its page.
+    """Work through an experiment and draw its page.
+
+    toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong
 
     Example: compound run toy --preset paper --seeds 3
     """
@@ -168,25 +170,33 @@ def methods(name: str | None) -> None:
 
     Example: compound methods vmg
     """
-    from rich.console import Console
-    from rich.table import Table
+    import shutil
+    import textwrap
 
     from compound.models.listing import entries, entry
 
-    if name is None:
-        table = Table("name", "tasks", "captures", "source", "options with their defaults", title="Methods", show_lines=True)
-        for found in entries():
-            options = ", ".join(f"{option.name}={option.default}" for option in found.options)
-            table.add_row(found.name, "classes, targets", ", ".join(found.shares), found.source, options)
-    else:
-        found = entry(name)
-        table = Table("option", "default", "meaning", title=f"{name}: {found.words} {found.source}")
-        for option in found.options:
-            table.add_row(option.name, str(option.default), option.words)
-    Console().print(table)
-    if name is None:
-        click.echo("captures: component = noise given the network, mixing = spread over networks at one input, posterior = what more")
-        click.echo("data would settle. An option that is None takes the task's default. compound methods NAME explains the options.")
+    width = min(shutil.get_terminal_size().columns, 120)
+
+    def lines(words: str, indent: int) -> str:
+        return textwrap.fill(words, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+    for found in entries() if name is None else [entry(name)]:
+        click.echo(f"{found.name:<15}{found.words} {found.source}")
+        click.echo(lines(f"tasks: classes, targets; captures: {', '.join(found.shares)}", 15))
+        if name is None:
+            click.echo(lines(", ".join(f"{option.name}={option.default}" for option in found.options), 15))
+    if name is not None:
+        for option in entry(name).options:
+            click.echo(f"  {option.name:<18}{option.default!s:<12} {option.words}")
+        return
+    click.echo(
+        lines(
+            "component: noise given the network; mixing: spread over networks at one input; posterior: what more data would settle. "
+            "Every method takes far=3.0 besides, doubt about inputs far from the training data. An option that is None is chosen by the "
+            "task. compound methods NAME explains the options.",
+            0,
+        )
+    )
 
 
 def _tell(bars: list[Any], page: Path) -> None:

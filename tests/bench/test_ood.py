@@ -1,0 +1,81 @@
+"""The out-of-distribution and attack experiments on a few made-up pictures, from grid to page."""
+
+import pytest
+import torch
+
+from compound.bench import experiments
+from compound.bench.experiments import fgsm, ood
+from compound.bench.experiments.ood_page import grouped, shown
+from compound.bench.runs import Result, Run
+from compound.data import images
+from compound.data.images import Images
+from compound.types import fork
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Little training, on 300 made-up pictures: a bright stripe whose place is the label. Other sets are noise of another kind."""
+
+    def load(name: str, part: str, data_dir=None) -> Images:
+        g = fork(0, name, part)
+        rows = 300 if part == "train" else 40
+        y = torch.randint(10, (rows,), generator=g)
+        x = 0.2 * torch.rand(rows, 784, generator=g)
+        if name == "mnist":
+            x.view(rows, 28, 28)[torch.arange(rows), 2 * y] += 0.8
+        else:
+            x[:, 400:] += 0.5
+        return Images(x, y)
+
+    monkeypatch.setattr(images, "load", load)
+    monkeypatch.setattr(ood, "STEPS", {"quick": 150, "paper": 151})
+    monkeypatch.setattr(ood, "HELD_OUT", 60)
+    monkeypatch.setattr(fgsm, "IMAGES", {"quick": 20, "paper": 20})
+    monkeypatch.setattr(fgsm, "DRAWS", {"quick": 3, "paper": 3})
+
+
+def test_pictures_of_another_kind(few, tmp_path):
+    runs = experiments.plan("ood-mnist", "quick", 1, ["ml-cdn", "map", "dpn"])
+    assert [run.data for run in runs] == ["mnist", "mnist, as published", "mnist", "mnist"]
+    results = experiments.perform_all(runs, tmp_path / "runs", None, 1)
+    own, published, plain, prior = (result.metrics for result in results)
+    assert set(own) == set(plain) == {"plain", "far"} and set(published) == set(prior) == {"plain"}
+    assert plain["plain"]["accuracy"] > 0.8
+    for metrics in (own, plain):
+        assert metrics["far"]["notmnist"]["auroc"] > 0.99  # far noise knows them at once
+        assert metrics["far"]["notmnist"]["mmc_out"] < metrics["plain"]["notmnist"]["mmc_out"]
+    entropy = results[2].arrays["entropy far notmnist"]
+    assert entropy.shape == (40,) and entropy.min() >= 0 and entropy.max() <= 2.3027
+    bars = experiments.publish(results, tmp_path / "page")
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert all(bar.claim in text for bar in bars) and len(bars) == 8  # those of ml-cdn
+    assert "map + far noise" in text and "ml-cdn, published" in text and (tmp_path / "page" / "ood-mnist.png").exists()
+
+
+def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):
+    experiments.perform_all(experiments.plan("ood-mnist", "quick", 1, ["map"]), tmp_path / "runs", None, 1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.safetensors")}
+    assert len(before) == 1
+    for name, protocols in (("fgsm-mnist", {"published", "sound"}), ("fgsm-strong", {"many steps", "transferred", "random signs"})):
+        results = experiments.perform_all(experiments.plan(name, "quick", 1, ["map"]), tmp_path / "runs", None, 1)
+        assert protocols < set(results[0].metrics)
+        experiments.publish(results, tmp_path / name)
+        assert "strength" in (tmp_path / name / "index.html").read_text()
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.safetensors")}  # nothing trained again
+    curve = results[0].metrics["sound, 10 draws"]["accuracy"]
+    assert len(curve) == 11 and curve[0] > 0.7 > curve[-1]
+
+
+def test_numbers_of_samples_are_runs_of_their_own(few):
+    runs = experiments.plan("fgsm-samples", "quick", 1, ["vmg"])
+    assert [run.options["samples"] for run in runs] == [1, 3, 5, 10]
+
+
+def test_groups_and_means_over_seeds():
+    def result(seed: int, value: float, data: str = "mnist") -> Result:
+        return Result(Run("ood-mnist", "map", data, seed), {"plain": {"nll": value}, "far": {"nll": value + 1}}, {}, {})
+
+    groups = grouped([result(0, 1.0), result(1, 3.0), result(0, 5.0, "mnist, as published")])
+    assert list(groups) == ["map", "map + far noise", "map, published", "map, published + far noise"]
+    assert shown(groups["map"], lambda m: m["nll"]) == "2.0000 ± 1.0000"
+    assert shown(groups["map, published"], lambda m: m["nll"]) == "5.0000"

@@ -1,0 +1,109 @@
+"""Attacks on models whose gradients are known, and the published protocol against its slow description."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from compound.bench import robust
+from compound.bench.robust import Curve
+from compound.models import Method, build
+from compound.predictive import CategoricalPredictive
+from compound.types import Task, fork
+
+TASK = Task("classes", 3)
+
+
+def linear():
+    """Softmax regression on four pixels."""
+    model = build(Method("map", widths=()), 4, TASK, 1)
+    return model, model.network.layers[0].weight[0].detach()
+
+
+def pixels(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(rows, 4, generator=fork(2)), torch.randint(3, (rows,), generator=fork(3))
+
+
+def test_signs_of_softmax_regression():
+    model, weight = linear()
+    x, y = pixels(250)  # more rows than go together
+    probs = model.predict(x, 1, fork(0)).probs
+    expected = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()  # of d(-log p_y)/dx
+    assert torch.equal(robust.signs(model, x, y, 5, fork(0)), expected)
+    assert robust.silent(model, x, y, fork(0)) == 0
+
+
+def test_curves_are_of_the_attacked_images():
+    model, weight = linear()
+    x, y = pixels()
+    probs = model.predict(x, 1, fork(0)).probs
+    moves = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()
+    found = robust.sound(model, x, y, (0.0, 0.3), fork(0))
+    for k, strength in enumerate((0.0, 0.3)):
+        p = model.predict((x + strength * moves).clamp(0, 1), 1, fork(0))
+        assert found.accuracy[k] == pytest.approx((p.label == y).double().mean().item())
+        assert found.entropy[k] == pytest.approx(p.entropy().double().mean().item(), rel=1e-5)
+    # the published protocol takes the model's own label; where nothing is random all its images are one
+    own = robust.sound(model, x, probs.argmax(-1), (0.0, 0.3), fork(0))
+    published = robust.published(model, x, y, (0.0, 0.3), fork(0), draws=3, passes=2)
+    assert published.entropy == pytest.approx(own.entropy, rel=1e-5)
+    assert published.accuracy[0] == pytest.approx(found.accuracy[0])
+
+
+def test_published_protocol_is_its_slow_description():
+    """A new image for every draw, the average of `passes` clipped images, each from one pass and the label of that pass."""
+    model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1)
+    x, y = pixels()
+    strengths, draws, passes = (0.2, 0.7), 4, 3
+    found = robust.published(model, x, y, strengths, fork(5), draws, passes)
+    stream, sums = fork(5), [torch.zeros(len(x), 3) for _ in strengths]
+    for _ in range(draws):
+        images = [torch.zeros_like(x) for _ in strengths]
+        for _ in range(passes):
+            state = stream.get_state()
+            label = model.predict(x, 1, stream).label
+            stream.set_state(state)
+            inputs = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(-model.answer(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs)
+            for k, strength in enumerate(strengths):
+                images[k] += (x + strength * slope.sign()).clamp(0, 1) / passes
+        for k in range(len(strengths)):
+            sums[k] += model.predict(images[k], 1, stream).probs / draws
+    slow = Curve.of(sums, y)
+    assert found.accuracy == slow.accuracy
+    assert_close(torch.tensor(found.entropy), torch.tensor(slow.entropy), rtol=1e-5, atol=1e-6)
+
+
+def test_sound_attack_follows_the_mean_over_draws():
+    model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1).double()
+    x, y = (value.double() if value.is_floating_point() else value for value in pixels())
+    inputs = x.clone().requires_grad_()
+    answer = model.answer(inputs, robust.Draws.of(20), fork(7))
+    assert isinstance(answer, CategoricalPredictive)
+    (slope,) = torch.autograd.grad(-answer.probs[torch.arange(len(x)), y].log().sum(), inputs)
+    assert torch.equal(robust.signs(model, x, y, 20, fork(7)), slope.sign())
+
+
+def test_stronger_attacks_are_stronger_and_random_ones_weaker():
+    g = fork(1)
+    y = torch.randint(3, (300,), generator=g)
+    x = (0.5 + 0.25 * torch.nn.functional.one_hot(y, 4) + 0.05 * torch.randn(300, 4, generator=g)).clamp(0, 1)
+    model = build(Method("map", widths=(20,)), 4, TASK, 0)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(300):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model.network(x)[0], y).backward()
+        optimizer.step()
+    strengths = (0.0, 0.1)
+    one = robust.sound(model, x, y, strengths, fork(0))
+    many = robust.multi_step(model, x, y, strengths, fork(0), draws=1, steps=10, restarts=1)
+    random = robust.random_signs(model, x, y, strengths, fork(0))
+    transferred = robust.transferred(model, model, x, y, strengths, fork(0))
+    assert one.accuracy[0] > 0.95 and many.accuracy[0] == one.accuracy[0]
+    assert many.accuracy[1] <= one.accuracy[1] + 0.01 < random.accuracy[1]
+    assert transferred == one  # from the model itself it is the attack itself
+
+
+def test_entropy_of_even_probabilities():
+    assert Curve.of([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(math.log(10))
