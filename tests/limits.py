@@ -205,9 +205,9 @@ def mnf(task: Task) -> tuple[Model, MAP]:
     with torch.no_grad():
         for layer, theirs in zip(model.layers, plain.network.layers, strict=True):
             layer.mean.copy_(theirs.weight[0])
-            layer.bias.copy_(theirs.bias[0, 0])
-            layer.z_mean.fill_(1.0)
-            for logs in (layer.log_std, layer.bias_log_var, layer.z_log_var):
+            layer.bias[0] = theirs.bias[0, 0]
+            layer.vectors[0] = 1.0  # the mean of z
+            for logs in (layer.log_std, layer.bias[1], layer.vectors[1]):
                 logs.fill_(-40.0)
         if task.kind == "targets":
             model.head.log_noise.copy_(plain.head.log_noise)

@@ -78,6 +78,8 @@ def write(rows: dict[str, list[str]]) -> None:
 
 def main(names: list[str]) -> int:
     todo = mutants(names)
+    for mutant in todo:
+        broken(mutant)  # one that cannot be made is found before any work
     rows: dict[str, list[str]] = {}
     missed = 0
     with ThreadPoolExecutor(2) as pool:

@@ -51,7 +51,8 @@ TABLE: dict[str, Row] = {
             SMALL | {"flow_hidden": 5},
             {"widths": (6, 5), "flow_hidden": 4, "groups": 3, "samples": 2, "variance": "rows"},
             SMALL | {"flows_q": 0, "flows_r": 1, "flow_hidden": 3, "anneal": 0.5, "prior": 0.5},
-        ]
+        ],
+        learns={"groups": 16},
     ),
     "map": Row([SMALL, {"widths": (6, 5), "variance": "rows"}], random=False),
     "bnn-lv": Row(

@@ -85,9 +85,9 @@ class MNF(Model):
         for layer in rest:
             h, more = layer(hidden(h), self.config.groups, generator)
             bound = bound + more
-        f = h if samples == 1 else h.view(samples, len(x), -1)
-        nll = -weighted(self.head.log_prob(f, batch.y), batch.weight).mean()
-        kl = bound.mean() * (min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size
+        log_prob = self.head.log_prob(h if samples == 1 else h.view(samples, len(x), -1), batch.y)
+        nll = -weighted(log_prob if samples == 1 else log_prob.mean(0), batch.weight)
+        kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:

@@ -94,7 +94,8 @@ class MaskedNVP(Flow):
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
         d_log_det = d_log_det.unsqueeze(-1)
-        d_hs, d_outs = [], []
+        d_hs: list[Tensor] = []
+        d_outs: list[Tensor] = []
         for k in reversed(range(0, len(kept), 7)):
             mask, _, h, closed, shift, weight, heads = kept[k : k + 7]
             d_centre = d_z * closed

@@ -109,23 +109,12 @@ class MultiplicativeLinear(nn.Module):
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
         """E[x W + b | z] at x (draws or 1, rows, in), for every z (draws, in)."""
         if x.shape[-2] > self.outputs:  # z goes to the smaller factor
-            return torch.matmul(x, z.unsqueeze(-1) * self.mean) + self.bias[0]
+            return torch.baddbmm(self.bias[0], x.expand(len(z), -1, -1), z.unsqueeze(-1) * self.mean)
         return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
 
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
         """Standard deviation of x W + b given z; z has no part in it."""
         return (x.square() @ self.log_std.exp().square() + self.bias[1].exp()).sqrt()
-
-    @staticmethod
-    def log_reverse(z: Tensor, read: Tensor, centre: Tensor, log_precision: Tensor) -> tuple[Tensor, ...]:  # (groups,)
-        """Twice the log-density of flow_r's z given c^T W = read (groups, out), and what the backward pass needs of it."""
-        bent = read.tanh()
-        level = bent.mean(-1, keepdim=True)
-        free = level * log_precision
-        log = functional.hardtanh(free, -BOUND, BOUND)  # beyond, its exponential could overflow
-        distance = torch.addcmul(z, level, centre, value=-1)
-        pull = log.exp() * distance
-        return torch.addcmul(log, pull, distance, value=-1).sum(-1), bent, level, free, distance, pull
 
 
 class _Layer(torch.autograd.Function):
@@ -152,7 +141,7 @@ class _Layer(torch.autograd.Function):
         read_std = torch.mv(variance.t(), reader.square()).sqrt_()
         read = torch.addcmul(torch.mm(reader * z, mean), read_std, noise.read)  # c^T W (groups, out)
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
-        log_reverse, *guess = layer.log_reverse(behind, read, centre, log_precision)
+        log_reverse, *guess = _guess(behind, read, centre, log_precision)
         bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
         spread = (std, noise.out, z, z_std, noise.z)
@@ -211,14 +200,25 @@ class _Layer(torch.autograd.Function):
         return None, d_x, None, *own_gradients, *gradients, *reverse_gradients
 
 
+def _guess(z: Tensor, read: Tensor, centre: Tensor, log_precision: Tensor) -> tuple[Tensor, ...]:  # (groups,)
+    """2 log N(z; s b_1, exp(-s b_2)) without its constant, for s from c^T W = read (groups, out); then what the backward pass needs."""
+    bent = read.tanh()
+    level = bent.mean(-1, keepdim=True)
+    free = level * log_precision
+    log = functional.hardtanh(free, -BOUND, BOUND)  # beyond, its exponential could overflow
+    distance = torch.addcmul(z, level, centre, value=-1)
+    pull = log.exp() * distance
+    return torch.addcmul(log, pull, distance, value=-1).sum(-1), bent, level, free, distance, pull
+
+
 def _scale(x: Tensor, z: Tensor) -> Tensor:
     """Row k of x times z number k modulo their count."""
     if len(x) % len(z):
         return x * z.repeat(len(x) // len(z) + 1, 1)[: len(x)]
-    return (x.view(-1, *z.shape) * z).view_as(x)
+    return (x.reshape(-1, *z.shape) * z).reshape(x.shape)
 
 
 def _fold(x: Tensor, groups: int) -> Tensor:  # (groups, in)
     """Sums of the rows of each group."""
     whole = x if len(x) % groups == 0 else functional.pad(x, (0, 0, 0, -len(x) % groups))
-    return whole.view(-1, groups, x.shape[-1]).sum(0)
+    return whole.reshape(-1, groups, x.shape[-1]).sum(0)
