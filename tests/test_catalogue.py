@@ -42,8 +42,9 @@ def test_idx_comes_back(tmp_path, pack):
         (b"\0\0\x0d\x01", "not an idx file"),
         (idx(NUMBERS)[:-1], "fetch it again"),
         (idx(NUMBERS) + b"x", "fetch it again"),
-        (gzip.compress(idx(NUMBERS))[:-9], "damaged gzip"),
+        (gzip.compress(idx(NUMBERS), mtime=0)[:-9], "damaged gzip"),
     ],
+    ids=["empty", "other numbers", "short", "long", "damaged"],
 )
 def test_damaged_idx_is_refused(tmp_path, raw, words):
     (tmp_path / "a").write_bytes(raw)
