@@ -33,7 +33,14 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
         others += [] if method.endswith("cdn") else _said(method, mine)
     page.bars(bars, "Compound density networks, default forms, against the claims; the worst seed counts")
     if others:
-        page.bars(others, "What is said of the methods they are compared with, default forms, none tuned for it; the worst seed counts")
+        page.bars(others, "What is said of the methods they are compared with, default forms; the worst seed counts")
+        page.text(
+            "Not all of them run in the common setting. bbb, vmg, mnf, noisy-kfac and noisy-adam are told the noise of set 1, on both "
+            "sets; a homoscedastic method has nearly even bands on set 2 by construction. bnn-lv trains at a tenth of the common rate, the "
+            "rate it was published with: this was set after its bands on set 2 had been seen at the common rate, where the left is not "
+            "wider than the right. The noisy methods go without a clip of the gradient's norm. results/README.md has the numbers of the "
+            "common setting."
+        )
         if any(result.run.method == "dpn" for result in results):
             page.text("dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found.")
     _numbers(results, page)
