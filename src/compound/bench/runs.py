@@ -1,6 +1,7 @@
 """Run directories: one per configuration. A finished run is never repeated, a killed one goes on from its checkpoint.
 
 runs/<key>/       config.json · history.csv · arrays.npz · lock · metrics.json (comes last: finished)
+                  progress.json while it is not finished, failure.json where the last attempt failed
 runs/fits/<key>/  checkpoint.safetensors, of all runs that train alike
 """
 
@@ -9,27 +10,34 @@ import hashlib
 import io
 import json
 import math
-import platform
-import shlex
-import subprocess
-import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-import compound
+from compound.bench import progress
+from compound.bench.progress import Clock
+from compound.bench.record import record
 from compound.models import Method, Model, build
 from compound.persist import write_atomic
 from compound.train import Settings, Watch, fit
 from compound.types import Batch, Task
 
 Numbers = dict[str, np.ndarray[Any, Any]]
+METRICS, FAILURE = "metrics.json", "failure.json"
+
+
+class Busy(RuntimeError):
+    """Another process works on this run, or on a fit that it needs."""
+
+    def __init__(self, path: Path):
+        super().__init__(f"{path} is held by another process")
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class Place(NamedTuple):
     directory: Path
     data_dir: Path | None = None
     watch: Callable[[Watch], None] | None = None
+    clock: Clock | None = None
+    wait: bool = True  # for a fit that another process works on, or raise Busy
 
 
 class Outcome(NamedTuple):
@@ -83,27 +93,78 @@ class Result(NamedTuple):
 Work = Callable[[Run, Place], Outcome]
 
 
-def perform(run: Run, work: Work, root: Path, data_dir: Path | None = None, watch: Callable[[Watch], None] | None = None) -> Result:
-    """The result of a run: read where it is finished, else worked for. Waits while another process works on the same one."""
+def perform(
+    run: Run,
+    work: Work,
+    root: Path,
+    data_dir: Path | None = None,
+    watch: Callable[[Watch], None] | None = None,
+    wait: bool = True,
+) -> Result:
+    """The result of a run: read where it is finished, else worked for.
+
+    While another process works on the same one, waits or raises Busy. What goes wrong is kept in failure.json and raised.
+    """
     directory = root / run.key
     directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / "lock"):
-        if not (directory / "metrics.json").exists():
+    with locked(directory / "lock", wait):
+        if not finished(run, root):
+            sweep(directory)
             _claim(run, directory)
-            begin = time.monotonic()
-            metrics, arrays = work(run, Place(directory, data_dir, watch))
-            write_atomic(directory / "arrays.npz", _packed(arrays))
-            about = {**_record(), "seconds": round(time.monotonic() - begin, 2)}
-            write_atomic(directory / "metrics.json", _json({"metrics": _finite(metrics), "record": about}))
+            clock = progress.clock(directory)
+            try:
+                place = Place(directory, data_dir, progress.writer(directory, clock, watch), clock, wait)
+                _finish(directory, work(run, place), clock)
+            except Busy:
+                raise
+            except Exception as error:
+                write_failure(directory, reason(error), "".join(traceback.format_exception(error)))
+                raise
+        for name in (FAILURE, progress.NAME):
+            (directory / name).unlink(missing_ok=True)
     return read(run, root)
+
+
+def _finish(directory: Path, outcome: Outcome, clock: Clock) -> None:
+    write_atomic(directory / "arrays.npz", _packed(outcome.arrays))
+    seconds, training = round(clock.seconds, 2), round(clock.training, 2)
+    about = {**record(), "seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
+    write_atomic(directory / METRICS, _json({"metrics": _finite(outcome.metrics), "record": about}))
+
+
+def finished(run: Run, root: Path) -> bool:
+    return (root / run.key / METRICS).exists()
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+
+
+def write_failure(directory: Path, words: str, trace: str = "") -> None:
+    """Why the last attempt at a run failed; the next one begins all the same."""
+    about = {
+        "reason": words,
+        "traceback": trace.splitlines(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "record": record(),
+    }
+    write_atomic(directory / FAILURE, _json(about))
+
+
+def sweep(directory: Path) -> None:
+    """Remove what a killed process was writing; only the holder of the directory's lock may."""
+    for path in directory.glob(".*.new"):
+        path.unlink(missing_ok=True)
 
 
 def read(run: Run, root: Path) -> Result:
     """A finished run from its directory."""
     directory = root / run.key
-    if not (directory / "metrics.json").exists():
+    if not finished(run, root):
         raise ValueError(f"run {run.key} in {root} is not finished: perform it first")
-    kept = json.loads((directory / "metrics.json").read_text())
+    kept = json.loads((directory / METRICS).read_text())
     with np.load(directory / "arrays.npz", allow_pickle=False) as arrays:
         return Result(run, kept["metrics"], dict(arrays), kept["record"])
 
@@ -116,7 +177,8 @@ def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
     model = build(Method(run.method, **run.options), data.x.shape[1], task, run.seed)
     home = place.directory.parent / "fits" / run.fit_key
     home.mkdir(parents=True, exist_ok=True)
-    with locked(home / "lock"):
+    with locked(home / "lock", place.wait), place.clock.train() if place.clock else nullcontext():
+        sweep(home)
         checkpoint = home / "checkpoint.safetensors"
         history = fit(model, data, Settings(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
         history.save_csv(place.directory / "history.csv")
@@ -124,11 +186,26 @@ def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Only one process at a time is inside. The lock dies with its holder; the file stays, for removing it would race."""
     with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise Busy(path) from error
         yield
+
+
+def held(path: Path) -> bool:
+    """Whether a process is inside `locked(path)` now."""
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _claim(run: Run, directory: Path) -> None:
@@ -165,24 +242,3 @@ def _packed(arrays: Numbers) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
-
-
-def _record() -> dict[str, Any]:
-    return {
-        "version": compound.__version__,
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this very file, with "-dirty" where the tree has changes; None outside a repository that holds it."""
-    here = Path(__file__)
-    for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]):
-        try:
-            answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-    return answer.stdout.strip() or None
