@@ -1,4 +1,4 @@
-"""Attacks against closed forms: linear models, whose gradients can be written down."""
+"""Attacks against closed forms, linear models whose gradients can be written down, and against another library."""
 
 import math
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from compound.attacks import fgsm, label_loss, pgd
-from compound.types import fork
+from compound.models import build
+from compound.types import Task, fork
 
 ROWS, FEATURES = 40, 6
 UNEVEN = torch.tensor([0.0, 0.01, 0.1, 0.2, 0.5, 1.0], dtype=torch.float64)
@@ -182,8 +183,73 @@ def test_rows_without_a_gradient_stay_where_they_are():
         (lambda loss, x: pgd(loss, x, 0.1, fork(0), step=-1.0), "step is -1.0"),
         (lambda loss, x: pgd(loss, x, 0.1, fork(0), steps=0), "steps is 0"),
         (lambda loss, x: pgd(loss, x, 0.1, fork(0), restarts=0), "restarts is 0"),
+        (lambda loss, x: pgd(loss, x, 0.1, None, restarts=2), "restarts is 2: without a generator"),
     ],
 )
 def test_bad_numbers_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call(lambda x: x.sum(-1), torch.zeros(3, 2))
+
+
+# pixel for pixel what the adversarial-robustness-toolbox makes against the same network
+
+STRENGTHS = (0.01, 0.1, 0.3, 1.0)
+ROUNDING = {"rtol": 0, "atol": 4 * torch.finfo(torch.float32).eps}  # of sums of numbers below 2
+
+
+class Logits(nn.Module):
+    """The network of a `map` model."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = build("map", 100, Task("classes", 10), 3).network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)[0]
+
+
+def pictures() -> tuple[Tensor, Tensor]:
+    """Pixels in [0, 1], many of them black or white, and labels."""
+    x = (1.6 * torch.rand(64, 100, generator=fork(5)) - 0.3).clamp(0, 1)
+    return x, torch.randint(10, (64,), generator=fork(6))
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from art.estimators.classification import PyTorchClassifier  # here: it takes seconds
+
+    return PyTorchClassifier(Logits(), nn.CrossEntropyLoss(), (100,), 10, clip_values=(0.0, 1.0), device_type="cpu")
+
+
+@pytest.mark.parametrize("eps", STRENGTHS)
+def test_fgsm_of_another_library(theirs, eps):
+    from art.attacks.evasion import FastGradientMethod
+
+    (x, y), logits = pictures(), Logits()
+    expected = torch.from_numpy(FastGradientMethod(theirs, eps=eps).generate(x.numpy(), y.numpy()))
+    ours = fgsm(label_loss(lambda x: torch.log_softmax(logits(x), -1), y), x, eps, (0.0, 1.0))
+    assert_close(ours, expected, **ROUNDING)
+    assert (ours - x).abs().max() > 0.99 * eps and ours.min() == 0 and ours.max() == 1
+
+
+@pytest.mark.parametrize("start", ["at the picture", "random"])
+@pytest.mark.parametrize("eps", STRENGTHS)
+def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
+    from art.attacks.evasion.projected_gradient_descent import projected_gradient_descent_pytorch as there
+
+    (x, y), logits = pictures(), Logits()
+    step, steps, random = eps / 4, 10, start == "random"
+
+    def sphere(rows: int, features: int, radius: float, norm: float):
+        """Their random start, with our numbers."""
+        return (radius * (2 * torch.rand(rows, features, generator=fork(7)) - 1)).numpy()
+
+    monkeypatch.setattr(there, "random_sphere", sphere)
+    attack = there.ProjectedGradientDescentPyTorch(
+        theirs, eps=eps, eps_step=step, max_iter=steps, num_random_init=int(random), batch_size=len(x), verbose=False
+    )
+    expected = torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+    loss = label_loss(lambda x: torch.log_softmax(logits(x), -1), y)
+    ours = pgd(loss, x, eps, fork(7) if random else None, steps, step, clip=(0.0, 1.0))
+    assert_close(ours, expected, **ROUNDING)
+    assert not torch.equal(ours, pgd(loss, x, eps, None if random else fork(7), steps, step, clip=(0.0, 1.0)))  # the start can be seen

@@ -40,24 +40,25 @@ def pgd(
     loss: Function,
     x: Tensor,
     eps: float | Tensor,
-    generator: Generator,
+    generator: Generator | None,  # of the random point it starts from; None: from x itself
     steps: int = 40,
     step: float | Tensor | None = None,  # α; None: 2.5 ε / steps, enough to cross the box
     restarts: int = 1,  # runs from other random points; each row keeps the one of largest loss
     clip: Range | None = None,
 ) -> Tensor:
-    """Steps along the signs of gradients from a random point of the box, each brought back into it."""
+    """Steps along the signs of gradients from a point of the box, each brought back into it."""
     _check("eps", eps)
     for name, count in (("steps", steps), ("restarts", restarts)):
         if count < 1:
             raise ValueError(f"{name} is {count}: give at least one")
+    if generator is None and restarts > 1:
+        raise ValueError(f"restarts is {restarts}: without a generator all of them start from x, give one")
     step = 2.5 * eps / steps if step is None else step
     _check("step", step)
     low, high = x - eps, x + eps
 
     def run() -> Tensor:
-        start = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
-        there = _within(x + eps * start, clip)
+        there = x if generator is None else _within(x + eps * _even(x, generator), clip)
         for _ in range(steps):
             there = _within((there + step * direction(loss, there)).clamp(low, high), clip)
         return there
@@ -77,6 +78,11 @@ def direction(loss: Function, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(x).sum(), x)
     return gradient.sign().nan_to_num_(0.0)
+
+
+def _even(x: Tensor, generator: Generator) -> Tensor:
+    """Uniform in -1..1, of the shape of x."""
+    return 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
 
 
 def _within(x: Tensor, clip: Range | None) -> Tensor:

@@ -15,8 +15,8 @@ def read_strips(path: str | Path) -> tuple[Bytes, Bytes]:
     """Pictures (n, 32, 32, 3) and labels (n,) of an npz file of WebP strips."""
     try:
         from PIL import Image
-    except ImportError as error:  # a plain install has it through matplotlib
-        raise ValueError(f"{path} needs Pillow to be read: pip install pillow") from error
+    except ImportError as error:
+        raise ValueError(f"{path} needs Pillow to be read: pip install 'compound-torch[images]'") from error
     with np.load(path, allow_pickle=False) as file:
         names = sorted(name for name in file.files if name.startswith("webp_"))
         if not names or "labels" not in file.files:
