@@ -1,0 +1,212 @@
+"""The nine UCI regression sets with the standard splits: how good, how honest, and how well strangers are known.
+
+Every split of a set is a run; its number is the seed. A second fit, "region", leaves out the tenth of the rows farthest along the
+first principal component and asks whether they are met with more doubt. Hernández-Lobato and Adams (2015) made the splits.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from compound import metrics
+from compound.bench.experiments.uci_page import draw as draw
+from compound.bench.peers import PEERS, Answer, installed
+from compound.bench.runs import Outcome, Place, Run, fitted
+from compound.data import uci
+from compound.models import METHODS as ALL
+from compound.models import Method
+from compound.nn import FarNoise
+from compound.predictive import GaussianPredictive
+from compound.train import Settings, hold_out, recipe
+from compound.types import Batch, Task, fork, whole
+
+TITLE = "UCI regression: nine tables, standard splits"
+SETS = {  # as papers call them, quick ones first
+    "boston": "bostonHousing",
+    "yacht": "yacht",
+    "energy": "energy",
+    "concrete": "concrete",
+    "wine": "wine-quality-red",
+    "kin8nm": "kin8nm",
+    "power": "power-plant",
+    "naval": "naval-propulsion-plant",
+    "protein": "protein-tertiary-structure",
+}
+ROWS = {  # training rows of a split, for the settings: no file need be here to plan
+    "boston": 455,
+    "yacht": 277,
+    "energy": 691,
+    "concrete": 927,
+    "wine": 1439,
+    "kin8nm": 7373,
+    "power": 8611,
+    "naval": 10741,
+    "protein": 41157,
+}
+METHODS = ("ml-cdn", "vb-cdn", "map", "deep-ensemble", "mc-dropout", *installed())
+EVERY = (*ALL, *installed())
+PRESETS = ("quick", "paper")
+SEEDS = 20  # splits; a set that has fewer gives all it has
+QUICK_SPLITS, QUICK_STEPS = 2, 300
+TASK = Task("targets", 1)
+HELD_OUT = 0.1
+DRAWS = 200
+REGION = ", region"
+STEP = 5.0  # length of the vector that moves a row, in standard units
+
+
+def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
+    """Set by set and split by split; the quick preset has the first splits only."""
+    runs = []
+    for name, region in product(SETS, ("", REGION)):
+        splits = min(seeds, uci.SPLITS[SETS[name]], QUICK_SPLITS if preset == "quick" else seeds)
+        for split, method in product(range(splits), methods):
+            settings = {} if method in PEERS else asdict(_settings(method, name, preset))
+            runs.append(Run("uci", method, name + region, split, {}, settings))
+    return runs
+
+
+def _settings(method: str, name: str, preset: str) -> Settings:
+    settings = recipe(TASK, ROWS[name])
+    if preset == "quick":
+        settings = replace(settings, steps=min(settings.steps, QUICK_STEPS))
+    if method.startswith("noisy"):
+        settings = replace(settings, clip_norm=None)  # a natural gradient has its own bound
+    return settings
+
+
+def work(run: Run, place: Place) -> Outcome:
+    split = uci.load(SETS[run.data.removesuffix(REGION)], run.seed, place.data_dir)
+    if run.data.endswith(REGION):
+        return _region(run, place, split)
+    begin = time.process_time()
+    ask, data, far = _learnt(run, place, split.x, split.y)
+    seconds = time.process_time() - begin
+    answer = ask(split.x_test)
+    level = 0.45 if run.method in PEERS else _calibrated(ask, data)
+    own = answer.rescale(0.0, split.scale)
+    y = split.y_test * split.scale  # both about the training mean: no number here changes with it
+    found: dict[str, Any] = {
+        "nll": metrics.nll(answer, split.y_test) + math.log(split.scale),
+        "rmse": metrics.rmse(own, y),
+        "crps": metrics.crps(own, y),
+        "coverage": metrics.coverage(answer, split.y_test),
+        "coverage_calibrated": None if run.method in PEERS else _share((answer.cdf(split.y_test) - 0.5).abs() <= level),
+        "level": 2 * level,  # probability that the interval has by itself when it is made to cover 90%
+        "aleatoric": own.aleatoric.double().mean().item(),
+        "epistemic": own.epistemic.double().mean().item(),
+        "cpu_seconds": seconds,
+        "rows": len(y),
+    }
+    if far is not None:
+        moved = split.x_test + STEP * directions(split.x_test, run.seed)
+        found |= {
+            "false_alarms": int(strange(far, split.x_test).sum()),
+            "moved_flagged": int(strange(far, moved).sum()),
+        }
+    return Outcome(found, {"cdf": answer.cdf(split.y_test).squeeze(-1).numpy()})
+
+
+class Learnt(NamedTuple):
+    ask: Answer
+    data: Batch
+    far: FarNoise | None  # knows how far an input is from the training rows
+
+
+def _learnt(run: Run, place: Place, x: Tensor, y: Tensor) -> Learnt:
+    members = 1 if run.method in PEERS else _members(run.method)
+    outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
+    data = whole(x, y, TASK, hold_out(len(x), members, HELD_OUT, run.seed), outside)
+    if run.method in PEERS:
+        return Learnt(PEERS[run.method](data, run.seed), data, None)
+    model = fitted(run, place, data, TASK)
+
+    def ask(asked: Tensor) -> GaussianPredictive:
+        return cast(GaussianPredictive, model.predict(asked, DRAWS, fork(run.seed, "predict")))
+
+    far = getattr(model, "far", None)
+    return Learnt(ask, data, far if isinstance(far, FarNoise) and far.fitted else None)
+
+
+def _members(method: str) -> int:
+    return Method(method).build(1, TASK, 0).members
+
+
+def _region(run: Run, place: Place, split: uci.Split) -> Outcome:
+    """AUROC of telling rows of a region that training never saw from ordinary test rows."""
+    inside, test_inside = leave_out(split.x, split.x_test)
+    x, y = split.x[inside], split.y[inside]
+    shift, scale = x.mean(0), x.std(0, correction=0)
+    scale = torch.where(scale > 1e-6, scale, 1.0)
+    ask, _, far = _learnt(run, place, (x - shift) / scale, (y - y.mean()) / y.std(correction=0))
+    ordinary, beyond = split.x_test[test_inside], torch.cat([split.x[~inside], split.x_test[~test_inside]])
+    answers = [ask((rows - shift) / scale) for rows in (ordinary, beyond)]
+    found: dict[str, Any] = {
+        f"auroc_{name}": metrics.auroc(*(getattr(answer, part).squeeze(-1).double() for answer in answers))
+        for name, part in (("epistemic", "epistemic"), ("predictive", "variance"))
+    }
+    if far is not None:
+        found["auroc_distance"] = metrics.auroc(*(far.distance((rows - shift) / scale).double() for rows in (ordinary, beyond)))
+    return Outcome({**found, "rows": len(ordinary), "beyond": len(beyond)}, {})
+
+
+def leave_out(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
+    """Which training and which test rows are not in the tenth of training rows farthest along their first principal component."""
+    centre = x.double().mean(0)
+    direction = torch.linalg.svd(x.double() - centre, full_matrices=False).Vh[0]
+    direction = direction * direction[direction.abs().argmax()].sign()  # a component has no sign of its own
+    along, along_test = ((rows.double() - centre) @ direction for rows in (x, x_test))
+    edge = torch.quantile(along, 0.9)
+    return along <= edge, along_test <= edge
+
+
+def directions(x: Tensor, seed: int, name: str = "moved") -> Tensor:
+    """A random vector of length 1 for every row."""
+    noise = torch.randn(x.shape, generator=fork(seed, name))
+    return noise / noise.norm(dim=-1, keepdim=True)
+
+
+def strange(far: FarNoise, x: Tensor) -> Tensor:
+    """Which rows lie farther out than 99% of training rows do from centres that were fitted without them."""
+    return far.distance(x) > far.ramp[1]
+
+
+def _calibrated(ask: Answer, data: Batch) -> float:
+    held = cast(Tensor, data.weight) == 0
+    rows = held.any(0)
+    return reach(honest_cdf(ask(data.x[rows]), data.y[rows], held[:, rows]))
+
+
+def honest_cdf(answer: GaussianPredictive, y: Tensor, held: Tensor) -> Tensor:  # (rows,)
+    """P(Y <= y) on rows that members held out, as it would be had nobody seen them; held is (members, rows).
+
+    A row is held out by one member. The others trained on it, so they lie closer to its target than they will lie to a new one:
+    their residuals are stretched by the ratio of the median residuals of members that held a row out and that trained on it.
+    """
+    members = len(held)
+    if members == 1:
+        return answer.cdf(y).squeeze(-1)
+    means, stds = (v.squeeze(-1).unflatten(0, (members, -1)) for v in (answer.means, answer.variances.sqrt()))  # (members, n, rows)
+    centre = means.mean(1)  # (members, rows)
+    residual = y.squeeze(-1) - centre
+    fresh, seen = (float(residual[which].abs().median()) for which in (held, ~held))
+    stretch = max(1.0, fresh / seen) if seen > 0 else 1.0
+    asked = centre + torch.where(held, 1.0, stretch) * residual
+    return torch.special.ndtr((asked.unsqueeze(1) - means) / stds).mean((0, 1))
+
+
+def reach(cdf: Tensor, coverage: float = 0.9) -> float:
+    """How far from 1/2 the cdf may be inside an interval of this coverage: the conformal quantile of held-out rows."""
+    score = (cdf.double() - 0.5).abs().sort().values
+    rank = math.ceil((len(score) + 1) * coverage)
+    return float(score[rank - 1]) if rank <= len(score) else 0.5
+
+
+def _share(which: Tensor) -> float:
+    return which.double().mean().item()

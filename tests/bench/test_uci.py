@@ -1,0 +1,210 @@
+"""The UCI experiment: its splits and units, honest intervals, strangers, the page's counting, and the peers on known laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from compound import metrics
+from compound.bench import peers
+from compound.bench.experiments import uci, uci_page
+from compound.bench.runs import Result, Run, perform
+from compound.data.uci import SPLITS, Split
+from compound.nn import FarNoise
+from compound.predictive import GaussianPredictive
+from compound.train import hold_out
+from compound.types import Task, fork, whole
+
+
+def table(scale: float = 1.0, turned: bool = False) -> Split:
+    g = fork(0, "table")
+    x = torch.randn(150, 3, generator=g)
+    y = (x[:, :1] - 0.5 * x[:, 1:2] + 0.3 * torch.randn(150, 1, generator=g)) / 1.2
+    y_test = -y[120:] if turned else y[120:]
+    return Split(x[:120], y[:120], x[120:], y_test, scale)
+
+
+@pytest.fixture
+def perform_on(monkeypatch, tmp_path):
+    """The result of a short run on a made-up table."""
+
+    def perform_it(split: Split, method: str, data: str = "boston") -> dict:
+        monkeypatch.setattr(uci.uci, "load", lambda *_: split)
+        settings = {"steps": 60, "checks": 5} if method not in peers.PEERS else {}
+        where = tmp_path / f"{split.scale} {float(split.y_test.sum()):.3f}"
+        return perform(Run("uci", method, data, 3, {}, settings), uci.work, where).metrics
+
+    return perform_it
+
+
+@pytest.mark.parametrize("method", ["map", "gp"])
+def test_numbers_are_in_the_unit_of_the_target(perform_on, method):
+    one, seven = perform_on(table(), method), perform_on(table(7.0), method)
+    assert seven["nll"] == pytest.approx(one["nll"] + math.log(7), rel=1e-4)
+    for name, power in (("rmse", 1), ("crps", 1), ("aleatoric", 2), ("coverage", 0)):
+        assert seven[name] == pytest.approx(7**power * one[name], rel=1e-4)
+    assert one["rmse"] < 0.6  # something was learnt: the noise alone is 0.25
+
+
+def test_nothing_but_the_scores_hangs_on_test_targets(perform_on):
+    told, lied = perform_on(table(), "ml-cdn"), perform_on(table(turned=True), "ml-cdn")
+    for name in ("level", "aleatoric", "epistemic", "false_alarms", "moved_flagged"):
+        assert told[name] == lied[name]
+    assert told["nll"] < lied["nll"] and told["moved_flagged"] > 20 > told["false_alarms"]  # of 30
+
+
+def test_a_region_is_asked_about_and_never_trained_on(perform_on, monkeypatch):
+    seen = []
+    monkeypatch.setattr(uci, "whole", lambda x, *rest: seen.append(x) or whole(x, *rest))
+    found = perform_on(table(), "gp", "boston, region")
+    assert found["beyond"] >= 12 and found["rows"] + found["beyond"] == 30 + 12
+    assert len(seen[0]) == 108 and found["auroc_predictive"] > 0.8
+
+
+def test_grid_has_the_standard_splits():
+    runs = uci.grid("paper", 20, ["ml-cdn", "gp"])
+    assert len(runs) == 2 * 2 * (8 * 20 + 5)
+    assert {run.seed for run in runs if run.data == "protein"} == set(range(5))
+    assert all(uci.SETS[name] in SPLITS for name in uci.ROWS)
+    assert len(uci.grid("quick", 20, ["map"])) == 2 * 9 * 2
+    kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
+    assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
+
+
+def test_rows_of_the_sets(data_dir):
+    for name, file in uci.SETS.items():
+        assert len(uci.uci.load(file, 0, data_dir).x) == uci.ROWS[name]
+
+
+def test_left_out_rows_lie_at_one_end_of_the_longest_axis():
+    g = fork(0, "axis")
+    along = torch.linspace(-3, 3, 1000)
+    x = torch.stack([0.1 * torch.randn(1000, generator=g), along, 0.1 * torch.randn(1000, generator=g)], 1)
+    inside, test_inside = uci.leave_out(x, torch.tensor([[0.0, 2.9, 0.0], [0.0, -2.9, 0.0]]))
+    assert inside.sum() == 900 and x[inside, 1].max() < 2.5 < x[~inside, 1].min() + 0.2
+    assert test_inside.tolist() == [False, True]
+
+
+def test_reach_is_the_conformal_rank():
+    cdf = torch.tensor([0.5, 0.6, 0.3, 0.9, 0.55, 0.45, 0.7, 0.2, 0.02])
+    assert uci.reach(cdf) == pytest.approx(0.48)  # 9 of 9
+    assert uci.reach(cdf, 0.5) == pytest.approx(0.2)  # the 5th smallest of 0, .05, .05, .1, .2, .2, .3, .4, .48
+    assert uci.reach(cdf[:8]) == 0.5  # too few rows to promise 90%
+
+
+def crowd(rows: int, learnt: float, seed: int) -> tuple[GaussianPredictive, torch.Tensor, torch.Tensor]:
+    """Five members with errors of their own; each held out a fifth of the rows, and learnt part of the residual of the others."""
+    g = fork(seed, "crowd")
+    y = torch.randn(rows, 1, generator=g)
+    held = torch.arange(5)[:, None] == torch.arange(rows) % 5
+    errors = y.squeeze(-1) + 0.7 * torch.randn(5, rows, generator=g)  # residuals on new rows
+    residual = torch.where(held, errors, (1 - learnt) * errors)
+    means = (y.squeeze(-1) - residual).unsqueeze(-1)  # (members, rows, 1), one draw each
+    parts = [torch.zeros(rows, 1)] * 3
+    return GaussianPredictive(*parts, means, torch.full_like(means, 1.5)), y, held
+
+
+@pytest.mark.parametrize("learnt", [0.0, 0.3])
+def test_intervals_calibrated_on_rows_most_members_saw_cover_new_rows(learnt):
+    answer, y, held = crowd(20_000, learnt, 0)
+    fresh, y_new, _ = crowd(20_000, 0.0, 1)  # rows that nobody saw
+    covered = [
+        ((fresh.cdf(y_new) - 0.5).abs() <= uci.reach(cdf)).double().mean().item()
+        for cdf in (uci.honest_cdf(answer, y, held), answer.cdf(y))
+    ]
+    assert covered[0] == pytest.approx(0.9, abs=0.015)  # sd of each of the two quantiles 0.002; the medians' ratio adds 0.01
+    if learnt:
+        assert covered[1] < 0.87  # taken at face value the rows promise too much
+
+
+def test_strangers_are_one_in_a_hundred_ordinary_rows_and_all_moved_ones():
+    g = fork(0, "strangers")
+    far, x = FarNoise(6), torch.randn(4000, 6, generator=g)
+    far.fit(x, g)
+    new = torch.randn(4000, 6, generator=g)
+    share = uci.strange(far, new).double().mean().item()
+    assert 0.004 < share < 0.02  # 1% give or take: sd 0.0016 from the rows, as much from the quantile
+    assert uci.strange(far, new + 8 * uci.directions(new, 0)).double().mean() > 0.98
+    assert uci.directions(new, 0).norm(dim=1) == pytest.approx(torch.ones(4000), abs=1e-5)
+
+
+PUBLISHED = {
+    uci_page.ENSEMBLES: {"nll": {"values": {"boston": [2.0, 0.1], "wine": [1.0, 0.1]}, "status": "seen"}},
+    uci_page.DROPOUT: {"nll": {"values": {"boston": [1.0, 0.1], "wine": [2.0, 0.1]}, "status": "seen"}},
+    "nnuncert DNNC-R": {"nll": {"values": {"boston": [1.9, 0.1], "wine": [0.1, 0.1]}, "status": "seen"}},
+    "told": {"nll": {"values": {"boston": [0.0, 0.1]}, "status": "memory"}},
+}
+for _label in (uci_page.ENSEMBLES, uci_page.DROPOUT):
+    PUBLISHED[_label]["rmse"] = {"values": {"boston": [3.28, 0.1], "wine": [0.64, 0.1]}, "status": "seen"}
+
+
+def test_bars_count_sets_and_pool_splits():
+    def split(nll: float, rmse: float, alarms: int, rows: int) -> dict:
+        return {"nll": nll, "rmse": rmse, "false_alarms": alarms, "moved_flagged": rows, "rows": rows, "coverage_calibrated": 0.9}
+
+    found = {
+        ("boston", "ml-cdn"): [split(1.0, 3.284, 1, 100), split(2.0, 3.284, 0, 100)],
+        ("wine", "ml-cdn"): [split(0.9, 0.6, 9, 300), split(0.9, 0.6, 0, 100)],
+        ("wine, region", "ml-cdn"): [{"auroc_epistemic": 0.8}],
+        ("wine, region", "laplace"): [{"auroc_epistemic": 0.9}],
+        ("wine, region", "map"): [{"auroc_epistemic": 0.99}],  # not Bayesian
+    }
+    bars = [bar.value for bar in uci_page.bars_of(found, ["boston", "wine"], PUBLISHED)]
+    assert bars[:5] == [2, 1, 1, 2, 1]  # wine alone is below dropout, and below the best row that counts
+    assert bars[8:11] == [pytest.approx(0.005), pytest.approx(9 / 400), 1.0]
+    assert bars[11] == pytest.approx(-0.1) and bars[12] is None
+    assert uci_page.best_seen(PUBLISHED, "boston") == 1.0 and uci_page.best_seen(PUBLISHED, "wine") == 1.0
+
+
+def test_who_wins_is_told_split_by_split():
+    def runs(values: list[float]) -> list[dict]:
+        return [{"nll": value, "rmse": -value} for value in values]
+
+    # b is worse by about 0.1 on every split, though splits differ by much more; c only on average
+    found = {("boston", "a"): runs([1, 2, 3]), ("boston", "b"): runs([1.1, 2.11, 3.1]), ("boston", "c"): runs([0.5, 2.5, 3.2])}
+    assert uci_page.wins(found, ["boston"], ["a", "b", "c"]) == ["boston: a has the lowest NLL (2.000), level with c; b the lowest RMSE."]
+    assert uci_page.said([1.0, 3.0]) == "2.0 ± 1.0" and uci_page.said([0.00050, 0.00054]) == "0.000520 ± 0.000020"
+
+
+def test_page_has_every_number(perform_on, tmp_path):
+    results = [
+        Result(
+            Run("uci", "ml-cdn", data, 0),
+            perform_on(table(), "ml-cdn", data),
+            {},
+            {"command": "", "version": "", "commit": "", "torch": ""},
+        )
+        for data in ("boston", "boston, region")
+    ]
+    page = uci_page.Page("UCI")
+    drawn = uci.draw(results, page)
+    text = page.html()
+    assert all(bar.claim.replace("'", "&#x27;") in text for bar in drawn.bars)
+    for number in (results[0].metrics["nll"], results[0].metrics["crps"], results[1].metrics["auroc_epistemic"]):
+        assert f"{number:.4g}" in text
+    assert "2.41 ± 0.25" in text  # Deep Ensembles, published
+
+
+@pytest.mark.parametrize("name", list(peers.PEERS))
+def test_peers_learn_the_law(name, monkeypatch):
+    monkeypatch.setattr(peers, "STAGES", 400)
+    if name not in peers.installed():
+        pytest.skip(f"{name} is not installed: pip install compound-torch[peers]")
+    g = fork(0, "law")
+    x = 2 * torch.rand(500, 2, generator=g) - 1
+    noise = torch.where(x[:, 1:] > 0, 0.5, 0.5 if name == "gp" else 0.1)  # a Gaussian process knows one noise
+    y = 1.5 * x[:, :1] + noise * torch.randn(500, 1, generator=g)
+    data = whole(x[:400], y[:400], Task("targets", 1), hold_out(400, 1, 0.1, 0))
+    answer = peers.PEERS[name](data, 0)(x[400:])
+    truth = (0.5 * math.log(2 * math.pi * math.e) + noise[400:].log()).mean().item()
+    blind = 0.5 * math.log(2 * math.pi * math.e * y.var().item())  # one normal law for all rows
+    assert metrics.nll(answer, y[400:]) < (truth + blind) / 2
+    assert torch.allclose(answer.total, answer.variance, rtol=1e-3)
+    if name != "gp":
+        high = x[400:, 1] > 0
+        assert answer.aleatoric[high].mean() > 3 * answer.aleatoric[~high].mean()
+    else:
+        away = peers.PEERS[name](data, 0)(torch.full((1, 2), 20.0))
+        assert away.epistemic > 5 * answer.epistemic.max() and away.aleatoric == pytest.approx(answer.aleatoric[0].item())
+        assert np.sqrt(answer.aleatoric[0].item()) == pytest.approx(0.5, rel=0.2)
