@@ -8,7 +8,7 @@ Their shares (variances for targets, entropies in nats for classes) add up to th
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -65,18 +65,24 @@ class CategoricalPredictive(Predictive):
     probs: Tensor  # (rows, classes)
 
     @classmethod
-    def of(cls, logs: Tensor, far: Tensor | None = None) -> Self:
-        """From log-probabilities (outer, inner, rows, classes).
-
-        They give component and mixing; `far`, where given, are the mean probabilities (rows, classes) of the same draws with
-        far noise on, and give the total.
-        """
+    def of(cls, logs: Tensor) -> Self:
+        """From log-probabilities (outer, inner, rows, classes)."""
         probs = logs.exp()
         component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
         means = probs.mean(1)  # (outer, rows, classes)
         mixing = entropy(means).mean(0) - component
-        mean = means.mean(0) if far is None else far
+        mean = means.mean(0)
         return cls(*split(entropy(mean), component, mixing, probs), mean)
+
+    def doubted(self, log_odds: Tensor) -> Self:
+        """The answer if, with these log-odds (rows,), nothing is known and all classes are alike.
+
+        That never lowers the entropy, nor changes the label. What it adds more data would settle: it goes to the posterior.
+        """
+        doubt = torch.sigmoid(log_odds).unsqueeze(-1)
+        probs = torch.lerp(self.probs, torch.full_like(self.probs, 1 / self.probs.shape[-1]), doubt)
+        added = (entropy(probs) - entropy(self.probs)).clamp_min(0)
+        return replace(self, posterior=self.posterior + added, probs=probs)
 
     @property
     def label(self) -> Tensor:  # (rows,)

@@ -153,7 +153,7 @@ class _CDN(Model):
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = self._draws(x, self._divide(n), generator)
         t = self.far(saturated(x)) if self.far.fitted else None
-        return self.likelihood.predictive(draws, t, generator)
+        return self.likelihood.predictive(draws, t)
 
     def row_numbers(self, n: Draws) -> int:
         width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)
@@ -164,7 +164,7 @@ class _CDN(Model):
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own predictive, before far noise."""
         draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
-        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None, generator), batch.weight)
+        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None), batch.weight)
 
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
@@ -181,17 +181,14 @@ class _CDN(Model):
         if not self.config.far:
             return
         distance = learn_distance(self.far, data, judges, generator)
-        state = generator.get_state()
 
         def scores(t: Tensor | None) -> Tensor:
             """Of each member on the rows it held out, and of all together: their mixture is sharper, so it has more to lose."""
-            generator.set_state(state)  # the same noise for every candidate
-            each = self.likelihood.member_log_prob(draws, y, t, generator)  # (members, rows)
-            generator.set_state(state)
-            together = self.likelihood.predictive(draws, t, generator).log_prob(y)  # (rows,)
+            each = self.likelihood.member_log_prob(draws, y, t)  # (members, rows)
+            together = self.likelihood.predictive(draws, t).log_prob(y)  # (rows,)
             return torch.stack([(mask * each).sum() / mask.sum(), together.mean()])
 
-        choose_ramp(self.far, self.likelihood.far_cap, distance, scores)
+        choose_ramp(self.far, self.task, distance, scores)
 
 
 class MLCDN(_CDN):

@@ -3,40 +3,48 @@
 `Method("map", far=3.0)` builds the method inside `WithFar`. Training is left alone; after it the distance is learnt from the
 training rows, and the steepest ramp is chosen that costs next to nothing on held-out rows (on training rows where none are).
 
-Classes: noise of log-variance t(x) on the logits log p(x), in units of their spread over the classes. Targets: the variance
-(far · standard deviation of the target)² exp(t(x)) added to every component. What is added is epistemic.
+Classes: with log-odds t(x) nothing is known and all classes are alike, so the label never changes. Targets: the variance
+(far · standard deviation of the target)² exp(t(x)) is added to every component. What is added is epistemic.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
 
 from compound.models.base import Draws, Loss, Model, OptimizerSettings, trained
-from compound.models.likelihoods import CategoricalLikelihood, GaussianLikelihood, noisy
 from compound.nn import FarNoise
 from compound.nn.networks import saturated
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.types import Batch, Streams
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from compound.types import Batch, Streams, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
-LEVELS = (-6.0, -9.0, -12.0, -15.0, -18.0)  # log-variance of the far noise at the median distance
-KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)  # its rise from there to the 99% quantile
+KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 7.0, 6.0, 5.0, 4.5, 4.0, 3.5, 3.0, 2.5, 2.0, 1.0)  # rise from d50 to d99
 JUDGES = 2000  # rows that far noise is chosen on
-TURNS = 10  # noise vectors per class on the logits of a finished answer
 
 
-def choose_ramp(far: FarNoise, cap: float, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
+class Scale(NamedTuple):
+    """What loudness means for a task."""
+
+    levels: tuple[float, ...]  # to choose from, at the median distance
+    cap: float  # the largest
+
+
+# Classes: log-odds, a tenth of the budget on an ordinary row. Targets: log-variances, in a unit reached at the cap.
+SCALES = {"classes": Scale((math.log(0.1 * BUDGET),), 14.0), "targets": Scale((-6.0, -9.0, -12.0, -15.0, -18.0), 0.0)}
+
+
+def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
     """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below `scores(None)`.
 
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
-    base = scores(None)
-    # by reach: log-variance one more 50%-to-99% stretch beyond the 99% quantile
-    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in LEVELS for kappa in KAPPAS), reverse=True):
+    base, (levels, cap) = scores(None), SCALES[task.kind]
+    # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
+    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in levels for kappa in KAPPAS), reverse=True):
         far.set_ramp(level, kappa, cap)
         if bool(((base - scores(far.at(distance))) <= BUDGET).all()):
             return
@@ -98,32 +106,22 @@ class WithFar(Model):
         held = data.weight.reshape(-1, len(data)) == 0 if data.weight is not None else torch.zeros(1, len(data), dtype=torch.bool)
         judges = judging(data, held, generator)
         plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
-        cap = CategoricalLikelihood.far_cap if self.task.kind == "classes" else GaussianLikelihood.far_cap
-        state = generator.get_state()
 
         def scores(t: Tensor | None) -> Tensor:
-            generator.set_state(state)  # the same noise for every candidate
-            return (plain if t is None else self._noisy(plain, t, generator)).log_prob(y).mean().reshape(1)
+            return (plain if t is None else self._noisy(plain, t)).log_prob(y).mean().reshape(1)
 
-        choose_ramp(self.far, cap, learn_distance(self.far, data, judges, generator), scores)
+        choose_ramp(self.far, self.task, learn_distance(self.far, data, judges, generator), scores)
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         plain = self.inner.answer(x, n, generator)
-        return self._noisy(plain, self.far(saturated(x)), generator) if self.far.fitted else plain
+        return self._noisy(plain, self.far(saturated(x))) if self.far.fitted else plain
 
-    def _noisy(self, plain: Predictive, t: Tensor, generator: Generator) -> Predictive:
-        """The answer with far noise of log-variance t (rows,)."""
+    def _noisy(self, plain: Predictive, t: Tensor) -> Predictive:
+        """The answer with far noise of loudness t (rows,)."""
         if isinstance(plain, GaussianPredictive):
             added = self.unit.square() * t.exp().unsqueeze(-1)  # (rows, targets)
             return replace(plain, posterior=plain.posterior + added, variances=plain.variances + added)
-        plain = cast(CategoricalPredictive, plain)
-        logits = plain.probs.clamp_min(torch.finfo(plain.probs.dtype).tiny).log()
-        many = logits.expand(1, 1, TURNS * self.task.size, *logits.shape)  # as (members, outer, inner, rows, classes)
-        probs = torch.softmax(noisy(many, t, generator), -1).mean((0, 1, 2))
-        total = entropy(probs)
-        component = torch.minimum(plain.component, total)
-        mixing = torch.minimum(plain.mixing, total - component)
-        return CategoricalPredictive(component, mixing, total - component - mixing, probs)
+        return cast(CategoricalPredictive, plain).doubted(t)
 
     def row_numbers(self, n: Draws) -> int:
-        return max(self.inner.row_numbers(n), 3 * self.inputs + 4 * TURNS * math.prod((self.task.size, self.task.size)))
+        return max(self.inner.row_numbers(n), 3 * self.inputs)

@@ -23,8 +23,6 @@ from compound.types import Streams, Task, log_mean_exp, normal
 class Likelihood(nn.Module, ABC):
     """The observation model at the end of a network."""
 
-    far_cap: float  # the largest log-variance of the far noise, in the likelihood's own unit
-
     def start(self, y: Tensor) -> None:
         """Constants from the training rows."""
 
@@ -41,14 +39,14 @@ class Likelihood(nn.Module, ABC):
         """What prediction keeps of draws of the last layer: two arrays (members, draws', rows, size)."""
 
     @abstractmethod
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
-        """Log-density of y under each member's own predictive, (members, rows), with far noise of log-variance t (rows,)."""
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:  # (members, rows)
+        """Log-density of y under each member's own predictive; t (rows,) is the loudness of the far noise, None: none."""
 
     def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
         """Use held-out rows, marked by 1 in held (members, rows), to correct the spread of the predictive."""
 
     @abstractmethod
-    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> Predictive:
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> Predictive:
         """All members' draws as one answer."""
 
 
@@ -64,10 +62,9 @@ def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise
 class GaussianLikelihood(Likelihood):
     """p(y; φ) = N(φ, σ² + floor), σ learnt per target or fixed; the last layer integrated or sampled.
 
-    After training one factor τ <= 1 may narrow the predictive about its mean. Far noise adds the variance unit² exp(t).
+    After training one factor τ <= 1 may narrow the predictive about its mean. Far noise adds the variance unit² exp(t), t <= 0.
     """
 
-    far_cap = 0.0  # at the cap the standard deviation is `far` times the target's own
     floor: Tensor  # (targets,) a variance: rounded targets have no finer density
     unit: Tensor  # (targets,)
     tau: Tensor  # ()
@@ -104,7 +101,7 @@ class GaussianLikelihood(Likelihood):
             return last.mean, last.std.square()
         return last.draw(noise), torch.zeros_like(last.mean)
 
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:
         return self._log_prob(draws, y, float(self.tau), self._far(t))
 
     def _log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, tau: float, far: Tensor | float) -> Tensor:
@@ -122,7 +119,7 @@ class GaussianLikelihood(Likelihood):
         scores = [float((held * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
         self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
 
-    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> GaussianPredictive:
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> GaussianPredictive:
         means, spread = (draw.flatten(0, 1) for draw in draws)  # (outer, inner, rows, targets)
         centre = means.mean((0, 1), keepdim=True)
         square = self.tau.square()
@@ -134,10 +131,8 @@ class GaussianLikelihood(Likelihood):
 class CategoricalLikelihood(Likelihood):
     """p(y; φ) = softmax(φ)_y; logits sampled (antithetic draws per hidden draw) or integrated exactly.
 
-    Far noise comes on top of the logits, in units of their own spread over the classes: doubt does not fade as logits grow.
+    Far noise is there with log-odds t, and then so loud that nothing is left of the logits: all classes are alike.
     """
-
-    far_cap = 14.0
 
     def __init__(self, classes: int, last_layer: Literal["integrate", "sample"], last_draws: int):
         super().__init__()
@@ -162,44 +157,25 @@ class CategoricalLikelihood(Likelihood):
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
         return logits, logits.new_zeros(()).expand_as(logits)
 
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None, generator: Generator) -> Tensor:
-        logits, std = draws
-        probs = self._probs(logits, std) if t is None else self._probs(noisy(logits, t, generator), std)
-        return _pick(_log(probs.mean((1, 2))), y)  # (members, rows)
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:
+        known = _pick(_log(self._probs(*draws).mean((1, 2))), y)  # (members, rows)
+        if t is None:
+            return known
+        return torch.logaddexp(known + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes))
 
     def _probs(self, logits: Tensor, std: Tensor) -> Tensor:
         return expected_softmax(logits, std) if self.last_layer == "integrate" else torch.softmax(logits, -1)
 
-    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None, generator: Generator) -> CategoricalPredictive:
+    def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> CategoricalPredictive:
         logits, std = draws
         logs = _log(self._probs(logits, std)) if self.last_layer == "integrate" else torch.log_softmax(logits, -1)
-        far = None if t is None else self._probs(noisy(logits, t, generator), std).mean((0, 1, 2))
-        return CategoricalPredictive.of(logs.flatten(0, 1), far)
-
-
-def noisy(logits: Tensor, t: Tensor, generator: Generator) -> Tensor:
-    """Logits (..., rows, classes) with far noise of log-variance t (rows,), in units of their spread over the classes."""
-    mean = logits.mean(-1, keepdim=True)
-    square = torch.linalg.vector_norm(logits, dim=-1, keepdim=True).square() / logits.shape[-1]
-    spread = (square - mean.square()).clamp_min(0).sqrt()  # several times faster than `std` along so short an axis
-    return torch.addcmul(logits, spread * (0.5 * t).exp().unsqueeze(-1), rotated(generator, logits))
+        answer = CategoricalPredictive.of(logs.flatten(0, 1))
+        return answer if t is None else answer.doubted(t)
 
 
 def antithetic(noise: Tensor, count: int) -> Tensor:
     """`count` draws along axis 2 from half as many: each with its mirror image."""
     return noise if count == 1 else torch.cat([noise, -noise], 2)[:, :, :count]
-
-
-def rotated(generator: Generator, logits: Tensor) -> Tensor:  # (members, outer, inner, 1, classes)
-    """Far noise for every draw: one noise vector serves as many draws as there are classes, rotated by one class each time.
-
-    Every draw is standard normal; together no class is favoured, so that pure noise averages to even probabilities.
-    """
-    *draws, _, classes = logits.shape
-    count = math.prod(draws)
-    base = normal(generator, (math.ceil(count / classes), classes), logits)
-    turn = (torch.arange(classes) + torch.arange(classes).unsqueeze(-1)) % classes
-    return base[:, turn].flatten(0, 1)[:count].reshape(*draws, 1, classes)
 
 
 def _pick(values: Tensor, y: Tensor) -> Tensor:

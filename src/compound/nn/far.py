@@ -2,12 +2,12 @@
 
     u = A (x - m),   d(x) = min_k |u - c_k|,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
-and beyond every ordinary row a standard deviation that grows at least with the cube of the distance, up to SURE (or the cap) at
-2.9 d99: however gently the ramp had to be chosen, what is three times farther away than d99 is met with full doubt.
+and beyond every ordinary row exp(t) grows at least with the sixth power of the distance, up to SURE (or the cap) at 2.9 d99:
+however gently the ramp had to be chosen, what is three times farther away than d99 is met with full doubt.
 
 A whitens with a ridge, c_k are k-means centres of the whitened training inputs, d50 and d99 are quantiles of the distances of
-rows whose centres were fitted without them. t is the log-variance of noise on the last layer's pre-activations, in a unit
-the likelihood chooses. No outlier is ever looked at.
+rows whose centres were fitted without them. What the loudness t means the task decides: for classes the log-odds that nothing
+is known, for targets a log-variance. No outlier is ever looked at.
 """
 
 import warnings
@@ -23,11 +23,11 @@ CENTRES = 100
 FOLDS = 5
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
-SURE = 8.0  # log-variance that every row beyond 2.9 d99 gets, where the cap allows it
+SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
 
 
 class FarNoise(nn.Module):
-    """d(x) and the log-variance t(x) of the far noise; silent (t = -inf) until fitted."""
+    """d(x) and the loudness t(x) of the far noise; silent (t = -inf) until fitted."""
 
     shift: Tensor  # (features,)
     whiten: Tensor  # (features, rank)
@@ -59,7 +59,7 @@ class FarNoise(nn.Module):
         return (nearest(u, self.centres).square() + outside).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
-        """Log-variance of the far noise."""
+        """Loudness of the far noise."""
         return self.at(self.distance(x))
 
     def at(self, distance: Tensor) -> Tensor:
