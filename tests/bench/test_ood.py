@@ -9,7 +9,9 @@ from compound.bench.experiments.ood_page import grouped, shown
 from compound.bench.runs import Result, Run
 from compound.data import images
 from compound.data.images import Images
-from compound.types import fork
+from compound.models import Method, build
+from compound.train import Settings, fit
+from compound.types import fork, whole
 
 
 @pytest.fixture
@@ -50,6 +52,18 @@ def test_pictures_of_another_kind(few, tmp_path):
     text = (tmp_path / "page" / "index.html").read_text()
     assert all(bar.claim in text for bar in bars) and len(bars) == 8  # those of ml-cdn
     assert "map + far noise" in text and "ml-cdn, published" in text and (tmp_path / "page" / "ood-mnist.png").exists()
+
+
+def test_far_noise_is_told_apart_from_the_same_draws(few):
+    task, train = ood.TASK, images.load("mnist", "train")
+    for method, options in (("ml-cdn", {}), ("map", {"far": 3.0})):
+        model = build(Method(method, **options), 784, task)
+        fit(model, whole(train.x, train.y, task), Settings(steps=20, checks=0))
+        x = images.load("notmnist", "test").x
+        found = ood.answers(model, x, 3)
+        assert torch.equal(found["far"].probs, model.predict(x, 100, fork(3, "predict")).probs)
+        assert (found["plain"].probs - found["far"].probs).abs().max() > 0.1
+        assert torch.equal(found["plain"].aleatoric, found["far"].aleatoric)
 
 
 def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):

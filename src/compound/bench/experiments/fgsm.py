@@ -47,7 +47,7 @@ class Fgsm:
         return [replace(run, experiment=self.name) for run in runs]
 
     def work(self, run: Run, place: Place) -> Outcome:
-        preset = "paper" if run.settings["steps"] >= ood.STEPS["paper"] else "quick"
+        preset = ood.preset_of(run)
         model, test = self.known.trained(run, place)
         order = torch.randperm(len(test.x), generator=fork(run.seed, "attacked"))[: IMAGES[preset]]
         x, y, draws = test.x[order], test.y[order], DRAWS[preset]
@@ -68,7 +68,8 @@ class Fgsm:
     def _strong(
         self, run: Run, place: Place, model: Model, x: torch.Tensor, y: torch.Tensor, draws: int, stream: Callable[..., torch.Generator]
     ) -> dict[str, Curve]:
-        plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(replace(ood.BASE, steps=run.settings["steps"])))
+        settings = replace(ood.BASE, steps=ood.STEPS[ood.preset_of(run)])
+        plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(settings))
         other, _ = self.known.trained(plain, place)
         curves = {}
         for passes in PASSES:

@@ -5,7 +5,7 @@ CDNs, `map` and `deep-ensemble` are measured with far noise and, from the same f
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +21,8 @@ from compound.bench.runs import Numbers, Outcome, Place, Result, Run, fitted
 from compound.data import images
 from compound.models import METHODS as ALL
 from compound.models import Model
-from compound.models.far import WithFar
 from compound.nn import FarNoise
+from compound.nn.networks import saturated
 from compound.predictive import CategoricalPredictive
 from compound.train import Settings
 from compound.types import Task, fork, whole
@@ -41,6 +41,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 BASE = Settings(batch=200, rate=1e-3, rate_end=1.0, clip_value=5.0, clip_norm=None, average=0.0, checks=0)
 OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
+ENOUGH = {"ml-cdn": 8000}  # steps after which a falling rate gains nothing on held-out rows
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Ood:
         for seed in range(seeds):
             for method in methods:
                 rate, end = OWN_RATE.get(method, (BASE.rate, BASE.rate_end))
-                settings = replace(BASE, steps=STEPS[preset], rate=rate, rate_end=end)
+                steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
+                settings = replace(BASE, steps=steps, rate=rate, rate_end=end)
                 runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
                 if method in PUBLISHED:
                     data, settings = f"{self.known}, as published", replace(BASE, steps=STEPS[preset])
@@ -82,12 +84,13 @@ class Ood:
     def work(self, run: Run, place: Place) -> Outcome:
         model, test = self.trained(run, place)
         shown = {name: self._pictures(name, test.x, run.seed, place.data_dir) for name in self.strange}
+        found = {name: answers(model, x, run.seed) for name, x in {self.known: test.x, **shown}.items()}
         numbers: dict[str, Any] = {}
         arrays: Numbers = {}
-        for form, asked in _forms(model, run.seed).items():
-            known, strange = asked(test.x), {name: asked(x) for name, x in shown.items()}
-            numbers[form] = _measured(known, test.y, strange)
-            arrays |= {f"entropy {form} {name}": answer.entropy().numpy() for name, answer in {self.known: known, **strange}.items()}
+        for form in found[self.known]:
+            own = {name: answer[form] for name, answer in found.items()}
+            arrays |= {f"entropy {form} {name}": answer.entropy().numpy() for name, answer in own.items()}
+            numbers[form] = measured(own.pop(self.known), test.y, own)
         return Outcome(numbers, arrays)
 
     def _pictures(self, name: str, known: Tensor, seed: int, data_dir: Path | None) -> Tensor:
@@ -101,23 +104,22 @@ class Ood:
         return draw_page(results, page, self.known, self.main, self.strange, self.published)
 
 
-def _forms(model: Model, seed: int) -> dict[str, Callable[[Tensor], CategoricalPredictive]]:
-    """How the fitted model answers: as it is, and without its far noise where it has one."""
+def preset_of(run: Run) -> str:
+    return "quick" if run.settings["steps"] <= STEPS["quick"] else "paper"
 
-    def asking(asked: Model) -> Callable[[Tensor], CategoricalPredictive]:
-        return lambda x: cast(CategoricalPredictive, asked.predict(x, 100, fork(seed, "predict")))
 
-    if isinstance(model, WithFar):
-        return {"plain": asking(model.inner), "far": asking(model)}
+def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredictive]:
+    """What the model says without its far noise and, where it has some, with it, from the same draws."""
     far = getattr(model, "far", None)
-    if isinstance(far, FarNoise) and far.fitted:
-        silent = copy.deepcopy(model)
-        silent.far = FarNoise(model.inputs)
-        return {"plain": asking(silent), "far": asking(model)}
-    return {"plain": asking(model)}
+    loud = isinstance(far, FarNoise) and far.fitted
+    if loud:
+        model = copy.deepcopy(model)
+        model.far = FarNoise(model.inputs)
+    plain = cast(CategoricalPredictive, model.predict(x, 100, fork(seed, "predict")))
+    return {"plain": plain, "far": plain.doubted(cast(FarNoise, far)(saturated(x)))} if loud else {"plain": plain}
 
 
-def _measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:
+def measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "accuracy": metrics.accuracy(known, y),
         "nll": metrics.nll(known, y),
