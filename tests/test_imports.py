@@ -26,7 +26,7 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "models": {"types", "distributions", "predictive", "nn", "attacks"},
     "models.files": {"types", "models", "persist"},  # models on disk
     "train": {"types", "models.base", "persist"},
-    "estimators": {"types", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
+    "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
     "bench": BELOW_BENCH | {"models.files"},
     "cli": {"types", "estimators", "models", "models.files", "bench", "data"},
 }

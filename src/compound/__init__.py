@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compound.distributions import MatrixNormal as MatrixNormal
+    from compound.estimators import CompoundClassifier as CompoundClassifier
+    from compound.estimators import CompoundRegressor as CompoundRegressor
+    from compound.estimators import load as load
     from compound.models import Method as Method
     from compound.models import build as build
     from compound.models.files import load_model as load_model
@@ -26,6 +29,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "types",
     "CategoricalPredictive": "predictive",
+    "CompoundClassifier": "estimators",
+    "CompoundRegressor": "estimators",
     "GaussianPredictive": "predictive",
     "MatrixNormal": "distributions",
     "Method": "models",
@@ -36,6 +41,7 @@ _HOMES = {
     "fit": "train",
     "fork": "types",
     "hold_out": "train",
+    "load": "estimators",
     "load_model": "models.files",
     "recipe": "train",
     "save_model": "models.files",
@@ -45,6 +51,8 @@ _HOMES = {
 __all__ = [
     "Batch",
     "CategoricalPredictive",
+    "CompoundClassifier",
+    "CompoundRegressor",
     "GaussianPredictive",
     "MatrixNormal",
     "Method",
@@ -55,6 +63,7 @@ __all__ = [
     "fit",
     "fork",
     "hold_out",
+    "load",
     "load_model",
     "recipe",
     "save_model",

@@ -1,0 +1,244 @@
+"""What both estimators share: from a table to a fitted model, and from rows to answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
+
+from compound.data.encoder import Encoder, is_words
+from compound.data.tabular import as_frame
+from compound.estimators import memory
+from compound.estimators.asking import answers
+from compound.estimators.strangeness import Strangeness
+from compound.models import Method, Model
+from compound.predictive import Predictive
+from compound.train import History, Settings, Watch, bar, fit, recipe
+from compound.types import Task, fork, whole
+
+Array = NDArray[Any]
+SMALL = 100  # rows below which fewer steps will do
+
+
+class Decomposition(NamedTuple):
+    """Doubt by its source, row by row: total = aleatoric + epistemic, aleatoric = component + mixing, epistemic = posterior.
+
+    Targets: variances, in squared units of the target. Classes: entropies, in nats.
+    """
+
+    total: Array
+    aleatoric: Array
+    epistemic: Array
+    component: Array
+    mixing: Array
+    posterior: Array
+
+
+class Estimator(BaseEstimator, ABC):
+    """A method behind scikit-learn's interface."""
+
+    model_: Model
+    encoder_: Encoder
+    history_: History
+    strangeness_: Strangeness
+    seed_: int
+    n_features_in_: int
+
+    def __init__(
+        self,
+        method: str | Method = "ml-cdn",
+        *,
+        max_epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        early_stopping: bool = True,
+        validation_fraction: float = 0.1,
+        false_alarms: float = 0.01,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        verbose: bool = False,
+        callbacks: Sequence[Callable[[Watch], None]] | None = None,
+    ):
+        self.method = method
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.false_alarms = false_alarms
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+        self.callbacks = callbacks
+
+    def set_params(self, **params: Any) -> Self:
+        """As in scikit-learn; `method__lam` also works while the method is only a name."""
+        if isinstance(self.method, str) and "method" not in params and any(name.startswith("method__") for name in params):
+            self.method = Method(self.method)
+        return super().set_params(**params)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = False
+        return tags
+
+    @abstractmethod
+    def _learn_y(self, y: Any) -> tuple[Task, Tensor]:
+        """What is to be predicted, and y as a model takes it; keeps how to go back."""
+
+    @abstractmethod
+    def _check_y(self, y: Any) -> Array:
+        """y as a clean array, or a sentence about what is wrong with it."""
+
+    @abstractmethod
+    def _hold_out(self, y: Tensor, members: int) -> Tensor:
+        """Weights 1 and 0 (= held out), (rows,) or (members, rows)."""
+
+    @abstractmethod
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
+        """Learn from held-out rows, marked True in (rows,) or (members, rows)."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from a table X (array or data frame; missing values and text columns are fine) and what to predict of it.
+
+        A part of the rows (`validation_fraction`) is held out to stop in time, to calibrate and to judge strangeness.
+        """
+        method, warm = self._checked(), self.warm_start and hasattr(self, "model_")
+        table = self._table(X, reset=not warm)
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        target = self._check_y(y)
+        check_consistent_length(table, target)
+        weights = _check_sample_weight(sample_weight, target, dtype=np.float64, ensure_non_negative=True)
+        kept = weights > 0  # weight 0 is as if the row were not there
+        if not kept.any():
+            raise ValueError("sample_weight is 0 for every row: give at least one row a weight")
+        if not kept.all():
+            table, target, weights = table[kept], target[kept], weights[kept]
+
+        task, truth = self._learn_y(target)
+        encoder = self.encoder_ if warm else Encoder.fit(table)
+        settings, members = self._settings(task, len(truth)), method.build(1, task, 0).members
+        memory.check(method, len(truth), encoder.width, task, settings.batch, members)
+        self.encoder_ = encoder
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        x = torch.from_numpy(encoder.transform(table))
+        if not warm or self.model_.task != task:
+            self.model_ = method.build(encoder.width, task, self.seed_)
+
+        weight = self._hold_out(truth, members)
+        held = weight == 0
+        weight = weight * torch.from_numpy(weights / weights.mean()).float()
+        with ExitStack() as stack:
+            watches = [*(self.callbacks or ()), *([stack.enter_context(bar("fit"))] if self.verbose else [])]
+            watch = (lambda seen: [tell(seen) for tell in watches]) if watches else None
+            self.history_ = fit(self.model_, whole(x, truth, task, weight), settings, self.seed_, watch=watch)  # type: ignore[arg-type]
+        self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
+        self._calibrate(x, truth, held)
+        return self
+
+    def decompose(self, X: Any) -> Decomposition:
+        """How much each row is in doubt, and why: aleatoric (noise in the data) and epistemic (what more data would settle)."""
+        parts = [[getattr(answer, name) for name in Decomposition._fields] for answer in self._answers(X)]
+        return Decomposition(*(self._shaped(torch.cat(column)) for column in zip(*parts, strict=True)))
+
+    def ood_score(self, X: Any) -> Array:  # (rows,)
+        """How unlike the training rows each row is: whitened distance to the nearest centre, higher = stranger."""
+        check_is_fitted(self)
+        return self._strange(self._encoded(X))
+
+    def is_ood(self, X: Any) -> Array:  # (rows,)
+        """Which rows are stranger than all but a share `false_alarms` of ordinary ones."""
+        return self.ood_score(X) > self.threshold_
+
+    @property
+    def threshold_(self) -> float:
+        """The score beyond which a row counts as strange."""
+        check_is_fitted(self)
+        return self.strangeness_.threshold
+
+    def save(self, path: str | Path) -> None:
+        """A directory with everything `load` needs: safetensors and JSON, with checksums."""
+        from compound.estimators.files import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The estimator saved at `path`; it answers with the same bits. Nothing in the files is executed."""
+        from compound.estimators.files import load
+
+        found = load(path)
+        if not isinstance(found, cls):
+            raise ValueError(f"{path} holds a {type(found).__name__}, not a {cls.__name__}: use {type(found).__name__}.load")
+        return found
+
+    def _checked(self) -> Method:
+        """Every parameter looked at before any work."""
+        method = self.method if isinstance(self.method, Method) else Method(self.method)
+        if self.device not in ("auto", "cpu"):
+            raise ValueError(f"device is {self.device!r}: tables are fitted on the CPU, use 'auto' or 'cpu'")
+        for name in ("max_epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least 1, or None")
+        if self.lr is not None and not 0 < self.lr < np.inf:
+            raise ValueError(f"lr is {self.lr!r}: give a number above 0, or None")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction!r}: give a part of the rows, at least 0 and below 1")
+        if not 0 < self.false_alarms < 1:
+            raise ValueError(f"false_alarms is {self.false_alarms!r}: give a rate between 0 and 1, such as 0.01")
+        return method
+
+    def _settings(self, task: Task, rows: int) -> Settings:
+        usual = recipe(task, rows)
+        batch, steps = self.batch_size or usual.batch, usual.steps
+        if self.max_epochs is not None:
+            steps = self.max_epochs * max(1, rows // batch)
+        elif rows < SMALL:
+            steps = max(steps // 5, steps * rows // SMALL)
+        checks, patience = (min(usual.checks, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
+        return replace(usual, steps=int(steps), batch=int(batch), rate=self.lr or usual.rate, checks=checks, patience=patience)
+
+    def _table(self, X: Any, reset: bool) -> Any:
+        """X as an array of numbers, or as a data frame where columns hold words; its names and number of columns are checked."""
+        frame = as_frame(X)
+        mixed = frame is not None and any(is_words(frame.iloc[:, i]) for i in range(frame.shape[1]))
+        if frame is not None and (mixed if reset else not self.encoder_.plain):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if len(frame) < 1 + reset:
+                raise ValueError(f"X has {len(frame)} sample(s): at least {1 + reset} are needed")
+            return frame.reset_index(drop=True)
+        least = 2 if reset else 1
+        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=least)
+
+    def _encoded(self, X: Any) -> Tensor:  # (rows, width)
+        return torch.from_numpy(self.encoder_.transform(self._table(X, reset=False)))
+
+    def _answers(self, X: Any) -> Iterator[Predictive]:
+        """Answers block by block, calibrated and in the units of y."""
+        check_is_fitted(self)
+        return map(self._finished, answers(self.model_, self._encoded(X), self.seed_))
+
+    @abstractmethod
+    def _finished(self, answer: Predictive) -> Predictive:
+        """A model's answer as the user gets it."""
+
+    def _shaped(self, values: Tensor) -> Array:
+        """As many axes as y had."""
+        return values.numpy()
+
+    def _strange(self, x: Tensor) -> Array:
+        return self.strangeness_.scores(x).double().numpy()

@@ -1,0 +1,93 @@
+"""Labels to predict: two classes or many, numbers or text."""
+
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from compound.estimators.asking import answers, precise
+from compound.estimators.base import Array, Estimator
+from compound.estimators.calibration import ROWS, Temperature
+from compound.predictive import CategoricalPredictive, Predictive
+from compound.train import hold_out
+from compound.types import Task, fork, seed_of
+
+
+class CompoundClassifier(ClassifierMixin, Estimator):
+    """Predictive probabilities of classes, calibrated on held-out rows.
+
+    `method` is a name ("ml-cdn", "vb-cdn", "deep-ensemble", ...) or `Method("ml-cdn", lam=1e-4)`. Rare classes keep their honest,
+    small probabilities: nothing is reweighted, and every class of ten rows or more is among the held-out rows.
+
+    >>> model = CompoundClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X_new), model.decompose(X_new).epistemic, model.is_ood(X_new)
+    """
+
+    classes_: Array
+    temperature_: Temperature
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each row."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Array:  # (rows, classes)
+        """Probabilities, in the order of `classes_`."""
+        return torch.cat([answer.probs for answer in self._categories(X)]).numpy()
+
+    def predict_log_proba(self, X: Any) -> Array:
+        return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
+
+    def predict_dist(self, X: Any) -> CategoricalPredictive:
+        """The whole predictive: probabilities with the shares of their entropy, as tensors."""
+        return cast(CategoricalPredictive, Predictive.join(self._categories(X)))
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples)
+        """Labels drawn from each row's predictive."""
+        generator = fork(random_state, "sample")
+        parts = [answer.sample(n_samples, generator).T for answer in self._categories(X)]
+        return self.classes_[torch.cat(parts).numpy()]
+
+    def _categories(self, X: Any) -> list[CategoricalPredictive]:
+        return cast(list[CategoricalPredictive], list(self._answers(X)))
+
+    def _check_y(self, y: Any) -> Array:
+        target = column_or_1d(y, warn=True)
+        if pd.isna(target).any():
+            raise ValueError("Input y contains NaN: drop or fill the rows without a label")
+        assert_all_finite(target, input_name="y")
+        check_classification_targets(target)
+        return cast(Array, target)
+
+    def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
+        classes, labels = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y holds one class only, {classes[0]!r}: a classifier needs rows of at least two classes")
+        if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
+            raise ValueError(f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False")
+        self.classes_ = classes
+        return Task("classes", len(classes)), torch.from_numpy(labels.astype(np.int64))
+
+    def _hold_out(self, y: Tensor, members: int) -> Tensor:
+        """A part of every class; the same rows for all members, for their answer comes as one."""
+        seed, part = seed_of(self.seed_, "hold out"), self.validation_fraction
+        weight = torch.ones(len(y))
+        for label in range(len(self.classes_)):
+            mine = (y == label).nonzero().squeeze(1)
+            weight[mine] = hold_out(len(mine), 1, part, seed_of(seed, label))[0]
+        return weight if bool((weight == 0).any()) else hold_out(len(y), 1, part, seed)[0]  # many tiny classes
+
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
+        rows = held.nonzero().squeeze(1)
+        rows = rows[torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]]
+        found = [cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_)] if len(rows) else []
+        self.temperature_ = Temperature.fit(torch.cat(found), y[rows]) if found else Temperature()
+
+    def _finished(self, answer: Predictive) -> Predictive:
+        return self.temperature_(precise(cast(CategoricalPredictive, answer)))
