@@ -22,7 +22,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return call
 
 
-@pytest.mark.parametrize("name", ["run", "demo", "bench"])
+@pytest.mark.parametrize("name", ["run", "demo", "status", "report", "bench"])
 def test_every_command_shows_an_example(command, name: str):
     result = command(name, "--help")
     assert result.exit_code == 0
@@ -58,7 +58,7 @@ def test_output_that_cannot_be_written_is_refused(command):
 
 def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(toy, "STEPS", {"quick": 30, "paper": 30})
-    words = ("run", "toy", "--seeds", "1", "--processes", "1", "--json", "numbers/toy.json")
+    words = ("run", "toy", "--seeds", "1", "--jobs", "1", "--json", "numbers/toy.json")
     first = command(*words)
     assert first.exit_code == 0, first.output
     numbers = json.loads(Path("numbers/toy.json").read_text())
@@ -79,18 +79,18 @@ def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
 
 def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(digits, "STEPS", {"quick": 60, "paper": 60})
-    result = command("run", "digits", "--seeds", "1", "--methods", "ml-cdn", "--processes", "1", "--json", "digits.json")
+    result = command("run", "digits", "--seeds", "1", "--methods", "ml-cdn", "--jobs", "1", "--json", "digits.json")
     assert result.exit_code == 0, result.output
     metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
     assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
     assert "ml-cdn: accuracy" in Path("report/digits/index.html").read_text()
 
 
-def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path):
+def test_results_do_not_depend_on_the_number_of_jobs(tmp_path: Path):
     from compound.bench import experiments
 
     runs = [replace(run, settings={**run.settings, "steps": 20}) for run in experiments.plan("toy", "quick", 1, ["ml-cdn"])[:2]]
-    alone = experiments.perform_all(runs, tmp_path / "one", processes=1)
-    together = experiments.perform_all(runs, tmp_path / "two", processes=2)
+    alone = experiments.perform_all(runs, tmp_path / "one", jobs=1)
+    together = experiments.perform_all(runs, tmp_path / "two", jobs=2)
     assert [result.run for result in together] == runs
     assert [result.metrics for result in alone] == [result.metrics for result in together]

@@ -1,6 +1,7 @@
 """The command: arguments in, calls out. Heavy imports wait inside the commands, so that help comes at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def _directory(name: str, default: str | None, words: str, env: str | None = Non
 _file = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all numbers to this file.")
 _runs = _directory("--runs", "runs", "Where runs are kept; a finished one is never repeated.")
 _data_dir = _directory("--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA")
-_processes = click.option("--processes", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+_jobs = click.option("--jobs", type=click.IntRange(1), help="Runs at once; each takes its share of the cores.  [default: one per core]")
+_preset = click.option("--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper.")
+_seeds = click.option("--seeds", type=int, help="How many repetitions.  [default: the experiment's own]")
+_methods = click.option("--methods", default="", help="These, with commas between, or all.  [default: the experiment's own]")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -47,46 +51,51 @@ def main() -> None:
 
 @main.command()
 @click.argument("name")
-@click.option("--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper.")
-@click.option("--seeds", type=int, help="How many repetitions.  [default: the experiment's own]")
-@click.option("--methods", default="", help="These, with commas between, or all.  [default: the experiment's own]")
+@_preset
+@_seeds
+@_methods
+@click.option("--select", is_flag=True, help="First choose λ of ml-cdn by validation accuracy, from five fits of each form.")
 @_directory("--out", "report", "The page goes to NAME/index.html in here.")
 @_runs
 @_file
 @_data_dir
-@_processes
+@_jobs
 def run(
     name: str,
     preset: str,
     seeds: int | None,
     methods: str,
+    select: bool,
     out: Path,
     runs: Path,
     json_path: Path | None,
     data_dir: Path | None,
-    processes: int | None,
+    jobs: int | None,
 ) -> None:
     """Work through an experiment and draw its page.
 
     toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong
 
-    Example: compound run toy --preset paper --seeds 3
+    Finished runs are read, not repeated; after Ctrl-C, a crash or a power cut the same command goes on where it was. A run that
+    fails is shown with its reason and takes no other down: the page is drawn from the rest, and the exit code is 1.
+
+    Example: compound run toy --preset paper --seeds 3 --jobs 2
     """
     from compound.bench import experiments
+    from compound.bench.experiments.select import Choice, choose
 
-    asked = [word.strip() for word in methods.split(",") if word.strip()]
-    results = experiments.perform_all(experiments.plan(name, preset, seeds, asked), runs, data_dir, processes)
-    bars = experiments.publish(results, out / name)
-    if json_path:
-        experiments.save_summary(json_path, experiments.summary(results, bars))
-    _tell(bars, out / name / "index.html")
+    planned = experiments.plan(name, preset, seeds, _words(methods))
+    with _resumable():
+        choice = choose(planned, preset, runs, data_dir, jobs) if select else Choice(planned, [])
+        grid = experiments.work_through(choice.runs, runs, data_dir, jobs)
+    _show([*grid.results, *choice.results], grid.failures, out / name, "", json_path)
 
 
 @main.command()
 @_directory("--out", "report", "The page goes to index.html in here.")
 @_runs
-@_processes
-def demo(out: Path, runs: Path, processes: int | None) -> None:
+@_jobs
+def demo(out: Path, runs: Path, jobs: int | None) -> None:
     """Two small experiments on one page, in about two minutes: doubt about numbers, doubt about pictures.
 
     Example: compound demo --out report
@@ -94,8 +103,54 @@ def demo(out: Path, runs: Path, processes: int | None) -> None:
     from compound.bench import experiments
 
     planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
-    results = experiments.perform_all(planned, runs, None, processes)
-    _tell(experiments.publish(results, out, "What a compound density network knows, and what it does not"), out / "index.html")
+    with _resumable():
+        grid = experiments.work_through(planned, runs, None, jobs)
+    _show(grid.results, grid.failures, out, "What a compound density network knows, and what it does not")
+
+
+@main.command()
+@click.argument("name", required=False)
+@_preset
+@_seeds
+@_methods
+@_runs
+def status(name: str | None, preset: str, seeds: int | None, methods: str, runs: Path) -> None:
+    """Show which runs are done, running (how far, how fast, how long still), failed (why) and waiting.
+
+    With the NAME of an experiment: its whole grid, as `compound run` with the same options would work through it. Without: every
+    run that is found.
+
+    Example: compound status ood-mnist --preset paper --seeds 3
+    """
+    from rich.console import Console
+
+    from compound.bench import experiments
+    from compound.bench.status import found, survey, tables
+
+    planned = found(runs) if name is None else experiments.plan(name, preset, seeds, _words(methods))
+    for table in tables(survey(planned, runs)):
+        Console().print(table)
+
+
+@main.command()
+@_runs
+@_directory("--out", "report", "The page goes to index.html in here.")
+@click.option("--preset", default="", help="Only runs of this one: quick or paper.  [default: both, apart, paper first]")
+def report(runs: Path, out: Path, preset: str) -> None:
+    """One page from all finished runs in a folder: every figure and table, and what agrees with the paper.
+
+    Nothing is trained. Runs of different presets are never mixed. The data of each figure lie beside the page as csv.
+
+    Example: compound report --runs runs --out report
+    """
+    from compound.bench.overview import overview
+
+    made = overview(runs, out, preset)
+    for line in made.troubles:
+        click.echo(line, err=True)
+    click.echo(f"page: {out / 'index.html'} ({made.runs} runs)")
+    if made.troubles:
+        raise click.exceptions.Exit(1)
 
 
 @main.command()
@@ -199,8 +254,32 @@ def methods(name: str | None) -> None:
     )
 
 
-def _tell(bars: list[Any], page: Path) -> None:
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Ctrl-C ends the command in a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("stopped: the same command goes on where it was", err=True)
+        raise click.exceptions.Exit(130) from None
+
+
+def _show(results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None) -> None:
+    """The page, the numbers, the last words; exit code 1 where a run failed."""
+    from compound.bench import experiments
+
+    bars = experiments.publish(results, out, title, failures)
+    if json_path:
+        experiments.save_summary(json_path, experiments.summary(results, bars, failures))
     for bar in bars:
         value = "no number" if bar.value is None else f"{bar.value:.4g}"
         click.echo(f"{'ok  ' if bar.held else 'MISS'} {bar.claim}: {value} ({bar.sense} {bar.limit:g})")
-    click.echo(f"page: {page}")
+    click.echo(f"page: {out / 'index.html'}")
+    for failure in failures:
+        click.echo(f"failed: {failure.run}: {failure.reason}", err=True)
+    if failures:
+        raise click.exceptions.Exit(1)

@@ -1,6 +1,7 @@
-"""One self-contained page: text, tables and figures in a single HTML file that asks nothing of the network."""
+"""One self-contained page: text, tables, figures and their data in a single HTML file that asks nothing of the network."""
 
 import base64
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -18,6 +19,7 @@ h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid #ddd
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; } figcaption, caption { color: #555; text-align: left; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; } caption { margin-bottom: .4rem; }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; } th:first-child, td:first-child { text-align: left; }
+p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2rem; }
 td.yes { color: #17692b; } td.no { color: #a32020; font-weight: 600; }
 """
 
@@ -40,14 +42,23 @@ class Bar(NamedTuple):
 
 
 class Page:
-    """A page that grows from top to bottom; `write` puts it in a file."""
+    """A page that grows from top to bottom; `write` puts it in a file, with its pictures and their data as files beside it."""
 
     def __init__(self, title: str):
         self.title = title
+        self.files: dict[str, bytes] = {}  # beside the page
+        self.prefix = ""  # of the names of those files: a page may show one experiment twice
         self._parts: list[str] = [f"<h1>{escape(title)}</h1>"]
 
     def heading(self, words: str) -> None:
         self._parts.append(f"<h2>{escape(words)}</h2>")
+
+    def subheading(self, words: str) -> None:
+        self._parts.append(f"<h3>{escape(words)}</h3>")
+
+    def points(self, words: Sequence[str]) -> None:
+        """A list."""
+        self._parts.append("<ul>" + "".join(f"<li>{escape(one)}</li>\n" for one in words) + "</ul>")
 
     def text(self, words: str) -> None:
         self._parts.append(f"<p>{escape(words)}</p>")
@@ -61,6 +72,24 @@ class Page:
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>\n" for row in rows)
         words = f"<caption>{escape(caption)}</caption>" if caption else ""
         self._parts.append(f'<div class="wide"><table>{words}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>')
+
+    def picture(self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """A figure and the numbers in it; both also become files, name.png and name.csv."""
+        self.figure(figure, caption)
+        self.keep(name, figure)
+        self.data(name, columns, rows)
+
+    def keep(self, name: str, figure: Figure | None) -> None:
+        """A figure as a file beside the page."""
+        if figure is not None:
+            self.files[f"{self.prefix}{name}.png"] = drawn(figure, "png")
+
+    def data(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """A link to a table as csv, which the page carries in itself; it also becomes a file."""
+        name, content = f"{self.prefix}{name}.csv", spreadsheet(columns, rows)
+        self.files[name] = content
+        link = f'<a download="{escape(name)}" href="data:text/csv;base64,{base64.b64encode(content).decode()}">{escape(name)}</a>'
+        self._parts.append(f'<p class="data">data: {link}</p>')
 
     def figure(self, figure: Figure, caption: str) -> None:
         # as an image and not as inline markup: the names inside one drawing cannot meet those of another
@@ -87,13 +116,21 @@ class Page:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            write_atomic(path.with_name(name), content)
         write_atomic(path, self.html().encode())
 
 
-def picture(figure: Figure, path: Path) -> None:
-    """The figure as a PNG file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, drawn(figure, "png"))
+def spreadsheet(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
+    """A table as csv; None is an empty cell, numbers keep all their digits."""
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"a row of {columns[0]!r} has {len(row)} cells for {len(columns)} columns: give one each")
+    buffer = io.StringIO()
+    lines = csv.writer(buffer, lineterminator="\n")
+    lines.writerow(columns)
+    lines.writerows(rows)
+    return buffer.getvalue().encode()
 
 
 def drawn(figure: Figure, kind: str) -> bytes:

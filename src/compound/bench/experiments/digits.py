@@ -89,15 +89,13 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
     )
     first = [result for result in results if result.run.seed == min(r.run.seed for r in results)]
     page.figure(_examples(first[0]), "What is asked about, row by row: test digits, " + ", ".join(STRANGE.values()) + ".")
-    figure = _curves(first)
-    page.figure(
-        figure, "Share of pictures with at most this much doubt: early for digits, late for the rest. Largest possible: 2.303 nats."
-    )
+    words = "Share of pictures with at most this much doubt: early for digits, late for the rest. Largest possible: 2.303 nats."
+    page.picture("digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first))
     bars = [bar for method in dict.fromkeys(r.run.method for r in results) for bar in _bars(method, results)]
     page.bars(bars, "Means over seeds against the bars")
     page.table(("method", "seed", *(_words(key) for key in first[0].metrics)), _rows(results), "Every run")
     page.figure(_gallery(first), "The test digits with the greatest doubt, with guess and (true label): red where the guess is wrong.")
-    return Drawn(bars, figure)
+    return Drawn(bars)
 
 
 def _words(key: str) -> str:
@@ -115,13 +113,23 @@ def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
     return [*bars, Bar(f"{method}: accuracy that far noise costs", fmean(m["accuracy_cost"] for m in own), 0.002, "at most")]
 
 
+def _data(results: Sequence[Result]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for result in results:
+        for name in ("digits", *STRANGE):
+            values = np.sort(result.arrays[f"entropy_{name}"]).tolist()
+            rows += [[result.run.method, name, value, (place + 1) / len(values)] for place, value in enumerate(values)]
+    return rows
+
+
 def _curves(results: Sequence[Result]) -> Figure:
     figure = Figure(figsize=(4.2 * len(results), 3.2), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
     for panel, result in zip(axes, results, strict=True):
-        for name, words in {"digits": "test digits", **STRANGE}.items():
+        lines = ("-", "--", "-.", ":")
+        for line, (name, words) in zip(lines, {"digits": "test digits", **STRANGE}.items(), strict=True):
             values = np.sort(result.arrays[f"entropy_{name}"])
-            panel.plot(values, np.arange(1, len(values) + 1) / len(values), label=words)
+            panel.plot(values, np.arange(1, len(values) + 1) / len(values), line, label=words)
         panel.set(title=result.run.method, xlabel="entropy (nats)", xlim=(0, 2.35))
     axes[0].set_ylabel("share of pictures")
     axes[-1].legend(fontsize=8)

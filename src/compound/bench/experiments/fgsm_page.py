@@ -1,17 +1,22 @@
 """The page of the attack experiments: accuracy and entropy against strength, and what the checks of the attacks say."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from compound.bench.colours import DASHES, FAMILIES, LOOKS, OTHER, family, style
 from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
 
-STYLES = ("-", "--", "-.", ":")
-MARKERS = "os^vDP*X<>hd"
+ACROSS = 4  # panels side by side
+MEASURES = ("accuracy", "entropy")
+Groups = dict[str, list[dict[str, Any]]]  # label of a form -> metrics of its seeds
+Looks = dict[str, dict[str, Any]]  # label -> arguments of `plot`
 CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 
 
@@ -22,13 +27,17 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> Drawn:
         "averaged. sound: one image per input, the true label, the gradient of the log of the mean probability over draws, fresh "
         "noise for judging. A model that is robust only under the first is robust because the attacks disagree, not because it is."
     )
-    figure = _curves(results)
-    page.figure(figure, "Accuracy (above) and mean entropy (below) against strength, mean over seeds.")
+    groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != "silent"))
+    drawing = {"methods": _by_family, "samples": _by_method, "strong": _by_protocol}[kind]
+    words = "Accuracy and mean entropy against strength, means over seeds."
+    words += " Legend: the most accurate on average first. Grey: the compound density networks again." if kind == "methods" else ""
+    lines = [name for name in protocols if name != "many steps"]  # that one has three strengths: a table says it better
+    page.picture(results[0].run.experiment, drawing(groups, lines), words, COLUMNS, _data(groups, protocols))
     for protocol in protocols:
         rows: list[list[Cell]] = []
-        for label, found in grouped(results).items():
-            curves = [m[protocol] for m in found if protocol in m]
+        for label, found in groups.items():
+            curves = _of(found, protocol)
             if curves:
                 points = range(len(curves[0]["accuracy"]))
                 rows.append([label, *(round(fmean(c["accuracy"][k] for c in curves), 4) for k in points)])
@@ -40,42 +49,125 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> Drawn:
     bars = _bars(results) if kind == "methods" else []
     if bars:
         page.bars(bars, "Against the baselines that saw no outliers")
-    return Drawn(bars, figure)
+    return Drawn(bars)
 
 
-def grouped(results: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
+def grouped(results: Sequence[Result]) -> Groups:
+    groups: Groups = {}
     for result in results:
         published = ", published" if result.run.data.endswith("published") else ""
-        samples = f", S={result.run.options['samples']}" if "samples" in result.run.options and not published else ""
+        samples = f", S={result.run.options['samples']}" if result.run.experiment == "fgsm-samples" else ""
         groups.setdefault(f"{result.run.method}{published}{samples}", []).append(result.metrics)
     return groups
 
 
 def _strengths(count: int) -> tuple[float, ...]:
-    return (0.1, 0.3, 1.0) if count == 3 else tuple(0.1 * k for k in range(count))
+    return (0.1, 0.3, 1.0) if count == 3 else tuple(round(0.1 * k, 1) for k in range(count))
 
 
-def _curves(results: Sequence[Result]) -> Figure:
-    protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name not in ("silent", "many steps")))
-    figure = Figure(figsize=(4.2 * len(protocols), 6.4), layout="constrained")
-    axes = figure.subplots(2, len(protocols), squeeze=False, sharex=True, sharey="row")
-    groups = grouped(results)
-    for number, (label, found) in enumerate(groups.items()):
-        for column, protocol in enumerate(protocols):
-            curves = [m[protocol] for m in found if protocol in m]
-            if not curves:
-                continue
-            strengths = _strengths(len(curves[0]["accuracy"]))
-            style = {"linestyle": STYLES[number % 4], "marker": MARKERS[number % len(MARKERS)], "markersize": 3, "color": f"C{number % 10}"}
-            for row, key in enumerate(("accuracy", "entropy")):
-                means = [fmean(c[key][k] for c in curves) for k in range(len(strengths))]
-                axes[row][column].plot(strengths, means, label=label, linewidth=1, **style)
-            axes[0][column].set_title(protocol, fontsize=9)
-            axes[1][column].set_xlabel("strength")
-    axes[0][0].set_ylabel("accuracy")
-    axes[1][0].set_ylabel("entropy (nats)")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
+def _of(found: Sequence[dict[str, Any]], protocol: str) -> list[dict[str, list[float]]]:
+    return [metrics[protocol] for metrics in found if protocol in metrics]
+
+
+def _mean(curves: Sequence[dict[str, list[float]]], key: str) -> list[float]:
+    return [fmean(values) for values in zip(*(curve[key] for curve in curves), strict=True)]
+
+
+COLUMNS = ("form", "protocol", "seeds", "strength", "accuracy", "entropy")
+
+
+def _data(groups: Groups, protocols: Sequence[str]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for label, found in groups.items():
+        for protocol in protocols:
+            if curves := _of(found, protocol):
+                accuracy, doubt = _mean(curves, "accuracy"), _mean(curves, "entropy")
+                lines = zip(_strengths(len(accuracy)), accuracy, doubt, strict=True)
+                rows += [[label, protocol, len(curves), *line] for line in lines]
+    return rows
+
+
+def _method(label: str) -> str:
+    return label.partition(",")[0]
+
+
+def _form(label: str) -> str:
+    return "published" if label.endswith("published") else ""
+
+
+def _line(panel: Axes, found: Sequence[dict[str, Any]], protocol: str, key: str, look: dict[str, Any]) -> None:
+    if curves := _of(found, protocol):
+        means = _mean(curves, key)
+        panel.plot(_strengths(len(means)), means, **look)
+
+
+def _dress(panel: Axes, protocol: str, key: str) -> None:
+    panel.set(title=f"{protocol}: {key}", xlim=(0, 1), ylim=(-0.02, 1.02) if key == "accuracy" else (-0.05, 2.35))
+    panel.title.set_fontsize(9)
+
+
+def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A row for each family of methods, the CDNs in the background of the others."""
+
+    def strong(label: str) -> float:
+        return fmean(value for protocol in protocols for curve in _of(groups[label], protocol) for value in curve["accuracy"])
+
+    rows: dict[str, Looks] = {}
+    for name in FAMILIES:
+        own = sorted((label for label in groups if family(_method(label)) == name), key=strong, reverse=True)
+        if own:
+            rows[name] = {label: {"label": label, **style(_method(label), _form(label))} for label in own}
+    first = next(iter(rows))
+    grey = [label for label in rows[first] if not _form(label)]
+    return _in_rows(groups, protocols, rows, {name: grey for name in rows if name != first})
+
+
+def _by_method(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A row for each method, a line for each number of draws in training."""
+    rows: dict[str, Looks] = {}
+    for label in groups:
+        method, words = _method(label), label.rpartition(", ")[2]
+        number = len(rows.setdefault(method, {}))
+        look = {"linestyle": list(DASHES.values())[number % len(DASHES)], "marker": "osD^v*PX"[number % 8], "markersize": 4}
+        rows[method][label] = {"label": words, "color": LOOKS.get(method, OTHER).colour, "linewidth": 1 + 0.3 * number, **look}
+    return _in_rows(groups, protocols, rows, {})
+
+
+def _in_rows(groups: Groups, protocols: Sequence[str], rows: dict[str, Looks], grey: dict[str, list[str]]) -> Figure:
+    """In every row accuracy under each protocol, then entropy under each."""
+    wished = [(protocol, key) for key in MEASURES for protocol in protocols]
+    figure = Figure(figsize=(3.2 * len(wished), 3.0 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), len(wished), squeeze=False)
+    for row, (name, looks) in zip(axes, rows.items(), strict=True):
+        for panel, (protocol, key) in zip(row, wished, strict=True):
+            for label in grey.get(name, []):
+                _line(panel, groups[label], protocol, key, {"color": "0.8", "linewidth": 2.5, "zorder": 1})
+            for label, look in looks.items():
+                _line(panel, groups[label], protocol, key, look)
+            _dress(panel, protocol, key)
+        row[0].set_ylabel(name)
+        row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, handlelength=3.5)
+    for panel in axes[-1]:
+        panel.set_xlabel("strength")
+    return figure
+
+
+def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A panel for each attack: accuracy in the upper rows, entropy in the lower ones."""
+    down = math.ceil(len(protocols) / ACROSS)
+    figure = Figure(figsize=(3.4 * ACROSS, 3.0 * 2 * down), layout="constrained")
+    axes = figure.subplots(2 * down, ACROSS, squeeze=False)
+    for panel in axes.flat:
+        panel.set_visible(False)
+    for upper, key in zip((0, down), MEASURES, strict=True):
+        for number, protocol in enumerate(protocols):
+            panel = axes[upper + number // ACROSS][number % ACROSS]
+            panel.set_visible(True)
+            for label, found in groups.items():
+                _line(panel, found, protocol, key, {"label": label, **style(_method(label), _form(label))})
+            _dress(panel, protocol, key)
+            panel.set_xlabel("strength")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=3.5)
     return figure
 
 

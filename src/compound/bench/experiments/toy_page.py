@@ -23,8 +23,8 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
         "Few points (set 1) should leave doubt where no point is: a band that opens outside [-4, 4]. "
         "Much noise on the left (set 2) should give a wide band on the left, and no doubt that more data would remove."
     )
-    figure = _bands(results)
-    page.figure(figure, "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations. Seed 0.")
+    columns, words = ("form", "set", "x", "mean", "sd"), "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations."
+    page.picture("toy", _bands(results), f"{words} Seed {_shown_seed(results)}.", columns, _data(results))
     defaults = [result for result in results if not is_published(result.run)]
     bars, others = [], []
     for method in dict.fromkeys(result.run.method for result in defaults):
@@ -45,7 +45,7 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
             page.text("dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found.")
     _numbers(results, page)
     _variances(results, page)
-    return Drawn(bars + others, figure)
+    return Drawn(bars + others)
 
 
 def is_published(run: Run) -> bool:
@@ -54,6 +54,19 @@ def is_published(run: Run) -> bool:
 
 def _form(run: Run) -> str:
     return f"{run.method}, {'published' if is_published(run) else 'default'}"
+
+
+def _shown_seed(results: Sequence[Result]) -> int:
+    return min(result.run.seed for result in results)
+
+
+def _data(results: Sequence[Result]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for result in results:
+        if result.run.seed == _shown_seed(results):
+            lines = zip(*(result.arrays[name].tolist() for name in ("x", "mean", "band")), strict=True)
+            rows += [[_form(result.run), int(result.run.data[4]), *line] for line in lines]
+    return rows
 
 
 def _bands(results: Sequence[Result]) -> Figure:
@@ -65,7 +78,7 @@ def _bands(results: Sequence[Result]) -> Figure:
     for panel in axes.flat:
         panel.set_visible(False)
     for result in results:
-        if result.run.seed != 0:
+        if result.run.seed != _shown_seed(results):
             continue
         which, at, place = int(result.run.data[4]), result.arrays, forms.index(_form(result.run))
         panel = axes[2 * (place // ACROSS) + which - 1][place % ACROSS]
@@ -84,7 +97,11 @@ def _bands(results: Sequence[Result]) -> Figure:
 
 def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
     first, second = _by_set(results)
-    smaller = max((b["epistemic_share"] / a["epistemic_share"] for a, b in zip(first, second, strict=True)), default=None)
+    if not (first and second):
+        return []  # one of the sets has no finished run
+    seeds = [{r.run.seed: r.metrics for r in results if r.run.data == f"set {which}"} for which in (1, 2)]
+    both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
+    smaller = max((b["epistemic_share"] / a["epistemic_share"] for a, b in both), default=None)
     return [
         Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 2),
         Bar(f"{method}: set 1, sd outside / sd of the target", max(m["outside_to_target"] for m in first), 10, "at most"),
@@ -97,8 +114,10 @@ def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
 def _said(method: str, results: Sequence[Result]) -> list[Bar]:
     """What the paper says: Bayesian methods doubt outside the data; only mixtures see where the noise is."""
     first, second = _by_set(results)
-    grows = [Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS else []
+    grows = [Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS and first else []
     ratios = [m["ratio"] for m in second]
+    if not ratios:
+        return grows
     words = f"{method}: set 2, sd left / right"
     return [*grows, Bar(words, min(ratios), 1.5) if method in SIDES else Bar(words, max(ratios), 1.5, "at most")]
 
