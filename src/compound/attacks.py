@@ -74,10 +74,14 @@ def pgd(
 
 def direction(loss: Function, x: Tensor) -> Tensor:
     """Where each input makes the loss grow, -1, 0 or 1; 0 where the gradient is not a number."""
+    return gradient(loss, x).sign().nan_to_num_(0.0)
+
+
+def gradient(loss: Function, x: Tensor) -> Tensor:
+    """Of every row's loss towards that row."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(x).sum(), x)
-    return gradient.sign().nan_to_num_(0.0)
+        return torch.autograd.grad(loss(x).sum(), x)[0]
 
 
 def _even(x: Tensor, generator: Generator) -> Tensor:

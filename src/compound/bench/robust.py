@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Generator, Tensor
 
-from compound.attacks import direction, pgd
+from compound.attacks import Function, direction, pgd
 from compound.models import Draws, Model
 from compound.predictive import CategoricalPredictive, entropy
 
@@ -44,11 +44,13 @@ def signs(model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) 
     state = generator.get_state()
     parts = []
     for pixels, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
-        parts.append(direction(_loss(model, labels, draws, generator, state), pixels))
+        parts.append(direction(label_loss(model, labels, draws, generator, state), pixels))
     return torch.cat(parts)
 
 
-def _loss(model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor):  # type: ignore[no-untyped-def]
+def label_loss(model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor) -> Function:
+    """-log p(y | x), p being the mean over draws, always the same ones: those that begin at `state`."""
+
     def loss(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)  # one set of draws, for all rows alike
         return -model.answer(x, Draws.of(draws), generator).log_prob(y)
