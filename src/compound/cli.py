@@ -74,7 +74,8 @@ def run(
 ) -> None:
     """Work through an experiment and draw its page.
 
-    toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong
+    toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong,
+    fgsm-cifar
 
     Finished runs are read, not repeated; after Ctrl-C, a crash or a power cut the same command goes on where it was. A run that
     fails is shown with its reason and takes no other down: the page is drawn from the rest, and the exit code is 1.
