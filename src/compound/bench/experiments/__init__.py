@@ -15,7 +15,7 @@ from compound.bench.runs import Outcome, Place, Result, Run, Work
 from compound.bench.times import draw_times
 from compound.persist import write_atomic
 
-NAMES = ("toy", "digits", "ood-mnist", "ood-fashion", "fgsm-mnist", "fgsm-fashion", "fgsm-samples", "fgsm-strong", "fgsm-cifar")
+NAMES = ("toy", "digits", "ood-mnist", "ood-fashion", "fgsm-mnist", "fgsm-fashion", "fgsm-samples", "fgsm-strong", "fgsm-cifar", "uci")
 HIDDEN = ("select-mnist", "select-fashion")  # parts of others
 EXPERIMENTS = {name: f"compound.bench.experiments.{name.replace('-', '_')}" for name in (*NAMES, *HIDDEN)}
 
