@@ -51,6 +51,22 @@ def read_chunks(path: str | Path, types: Mapping[str, str], rows: int = 65_536) 
                 yield _frame(pa.Table.from_batches([batch.slice(start, rows)]), path, types)
 
 
+def column_names(path: str | Path) -> list[str]:
+    """The names of a table's columns; its rows are left alone."""
+    path = Path(path)
+    with _reading(path, None):
+        names = pyarrow.parquet.read_schema(path).names if _kind(path) == ".parquet" else _header(path)
+    if not names:
+        raise ValueError(f"{path} is empty: give a table with a header line and at least one row")
+    return names
+
+
+def place(path: str | Path, row: int) -> str:
+    """Where row `row`, counted from 0, stands in its file: "line 2", or "row 1" where a file has no lines."""
+    path = Path(path)
+    return f"row {row + 1}" if _kind(path) == ".parquet" else f"line {_line(path, row + 2)}"
+
+
 def as_frame(X: Any) -> pd.DataFrame | None:
     """A data frame of pandas, polars or pyarrow as one of pandas; None where X has no named columns."""
     if isinstance(X, pd.DataFrame):

@@ -40,6 +40,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
         "encoder": estimator.encoder_.words(),
         "names": [str(name) for name in getattr(estimator, "feature_names_in_", [])],
         "columns": estimator.n_features_in_,
+        "target": getattr(estimator, "target_name_", None),  # where a table's column was learnt from
         "seed": estimator.seed_,
         "threshold": estimator.threshold_,
         "history": history,
@@ -87,6 +88,8 @@ def _restored(path: str | Path, bundle: persist.Bundle) -> Any:
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
+    if words.get("target"):
+        estimator.target_name_ = words["target"]
     columns = {name: [math.nan if v is None else v for v in values] for name, values in words["history"].items()}
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
