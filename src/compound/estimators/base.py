@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
-from torch import Tensor
+from torch import Generator, Tensor
 
 from compound.data.encoder import Encoder, is_words
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import answers
+from compound.estimators.asking import BLOCK, answers
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method, Model
 from compound.predictive import Predictive
@@ -141,10 +141,11 @@ class Estimator(BaseEstimator, ABC):
         weight = self._hold_out(truth, members)
         held = weight == 0
         weight = weight * torch.from_numpy(weights / weights.mean()).float()
+        outside = moved(x, fork(self.seed_, "outside")) if method.name == "dpn" else None
         with ExitStack() as stack:
             watches = [*(self.callbacks or ()), *([stack.enter_context(bar("fit"))] if self.verbose else [])]
-            watch = (lambda seen: [tell(seen) for tell in watches]) if watches else None
-            self.history_ = fit(self.model_, whole(x, truth, task, weight), settings, self.seed_, watch=watch)  # type: ignore[arg-type]
+            data = whole(x, truth, task, weight, outside)
+            self.history_ = fit(self.model_, data, settings, self.seed_, watch=_to_all(watches))
         self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
         self._calibrate(x, truth, held)
         return self
@@ -184,6 +185,12 @@ class Estimator(BaseEstimator, ABC):
         if not isinstance(found, cls):
             raise ValueError(f"{path} holds a {type(found).__name__}, not a {cls.__name__}: use {type(found).__name__}.load")
         return found
+
+    def export(self, path: str | Path, rows: int = BLOCK) -> None:
+        """A `torch.export` program at `path` that answers `rows` rows at a time without this library (see export.py)."""
+        from compound.estimators.export import export
+
+        export(self, path, rows)
 
     def _checked(self) -> Method:
         """Every parameter looked at before any work."""
@@ -242,3 +249,17 @@ class Estimator(BaseEstimator, ABC):
 
     def _strange(self, x: Tensor) -> Array:
         return self.strangeness_.scores(x).double().numpy()
+
+
+def moved(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:
+    """Rows pushed a long way in random directions: outliers for methods that must see some in training."""
+    step = torch.randn(x.shape, generator=generator)
+    return x + length * step / step.norm(dim=1, keepdim=True)
+
+
+def _to_all(watches: Sequence[Callable[[Watch], None]]) -> Callable[[Watch], None] | None:
+    def watch(seen: Watch) -> None:
+        for tell in watches:
+            tell(seen)
+
+    return watch if watches else None

@@ -113,6 +113,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
         """Members that held out rows of their own answer for these alone; all members together for rows that all held out."""
+        held = held.reshape(-1, len(y))  # (1 or members, rows)
         who, rows = held.nonzero().T
         some = torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]
         who, rows, scores, start = who[some], rows[some], [], 0

@@ -1,0 +1,90 @@
+"""A fitted estimator as a `torch.export` program, for serving without this library.
+
+Input: `x` (rows, numbers) in float64, what `encoder_.numbers(table)` gives: the table's own numbers, gaps filled, words spelt out
+(for a table of numbers without gaps: the table itself). Outputs, by name, in float64: mean and std (targets) or probabilities
+(classes), then total, aleatoric, epistemic, and distance, the score of strangeness. All draws are fixed inside the program.
+
+    program = torch.export.load("model.pt2").module()
+    mean, std, total, aleatoric, epistemic, distance = program(x)
+"""
+
+import copy
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.overrides import TorchFunctionMode
+
+from compound.data.encoder import LIMIT
+from compound.estimators.asking import BLOCK, DRAWS
+from compound.models import Draws
+from compound.persist import write_atomic
+from compound.predictive import GaussianPredictive
+from compound.types import fork
+
+if TYPE_CHECKING:
+    from compound.estimators.base import Estimator
+
+AFTER = ("total", "aleatoric", "epistemic", "distance")
+
+
+class _Fixed(TorchFunctionMode):
+    """Nothing in the program hangs on chance or on values.
+
+    Whatever takes a generator is computed outside the trace and becomes a constant. Layers clamp log-variances only where some are
+    out of bounds: a range without bounds makes them clamp always.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.aminmax:
+            with disable_proxy_modes_tracing():
+                return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+        if "generator" not in (kwargs or {}) and func is not torch.empty:  # empty: about to be filled with random bits
+            return func(*args, **(kwargs or {}))
+        with disable_proxy_modes_tracing():
+            return func(*args, **(kwargs or {}))
+
+
+def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
+    """Write the program to `path` (.pt2). It takes exactly `rows` rows at a time: pad the last block."""
+    from sklearn.utils.validation import check_is_fitted
+
+    check_is_fitted(estimator)
+    if rows < 1:
+        raise ValueError(f"rows is {rows}: a program takes at least one row at a time")
+    encoder, model = estimator.encoder_, copy.deepcopy(estimator.model_).requires_grad_(False)
+    shift, scale = torch.from_numpy(encoder.shift), torch.from_numpy(encoder.scale)
+    targets = model.task.kind == "targets"
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
+        with _Fixed(), torch.no_grad():
+            n = Draws.of(DRAWS[model.task.kind])
+            plain = model.answer(standard, n, fork(estimator.seed_, "ask"))
+            distance = estimator.strangeness_.scores(standard).double()
+        answer = estimator._finished(plain)
+        first = (answer.mean, answer.std) if isinstance(answer, GaussianPredictive) else (answer.probs,)  # type: ignore[attr-defined]
+        return (*first, answer.total, answer.aleatoric, answer.epistemic, distance)
+
+    around = torch.randn(rows, encoder.width, generator=fork(0, "example"), dtype=torch.float64)
+    example, other = shift + scale * around, shift + 3 * scale * around
+    with torch.no_grad():
+        traced: nn.Module = make_fx(program, tracing_mode="real")(example)
+        for name, value in [*vars(traced).items(), *traced._buffers.items()]:
+            if isinstance(value, Tensor):  # parts of one draw share memory, which a file cannot
+                setattr(traced, name, value.detach().clone(memory_format=torch.contiguous_format))
+        exported = torch.export.export(traced, (example,))
+        for mine, asked in zip(exported.module()(other), program(other), strict=True):
+            if not torch.allclose(mine, asked, rtol=1e-5, atol=1e-7):
+                raise ValueError(f"{model.method} cannot be exported: its answers hang on more than the row that is asked about")
+    names = ["mean", "std"] if targets else ["probabilities"]
+    words: dict[str, Any] = {"inputs": encoder.names, "rows": rows, "outputs": [*names, *AFTER], "threshold": estimator.threshold_}
+    if not targets:
+        words["classes"] = [str(value) for value in estimator.classes_]  # type: ignore[attr-defined]
+    buffer = io.BytesIO()
+    torch.export.save(exported, buffer, extra_files={"compound.json": json.dumps(words)})
+    write_atomic(path, buffer.getvalue())
