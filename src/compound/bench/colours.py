@@ -21,9 +21,10 @@ DASHES: dict[str, Line] = {
     "wide": (0, (4, 4)),
     "wide dots": (0, (1, 3)),
 }
+CDNS = "compound density networks"
 # three families, drawn apart: twenty curves in one panel are none. Within a family every line and marker differs.
 FAMILIES: dict[str, dict[str, Look]] = {
-    "compound density networks": {
+    CDNS: {
         "ml-cdn": Look("#c1272d", DASHES["full"], "o"),
         "vb-cdn": Look("#0b3c8c", DASHES["full"], "s"),
     },
@@ -50,6 +51,11 @@ LOOKS = {method: look for family in FAMILIES.values() for method, look in family
 OTHER = Look("#888888", DASHES["wide"], "<")  # a method that is not in the table
 
 
+def place(method: str) -> int:
+    """For sorting: methods stand in the same order everywhere."""
+    return list(LOOKS).index(method) if method in LOOKS else len(LOOKS)
+
+
 def family(method: str) -> str:
     return next((name for name, members in FAMILIES.items() if method in members), "further methods")
 
@@ -57,7 +63,7 @@ def family(method: str) -> str:
 def style(method: str, form: str = "") -> dict[str, Any]:
     """Arguments of `plot`. Form: "" (the usual one), "other" (with far noise where that is not usual, or without) or "published"."""
     look = LOOKS.get(method, OTHER)
-    thick = 2.0 if family(method) == "compound density networks" else 1.2
+    thick = 2.0 if family(method) == CDNS else 1.2
     line = look.line if form != "published" else DASHES["dots"]
     line = DASHES["short"] if form == "other" and look.line == "-" else line
     return {

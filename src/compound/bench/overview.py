@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compound.bench.agreement import agreement
+from compound.bench.colours import place
 from compound.bench.experiments import EXPERIMENTS, Experiment, load
 from compound.bench.experiments.select import NAMES as SELECTIONS
 from compound.bench.experiments.select import best_of, chosen
@@ -69,6 +70,8 @@ def sort(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
     sections, left_out = [], []
     for name in EXPERIMENTS:
         own = [run for run in runs if run.experiment == name]
+        if not own:
+            continue
         groups: dict[str, list[Run]] = {}
         plans = {word: _plan(load(name), word, own) for word in PRESETS}
         for run in own:
@@ -83,7 +86,7 @@ def sort(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
 
 
 def _plan(experiment: Experiment, preset: str, runs: Sequence[Run]) -> list[Run]:
-    if preset not in experiment.PRESETS or not runs:
+    if preset not in experiment.PRESETS:
         return []
     return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.EVERY)
 
@@ -125,7 +128,7 @@ def _kept(runs: Sequence[Run], keys: set[str]) -> list[Run]:
             commonest = Counter(_options(run) for run in own).most_common(1)[0][0]
             present = [run.key for run in own if _options(run) == commonest]
         kept |= set(present)
-    return [run for run in runs if run.key in kept]
+    return sorted((run for run in runs if run.key in kept), key=lambda run: (run.seed, place(run.method), run.data))
 
 
 def _options(run: Run) -> str:

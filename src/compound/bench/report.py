@@ -19,10 +19,12 @@ h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid #ddd
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; } figcaption, caption { color: #555; text-align: left; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; } caption { margin-bottom: .4rem; }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; } th:first-child, td:first-child { text-align: left; }
+td.words { text-align: left; }
 p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2rem; }
 td.yes { color: #17692b; } td.no { color: #a32020; font-weight: 600; }
 """
 
+LONG = 30  # letters of a cell that is read as a sentence
 Cell = str | float | int | bool | None
 
 
@@ -145,7 +147,8 @@ def drawn(figure: Figure, kind: str) -> bytes:
 def _cell(value: Cell) -> str:
     if isinstance(value, bool):
         return '<td class="yes">yes</td>' if value else '<td class="no">no</td>'
-    return f"<td>{escape(shown(value))}</td>"
+    words = ' class="words"' if isinstance(value, str) and len(value) > LONG else ""
+    return f"<td{words}>{escape(shown(value))}</td>"
 
 
 def shown(value: Cell) -> str:

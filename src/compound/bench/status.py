@@ -25,7 +25,8 @@ class State(NamedTuple):
 def found(root: Path) -> list[Run]:
     """Every run that has a directory, by experiment."""
     runs = [read_config(path) for path in sorted(root.glob("*/config.json"))]
-    order = sorted((run for run in runs if run is not None), key=lambda r: (r.experiment, r.settings.get("steps", 0), r.seed))
+    known = [run for run in runs if run is not None]
+    order = sorted(known, key=lambda run: (run.experiment, run.settings.get("steps", 0), run.data, run.method, run.seed, run.key))
     if not order:
         raise ValueError(f"{root} holds no runs: start one with compound run, or name another folder by --runs")
     return order
@@ -81,9 +82,14 @@ def tables(states: Sequence[State]) -> list[Table]:
 
 def _extra(run: Run, states: Sequence[State]) -> str:
     """What tells a run from others of the same method, data and seed."""
-    alike = [one.run.options for one in states if (one.run.method, one.run.data, one.run.seed) == (run.method, run.data, run.seed)]
+
+    def slot(one: Run) -> tuple[object, ...]:
+        return one.method, one.data, one.seed, one.settings.get("steps")
+
+    alike = [one.run.options for one in states if slot(one.run) == slot(run)]
     names = [name for name in run.options if any(other.get(name) != run.options[name] for other in alike)]
-    return "".join(f", {name}={run.options[name]}" for name in sorted(names))
+    words = "".join(f", {name}={run.options[name]}" for name in sorted(names))
+    return words if len(words) < 40 else f"{words[:39]}…"
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from compound.bench.colours import DASHES, FAMILIES, LOOKS, OTHER, family, style
+from compound.bench.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
 from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
@@ -117,9 +117,8 @@ def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
         own = sorted((label for label in groups if family(_method(label)) == name), key=strong, reverse=True)
         if own:
             rows[name] = {label: {"label": label, **style(_method(label), _form(label))} for label in own}
-    first = next(iter(rows))
-    grey = [label for label in rows[first] if not _form(label)]
-    return _in_rows(groups, protocols, rows, {name: grey for name in rows if name != first})
+    grey = [label for label in rows.get(CDNS, {}) if not _form(label)]
+    return _in_rows(groups, protocols, rows, {name: grey for name in rows if name != CDNS})
 
 
 def _by_method(groups: Groups, protocols: Sequence[str]) -> Figure:

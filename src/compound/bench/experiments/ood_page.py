@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from compound.bench.colours import FAMILIES, family, style
+from compound.bench.colours import CDNS, FAMILIES, family, style
 from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
@@ -166,9 +166,9 @@ def _figure(curves: Sequence[_Curve], known: str, main: str) -> Figure:
     for row, name in zip(axes, families, strict=True):
         own = sorted((curve for curve in curves if family(curve.method) == name), key=lambda curve: -curve.doubt)
         for panel, of in zip(row, (known, main), strict=True):
-            if name != families[0]:
+            if name != CDNS:
                 for curve in curves:
-                    if family(curve.method) == families[0] and not curve.form:
+                    if family(curve.method) == CDNS and not curve.form:
                         panel.plot(*curve.lines[of], color="0.8", linewidth=2.5, zorder=1)
             for number, curve in enumerate(own):
                 words = f"{curve.label} ({100 * curve.accuracy:.1f})"
