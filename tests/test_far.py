@@ -27,9 +27,9 @@ def test_distance_is_the_ridge_whitened_distance_to_the_nearest_centre():
     far = FarNoise(5).double()
     far.fit(x, fork(1))
     covariance = torch.cov(x.T)
-    inverse = torch.linalg.inv(covariance + RIDGE * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64))
+    inverse = torch.linalg.inv(covariance + RIDGE[0] * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64))
     values, vectors = torch.linalg.eigh(covariance)
-    back = vectors.flip(1) * (values.flip(0) + RIDGE * covariance.diagonal().mean()).sqrt()
+    back = vectors.flip(1) * (values.flip(0) + RIDGE[0] * covariance.diagonal().mean()).sqrt()
     centres = far.centres @ back.T + x.mean(0)  # in the original coordinates
     y = blobs(20, 5, 3).double()
     gaps = y.unsqueeze(1) - centres
@@ -46,7 +46,7 @@ def test_wide_inputs_keep_leading_directions_and_lose_little():
     assert far.whiten.shape[1] < 40
     moved = x[2000:2500] + 0.5 * torch.randn(500, 300, generator=g, dtype=torch.float64)  # off the subspace
     assert far.distance(moved).min() > far.distance(x[2500:]).max()
-    ridge = RIDGE * torch.cov(x[:2000].T).diagonal().mean()
+    ridge = RIDGE[1] * torch.cov(x[:2000].T).diagonal().mean()
     step = torch.randn(300, generator=g, dtype=torch.float64)
     step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(-1)  # outside all leading directions
     outside = (far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)) / (1e3 * step.norm())).item()

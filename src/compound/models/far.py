@@ -22,7 +22,6 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.types import Batch, Streams, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
-KAPPAS = (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 7.0, 6.0, 5.0, 4.5, 4.0, 3.5, 3.0, 2.5, 2.0, 1.0)  # rise from d50 to d99
 JUDGES = 2000  # rows that far noise is chosen on
 
 
@@ -30,11 +29,15 @@ class Scale(NamedTuple):
     """What loudness means for a task."""
 
     levels: tuple[float, ...]  # to choose from, at the median distance
+    kappas: tuple[float, ...]  # and its rise from there to the 99% quantile
     cap: float  # the largest
 
 
 # Classes: log-odds, a tenth of the budget on an ordinary row. Targets: log-variances, in a unit reached at the cap.
-SCALES = {"classes": Scale((math.log(0.1 * BUDGET),), 14.0), "targets": Scale((-6.0, -9.0, -12.0, -15.0, -18.0), 0.0)}
+SCALES = {
+    "classes": Scale((math.log(0.1 * BUDGET),), (20.0, 16.0, 12.0, 10.0, 9.0, *(0.25 * k for k in range(33, 1, -1))), 14.0),
+    "targets": Scale((-6.0, -9.0, -12.0, -15.0, -18.0), (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0), 0.0),
+}
 
 
 def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
@@ -42,9 +45,9 @@ def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[T
 
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
-    base, (levels, cap) = scores(None), SCALES[task.kind]
+    base, (levels, kappas, cap) = scores(None), SCALES[task.kind]
     # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
-    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in levels for kappa in KAPPAS), reverse=True):
+    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in levels for kappa in kappas), reverse=True):
         far.set_ramp(level, kappa, cap)
         if bool(((base - scores(far.at(distance))) <= BUDGET).all()):
             return

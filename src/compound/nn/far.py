@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-RIDGE = 0.15  # of the mean variance: whitening never magnifies a direction by more than the ridge allows
+RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 100
 FOLDS = 5
@@ -101,7 +101,7 @@ class FarNoise(nn.Module):
         mean = data.mean(0)
         features = x.shape[1]
         covariance = torch.cov(data.T).reshape(features, features) if len(x) > 1 else torch.eye(features, dtype=torch.float64)
-        ridge = RIDGE * covariance.diagonal().mean().item() or 1.0
+        ridge = RIDGE[features > FULL_RANK] * covariance.diagonal().mean().item() or 1.0
         values, vectors = torch.linalg.eigh(covariance)
         values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
         # directions with little variance beside the ridge look alike after whitening: one squared norm stands for them all
