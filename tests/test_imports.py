@@ -28,7 +28,9 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "train": {"types", "models.base", "persist"},
     "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
     "bench": BELOW_BENCH | {"models.files"},
-    "cli": {"types", "estimators", "models", "models.files", "bench", "data"},
+    "tables": BELOW_BENCH | {"bench"},
+    "cli": {"types", "estimators", "models", "models.files", "bench", "data", "cli_tables"},
+    "cli_tables": {"estimators", "tables", "bench"},
 }
 
 

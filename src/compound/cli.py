@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from compound import __version__
+from compound import __version__, cli_tables
 
 
 class Refused(click.ClickException):
@@ -47,6 +47,10 @@ def main() -> None:
 
     Example: compound demo
     """
+
+
+for _command in cli_tables.COMMANDS:
+    main.add_command(_command)
 
 
 @main.command()

@@ -1,0 +1,1 @@
+"""Work on table files, as the command does it: fit, predict, evaluate, explain."""

@@ -1,0 +1,76 @@
+"""A model against the truth in a table: everything `compound evaluate` tells."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compound.estimators.rows import Judged, doubts, judge
+from compound.persist import write_atomic
+from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, separation, slices
+from compound.tables.pages import evaluate_page, slice_columns
+from compound.tables.reading import asked_table, labelled_table, needed, opened, truth
+from compound.types import fork
+
+WORST = 10  # slices shown when none were asked for
+
+Shown = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    title: str
+    targets: bool
+    judged: Judged
+    numbers: list[Number]
+    strangers: list[Number]  # empty without another table
+    slices: list[Slice]  # of all columns
+    columns: tuple[str, ...]  # whose slices were asked for
+
+    def tables(self) -> list[Shown]:
+        """What is printed: a title, column heads, rows."""
+        heads = ("", "value", "from", "to")
+        shown: list[Shown] = [(f"{self.title}: {len(self.judged):,} rows, with 95% intervals", heads, self.numbers)]
+        if self.strangers:
+            shown.append(("Rows of the other table", heads, self.strangers))
+        shown.append(("Calibration", ("coverage" if self.targets else "confidence", "seen", "rows"), curve(self.judged, self.targets)))
+        asked = [part for part in self.slices if part.column in self.columns]
+        worst = sorted(self.slices, key=lambda part: part.coverage)[:WORST]
+        title = f"Slices: {', '.join(self.columns)}" if self.columns else "Slices that are covered least"
+        return [*shown, (title, slice_columns(self.targets), asked if self.columns else worst)]
+
+    def write_page(self, out: Path) -> None:
+        page = evaluate_page(self.title, self.judged, self.targets, self.numbers, self.strangers, self.slices)
+        write_atomic(out, page.html().encode())
+
+    def write_json(self, out: Path) -> None:
+        words = {
+            "rows": len(self.judged),
+            "numbers": {number.name: number._asdict() for number in self.numbers},
+            "strangers": {number.name: number._asdict() for number in self.strangers},
+            "calibration": [point._asdict() for point in curve(self.judged, self.targets)],
+            "slices": [part._asdict() for part in self.slices],
+            "nominal": NOMINAL,
+        }
+        write_atomic(out, json.dumps(words, indent=2).encode() + b"\n")
+
+
+def evaluate(model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int) -> Evaluation:
+    """Both tables are read and checked before any question is asked."""
+    estimator = opened(model)
+    name = target or getattr(estimator, "target_name_", None)
+    if name is None:
+        raise ValueError(f"{model} does not know the name of its target: give --target")
+    known = needed(table, estimator)
+    for column in columns:
+        if column not in known:
+            raise ValueError(f"--slice is {column!r}: the model reads {', '.join(known)}")
+    labelled = labelled_table(table, estimator, name)
+    y, other = truth(labelled, estimator), None if ood is None else asked_table(ood, estimator)
+    targets = estimator.model_.task.kind == "targets"
+    judged = judge(estimator, labelled.x, y, LEVELS)
+    found = numbers(judged, targets, fork(seed, "bootstrap"))
+    strangers = [] if other is None else separation(judged.answers, doubts(estimator, other), fork(seed, "strangers"))
+    parts = slices(judged, labelled.x, targets, known)
+    return Evaluation(f"{name} in {table.name}", targets, judged, found, strangers, parts, columns)

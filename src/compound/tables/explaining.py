@@ -1,0 +1,178 @@
+"""Why a row is strange and why its answer is in doubt, column by column.
+
+Strangeness. The score is the length of the whitened difference between the row and the nearest prototype. Turned back by the
+eigenvectors (zero-phase whitening: of all whitened coordinates the ones closest to the columns, Kessy et al. 2018) each coordinate
+belongs to one encoded number; their squares add up to the squared score, those of one column are its share.
+
+Doubt. Shapley values: columns are set from a prototype's values to the row's own, in random orders; a column's share is what the
+epistemic part rises by, on average, when its turn comes. The shares add up to the epistemic part of the row minus that of prototypes.
+
+Prototypes are the centres of the training rows that the score is measured from, in the table's own units. No training row is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from compound.data.encoder import Category, Encoder
+from compound.data.encoder import Number as NumberColumn
+from compound.estimators.base import Estimator
+from compound.estimators.rows import ask, doubt, encoded
+from compound.nn import FarNoise
+from compound.tables.reading import asked_table, opened
+from compound.types import fork
+
+Array = NDArray[Any]
+ORDERS = 32  # random orders of the columns, each walked in both directions
+PROTOTYPES = 3
+
+
+class Share(NamedTuple):
+    """What one column has to do with it."""
+
+    column: str
+    value: str
+    prototype: str  # the nearest one's value
+    strangeness: float  # part of the squared score, 0 to 1
+    epistemic: float  # in the unit of the epistemic part
+
+
+@dataclass(frozen=True)
+class Explanation:
+    answer: pd.DataFrame  # one row, the columns of `ask`
+    threshold: float
+    shares: list[Share]  # strangest column first
+    prototypes: pd.DataFrame  # nearest first; the columns of the table, then distance
+    usual: float  # epistemic part of prototypes, on average
+
+
+def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
+    """Row `row` of a table file, counted from 1."""
+    estimator = opened(model)
+    rows = asked_table(table, estimator)
+    if row > len(rows):
+        raise ValueError(f"{table} has {len(rows):,} rows: there is no row {row}")
+    return explain(estimator, rows.iloc[row - 1 : row].reset_index(drop=True), fork(seed, "explain"))
+
+
+def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
+    """`row` is a table of one row."""
+    x, encoder = encoded(estimator, row), estimator.encoder_
+    far = estimator.strangeness_.far
+    centres = centre_rows(far)
+    near = distances(far, x[0], centres).argsort()[:PROTOTYPES]
+    squares = contributions(far, x[0], centres[near[0]])
+    parts = _by_column(encoder, squares.numpy())
+    rises, usual = shapley(estimator, x[0], sharpened(encoder, centres), generator)
+    spelt = pd.DataFrame([spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns])
+    total = max(float(parts.sum()), np.finfo(np.float64).tiny)
+    shares = [
+        Share(column.name, _shown(row[column.name].iloc[0]), str(spelt[column.name].iloc[0]), float(part / total), float(rise))
+        for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
+    ]
+    shares.sort(key=lambda share: -share.strangeness)
+    spelt["distance"] = distances(far, x[0], centres[near]).numpy()
+    return Explanation(ask(estimator, row), estimator.threshold_, shares, spelt, usual)
+
+
+def centre_rows(far: FarNoise) -> Tensor:  # (centres, width) float64
+    """The centres as encoded rows: whitening undone; directions that whitening leaves out stay at the mean."""
+    whiten = far.whiten.double()
+    lengths = whiten.square().sum(0)  # eigenvectors have length 1
+    return far.shift.double() + far.centres.double() @ (whiten / lengths).T
+
+
+def contributions(far: FarNoise, x: Tensor, centre: Tensor) -> Tensor:  # (width,)
+    """Squares that add up to the squared distance of x from a centre (both encoded)."""
+    whiten = far.whiten.double()
+    length = whiten.square().sum(0).sqrt()
+    vectors = whiten / length  # (width, rank), orthonormal
+    difference = x.double() - centre.double()
+    along = difference @ vectors
+    inside = (along * length) @ vectors.T
+    beyond = (difference - along @ vectors.T) * far.rest.double()
+    return (inside + beyond).square()
+
+
+def distances(far: FarNoise, x: Tensor, centres: Tensor) -> Tensor:  # (centres,)
+    return torch.stack([contributions(far, x, centre).sum().sqrt() for centre in centres])
+
+
+def shapley(estimator: Estimator, x: Tensor, prototypes: Tensor, generator: Generator) -> tuple[Array, float]:
+    """Each column's share (columns,) of the epistemic part of x, and the epistemic part of the prototypes that were drawn."""
+    spans = _spans(estimator.encoder_)
+    count, walks = len(spans), []
+    rises = np.zeros(count)
+    orders = []
+    for _ in range(ORDERS):
+        order = torch.randperm(count, generator=generator).tolist()
+        start = prototypes[int(torch.randint(len(prototypes), (), generator=generator))].float()
+        for way in (order, order[::-1]):  # both directions: half the noise
+            orders.append(way)
+            walks.append(_walk(x, start, spans, way))
+    values = doubt(estimator, torch.cat(walks)).reshape(len(orders), count + 1)
+    for order, walk in zip(orders, values, strict=True):
+        rises[order] += np.diff(walk)
+    return rises / len(orders), float(values[:, 0].mean())
+
+
+def sharpened(encoder: Encoder, centres: Tensor) -> Tensor:  # (centres, width)
+    """Centres as rows that could be: one value for each column of words, missing or not."""
+    rows = centres.clone()
+    for column, span in zip(encoder.columns, _spans(encoder), strict=True):
+        part = rows[:, span]
+        if isinstance(column, Category):
+            rows[:, span] = torch.nn.functional.one_hot(part.argmax(-1), part.shape[-1]).to(rows.dtype)
+        elif column.gaps:
+            rows[:, span.start + 1] = part[:, 1].round().clamp(0, 1)
+    return rows
+
+
+def spell(encoder: Encoder, centre: Tensor) -> list[str]:
+    """An encoded row in the table's own units; words with their share where the rows of a centre differ."""
+    out = []
+    for column, span in zip(encoder.columns, _spans(encoder), strict=True):
+        part = centre[span].tolist()
+        out.append(_number(column, part) if isinstance(column, NumberColumn) else _word(column, part))
+    return out
+
+
+def _walk(x: Tensor, start: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:  # (columns + 1, width)
+    rows = start.repeat(len(order) + 1, 1)
+    for step, column in enumerate(order, 1):
+        rows[step:, spans[column]] = x[spans[column]]
+    return rows
+
+
+def _spans(encoder: Encoder) -> list[slice]:
+    ends = np.cumsum([0, *(column.width for column in encoder.columns)]).tolist()
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _by_column(encoder: Encoder, values: Array) -> Array:
+    return np.array([values[span].sum() for span in _spans(encoder)])
+
+
+def _number(column: NumberColumn, part: Sequence[float]) -> str:
+    if column.gaps and part[1] > 0.5:
+        return "missing"
+    return f"{part[0] * column.scale + column.mean:.4g}"
+
+
+def _word(column: Category, part: Sequence[float]) -> str:
+    names = ["missing" if value is None else value for value in column.values] + ["other"]
+    best = int(np.argmax(part))
+    return names[best] if part[best] > 0.995 else f"{names[best]} ({100 * part[best]:.0f}%)"
+
+
+def _shown(value: Any) -> str:
+    if value is None or value != value:
+        return "missing"
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

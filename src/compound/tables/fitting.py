@@ -1,0 +1,114 @@
+"""From a table file to a model that is kept: split, fit, judge on rows that were held out, save with a report."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compound import persist
+from compound.estimators import CompoundClassifier, CompoundRegressor
+from compound.estimators.base import Estimator
+from compound.estimators.rows import Judged, judge
+from compound.models import Method
+from compound.tables.judging import LEVELS, Number, numbers
+from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
+from compound.types import fork
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to fit, as the command was told."""
+
+    target: str
+    task: Kind = "auto"
+    method: str = ""  # the estimators' own default
+    options: tuple[tuple[str, Any], ...] = ()
+    drop: tuple[str, ...] = ()
+    held_out: float = 0.1
+    epochs: int | None = None
+    false_alarms: float = 0.01
+    seed: int = 0
+    verbose: bool = True
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted estimator and how it did on rows it never saw."""
+
+    estimator: Estimator
+    test: Labelled
+    places: Array  # (test rows,) rows of the file, from 0
+    truth: Array  # (test rows,)
+    judged: Judged
+    numbers: list[Number]
+    trained: int  # rows
+    seconds: float  # of the fit
+
+    @property
+    def targets(self) -> bool:
+        return self.estimator.model_.task.kind == "targets"
+
+
+def fit_table(path: Path, wish: Wish) -> Fitted:
+    """Everything is checked before the fit begins."""
+    if not 0 < wish.held_out < 1:
+        raise ValueError(f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1")
+    method = Method(wish.method or str(CompoundRegressor().method), **dict(wish.options))
+    table = training_table(path, wish.target, wish.drop)
+    task = task_of(path, table.y, wish.task)
+    test = _test_rows(table, task == "classes", wish)
+    estimator = _estimator(task, method, wish)
+    begin = time.monotonic()
+    train = ~test
+    estimator.fit(table.x[train].reset_index(drop=True), table.y[train].to_numpy())
+    seconds = time.monotonic() - begin
+    estimator.target_name_ = wish.target  # type: ignore[attr-defined]
+    held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
+    y = truth(held, estimator)
+    judged = judge(estimator, held.x, y, LEVELS)
+    found = numbers(judged, task == "targets", fork(wish.seed, "bootstrap"))
+    return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
+
+
+def check_model_path(out: Path) -> None:
+    """Refuse, before any work, a place where no model can be put."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
+    others = sorted(entry.name for entry in out.iterdir() if entry.name not in persist.PARTS) if out.exists() else []
+    if others:
+        raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
+
+
+def save(fitted: Fitted, out: Path, page: str) -> None:
+    """The model directory, report included."""
+    fitted.estimator.save(out)
+    persist.write_atomic(out / "report.html", page.encode())
+
+
+def _estimator(task: str, method: str | Method, wish: Wish) -> Estimator:
+    kind = CompoundRegressor if task == "targets" else CompoundClassifier
+    common: dict[str, Any] = {"false_alarms": wish.false_alarms, "random_state": wish.seed, "verbose": wish.verbose}
+    return kind(method, max_epochs=wish.epochs, **common)
+
+
+def _test_rows(table: Labelled, classes: bool, wish: Wish) -> Array:  # (rows,) True = held out
+    """A random part; of classes the same part of each, so that none is missing from training."""
+    rows = len(table.y)
+    if rows < 4:
+        raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others")
+    generator = fork(wish.seed, "test rows")
+    chosen = np.zeros(rows, dtype=bool)
+    groups = [np.flatnonzero(table.y == value) for value in sorted(table.y.unique(), key=str)] if classes else [np.arange(rows)]
+    for group in groups:
+        order = torch.randperm(len(group), generator=generator).numpy()
+        chosen[group[order[: int(len(group) * wish.held_out)]]] = True
+    if not chosen.any():  # few rows, or many small classes
+        largest = max(groups, key=len)
+        chosen[largest[int(torch.randint(len(largest), (), generator=generator))]] = True
+    return chosen
