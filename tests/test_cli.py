@@ -1,7 +1,6 @@
 """The command as a user meets it: help, refusals with exit code 2, and one small experiment from end to end."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,13 +83,3 @@ def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
     metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
     assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
     assert "ml-cdn: accuracy" in Path("report/digits/index.html").read_text()
-
-
-def test_results_do_not_depend_on_the_number_of_jobs(tmp_path: Path):
-    from compound.bench import experiments
-
-    runs = [replace(run, settings={**run.settings, "steps": 20}) for run in experiments.plan("toy", "quick", 1, ["ml-cdn"])[:2]]
-    alone = experiments.perform_all(runs, tmp_path / "one", jobs=1)
-    together = experiments.perform_all(runs, tmp_path / "two", jobs=2)
-    assert [result.run for result in together] == runs
-    assert [result.metrics for result in alone] == [result.metrics for result in together]

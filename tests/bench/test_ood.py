@@ -1,57 +1,44 @@
 """The out-of-distribution and attack experiments on a few made-up pictures, from grid to page."""
 
+import csv
+
 import pytest
 import torch
 
 from compound.bench import experiments
-from compound.bench.experiments import fgsm, ood
+from compound.bench.experiments import ood
 from compound.bench.experiments.ood_page import grouped, shown
 from compound.bench.runs import Result, Run
 from compound.data import images
-from compound.data.images import Images
 from compound.models import Method, build
 from compound.train import Settings, fit
 from compound.types import fork, whole
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """Little training, on 300 made-up pictures: a bright stripe whose place is the label. Other sets are noise of another kind."""
-
-    def load(name: str, part: str, data_dir=None) -> Images:
-        g = fork(0, name, part)
-        rows = 300 if part == "train" else 40
-        y = torch.randint(10, (rows,), generator=g)
-        x = 0.2 * torch.rand(rows, 784, generator=g)
-        if name == "mnist":
-            x.view(rows, 28, 28)[torch.arange(rows), 2 * y] += 0.8
-        else:
-            x[:, 400:] += 0.5
-        return Images(x, y)
-
-    monkeypatch.setattr(images, "load", load)
-    monkeypatch.setattr(ood, "STEPS", {"quick": 150, "paper": 151})
-    monkeypatch.setattr(ood, "HELD_OUT", 60)
-    monkeypatch.setattr(fgsm, "IMAGES", {"quick": 20, "paper": 20})
-    monkeypatch.setattr(fgsm, "DRAWS", {"quick": 3, "paper": 3})
-
-
 def test_pictures_of_another_kind(few, tmp_path):
     runs = experiments.plan("ood-mnist", "quick", 1, ["ml-cdn", "map", "dpn"])
-    assert [run.data for run in runs] == ["mnist", "mnist, as published", "mnist", "mnist"]
+    assert [run.data for run in runs] == ["mnist", "mnist, one member", "mnist, as published", "mnist", "mnist"]
     results = experiments.perform_all(runs, tmp_path / "runs", None, 1)
-    own, published, plain, prior = (result.metrics for result in results)
-    assert set(own) == set(plain) == {"plain", "far"} and set(published) == set(prior) == {"plain"}
+    own, one, published, plain, prior = (result.metrics for result in results)
+    assert set(own) == set(one) == set(plain) == {"plain", "far"} and set(published) == set(prior) == {"plain"}
     assert plain["plain"]["accuracy"] > 0.8
     for metrics in (own, plain):
         assert metrics["far"]["notmnist"]["auroc"] > 0.99  # far noise knows them at once
         assert metrics["far"]["notmnist"]["mmc_out"] < metrics["plain"]["notmnist"]["mmc_out"]
-    entropy = results[2].arrays["entropy far notmnist"]
+    entropy = results[3].arrays["entropy far notmnist"]
     assert entropy.shape == (40,) and entropy.min() >= 0 and entropy.max() <= 2.3027
     bars = experiments.publish(results, tmp_path / "page")
     text = (tmp_path / "page" / "index.html").read_text()
     assert all(bar.claim in text for bar in bars) and len(bars) == 8  # those of ml-cdn
     assert "map + far noise" in text and "ml-cdn, published" in text and (tmp_path / "page" / "ood-mnist.png").exists()
+    with (tmp_path / "page" / "ood-mnist.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["form"] == "map + far noise" and line["pictures"] == "notmnist"]
+    assert sorted(entropy) == pytest.approx([float(line["entropy"]) for line in lines])  # as few as these are all kept
+    assert [float(line["share"]) for line in lines] == pytest.approx([(k + 1) / 40 for k in range(40)])
+    with (tmp_path / "page" / "ood-mnist-table-1.csv").open() as file:
+        first = {line["form"]: line for line in csv.DictReader(file)}
+    assert float(first["map"]["auroc"]) == plain["plain"]["notmnist"]["auroc"] and first["map"]["auroc_error"] == ""
+    assert 'download="ood-mnist.csv"' in text
 
 
 def test_far_noise_is_told_apart_from_the_same_draws(few):

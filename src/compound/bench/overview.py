@@ -40,10 +40,11 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
     if not sections:
         raise ValueError(f"{root} holds no finished run{' of preset ' + preset if preset else ''}: compound status shows what it holds")
     page = Page("Compound density networks: the experiments of the paper, redone")
+    troubles: list[str] = []
+    bars: list[tuple[Section, Bar]] = []
     _open(page, sections)
     for word in dict.fromkeys(section.preset for section in sections):
         _agreement(page, word, [result for section in sections if section.preset == word for result in section.results])
-    troubles, bars = [], []
     for section in sections:
         page.heading(f"{load(section.experiment).TITLE} ({_words(section.preset)})")
         page.prefix = f"{section.preset.replace(' ', '-')}-"

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def _last_name(word: str) -> str:
     return option + equals + value
 
 
+@cache
 def _commit() -> str | None:
-    """The commit of this very file, with "-dirty" where the tree has changes; None outside a repository that holds it."""
+    """The commit of this very file, as it was first asked for, with "-dirty" where the tree has changes; None outside a repository."""
     here = Path(__file__)
     for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]):
         try:

@@ -1,0 +1,31 @@
+"""Made-up pictures, for experiments that would train for long on real ones."""
+
+import pytest
+import torch
+
+from compound.bench.experiments import fgsm, ood
+from compound.data import images
+from compound.data.images import Images
+from compound.types import fork
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Little training, on 300 made-up pictures: a bright stripe whose place is the label. Other sets are noise of another kind."""
+
+    def load(name: str, part: str, data_dir=None) -> Images:
+        g = fork(0, name, part)
+        rows = 300 if part == "train" else 40
+        y = torch.randint(10, (rows,), generator=g)
+        x = 0.2 * torch.rand(rows, 784, generator=g)
+        if name == "mnist":
+            x.view(rows, 28, 28)[torch.arange(rows), 2 * y] += 0.8
+        else:
+            x[:, 400:] += 0.5
+        return Images(x, y)
+
+    monkeypatch.setattr(images, "load", load)
+    monkeypatch.setattr(ood, "STEPS", {"quick": 150, "paper": 151})
+    monkeypatch.setattr(ood, "HELD_OUT", 60)
+    monkeypatch.setattr(fgsm, "IMAGES", {"quick": 20, "paper": 20})
+    monkeypatch.setattr(fgsm, "DRAWS", {"quick": 3, "paper": 3})

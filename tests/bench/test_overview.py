@@ -1,0 +1,146 @@
+"""The page of all finished runs: nothing mixed, and words that follow from the numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compound.bench import experiments
+from compound.bench.agreement import Value, above, agreement
+from compound.bench.experiments.select import chosen
+from compound.bench.overview import overview, sort
+from compound.bench.runs import Outcome, Result, Run, perform
+
+METHODS = ("vb-cdn", "ml-cdn", "vmg", "mnf", "mc-dropout", "deep-ensemble", "noisy-kfac")
+PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862, "noisy-kfac": 0.848}
+
+
+def ood(run: Run, auroc: float) -> dict:
+    more = dict.fromkeys(("auroc_confidence", "auroc_epistemic", "aupr", "fpr95"), 0.5)
+    strange = {name: {"mmc_out": 0.43, "auroc": auroc, **more} for name in ("notmnist", "fashion-mnist", "omniglot", "flipped", "noise")}
+    own = {"accuracy": 0.98, "nll": 0.1, "brier": 0.1, "ece": 0.1, "mmc_in": 0.978, **strange}
+    return {"plain": own} if "published" in run.data or "cdn" not in run.method else {"plain": own, "far": own}
+
+
+def auroc_of(run: Run) -> float:
+    return PAPER.get(run.method, 0.993)
+
+
+def work(run: Run, place) -> Outcome:
+    if run.experiment.startswith("select"):
+        best = run.options.get("lam", 1e-5) == 1e-7
+        return Outcome({"lam": run.options.get("lam", 1e-5), "accuracy": 0.9 + 0.05 * best, "nll": 0.1}, {})
+    if run.experiment == "fgsm-mnist":
+        curve = {"accuracy": [1.0 - 0.05 * k - 0.1 * ("cdn" not in run.method) for k in range(11)], "entropy": [0.1 * k for k in range(11)]}
+        return Outcome({"published": curve, "sound": {**curve, "accuracy": [0.5] * 11}, "silent": 0.0}, {})
+    metrics = ood(run, auroc_of(run))
+    entropies = {f"entropy {form} {name}": np.linspace(0, 2, 500) for form in metrics for name in ("mnist", "notmnist")}
+    return Outcome(metrics, entropies)
+
+
+def results(name: str, preset: str, seeds: int, root: Path, methods=METHODS) -> list[Result]:
+    return [perform(run, work, root) for run in experiments.plan(name, preset, seeds, methods)]
+
+
+def test_page_holds_every_section_and_needs_nothing(tmp_path: Path):
+    made = [*results("ood-mnist", "paper", 2, tmp_path / "runs"), *results("ood-mnist", "quick", 1, tmp_path / "runs", ["vmg"])]
+    made += results("fgsm-mnist", "paper", 1, tmp_path / "runs", ["ml-cdn", "vmg"])
+    shown = overview(tmp_path / "runs", tmp_path / "page")
+    assert shown.runs == len(made) and not shown.troubles
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert text.index("doubt about letters (preset paper)") < text.index("doubt about letters (preset quick)")
+    assert "What agrees with the paper" in text and "http" not in text.replace("http://www.w3.org", "")
+    names = {path.name for path in (tmp_path / "page").iterdir()}
+    assert {
+        "paper-ood-mnist.png",
+        "paper-ood-mnist.csv",
+        "quick-ood-mnist.csv",
+        "paper-fgsm-mnist.csv",
+        "paper-ood-mnist-table-1.csv",
+    } < names
+    assert len((tmp_path / "page" / "quick-ood-mnist.csv").read_text().splitlines()) == 1 + 2 * 200  # thinned
+    only = overview(tmp_path / "runs", tmp_path / "quick", "quick")
+    assert only.runs == 1 and "preset paper" not in (tmp_path / "quick" / "index.html").read_text()
+    with pytest.raises(ValueError, match="choose paper or quick"):
+        overview(tmp_path / "runs", tmp_path / "page", "long")
+
+
+def test_runs_with_other_options_are_not_mixed_in(tmp_path: Path):
+    (grid,) = experiments.plan("ood-mnist", "paper", 1, ["vmg"])
+    other = replace(grid, options={**grid.options, "samples": 7})
+    odd = replace(grid, settings={**grid.settings, "steps": 77})
+    unplanned = replace(grid, method="map", options={"widths": (50,)})
+    for run in (grid, other, odd, unplanned):
+        perform(run, work, tmp_path)
+    sections, left = sort([grid, other, odd, unplanned], tmp_path)
+    found = {section.preset: [result.run.key for result in section.results] for section in sections}
+    assert found == {"paper": [unplanned.key, grid.key], "77 steps": [odd.key]} or found == {
+        "paper": [grid.key, unplanned.key],
+        "77 steps": [odd.key],
+    }
+    assert [run.key for run in left] == [other.key]
+
+
+def test_chosen_lambda_takes_the_place_of_the_usual_one(tmp_path: Path):
+    grid = experiments.plan("ood-mnist", "paper", 1, ["ml-cdn"])
+    picked = chosen(grid, {"mnist": 1e-7, "mnist, as published": 1e-7})
+    for run in (*grid, *picked):
+        perform(run, work, tmp_path)
+    assert {result.run.key for result in sort([*grid, *picked], tmp_path)[0][0].results} == {run.key for run in grid}
+    choice = experiments.plan("select-mnist", "paper", 1)
+    for run in choice:
+        perform(run, work, tmp_path)
+    sections, left = sort([*grid, *picked, *choice], tmp_path)
+    assert {result.run.key for result in sections[0].results} == {run.key for run in picked}
+    assert {run.key for run in left} == {run.key for run in grid}
+
+
+def test_one_section_that_cannot_be_drawn_leaves_the_others(tmp_path: Path):
+    results("ood-mnist", "paper", 1, tmp_path / "runs", ["vmg"])
+    (bad,) = experiments.plan("fgsm-strong", "paper", 1, ["vmg"])
+    perform(bad, lambda run, place: Outcome({"published": {}}, {}), tmp_path / "runs")
+    shown = overview(tmp_path / "runs", tmp_path / "page")
+    assert len(shown.troubles) == 1 and "fgsm-strong (paper) could not be drawn" in shown.troubles[0]
+    assert "doubt about letters" in (tmp_path / "page" / "index.html").read_text()
+
+
+def findings(name: str, of=work, seeds: int = 1) -> dict[str, tuple]:
+    made = [Result(run, of(run, None).metrics, {}, {}) for run in experiments.plan(name, "paper", seeds, METHODS)]
+    return {finding.claim: (finding.agrees, finding.words) for finding in agreement(made)}
+
+
+def test_the_papers_own_numbers_agree_with_the_paper():
+    found = findings("ood-mnist")
+    order = [value for claim, value in found.items() if "above VMG" in claim or "whole order" in claim]
+    assert len(order) == 4 and all(agrees for agrees, _ in order)
+    assert found["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
+    assert found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False  # its MMC is not that of vb-cdn
+    assert "AUROC 0.964 (paper 0.964, +0.000)" in found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
+
+
+def test_a_baseline_above_is_named():
+    def better(run: Run, place) -> Outcome:
+        return Outcome(ood(run, 0.995 if run.method == "mnf" else auroc_of(run)), {})
+
+    found = findings("ood-mnist", better)
+    (agrees, words), *_ = (value for claim, value in found.items() if "published form above" in claim)
+    assert agrees is False and "not above mnf (0.995)" in words and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in words
+    (agrees, words) = found["Table 1: the whole order by AUROC, VB-CDN in the published form"]
+    assert agrees is False and words.startswith("ours: mnf 0.995, vb-cdn 0.993")
+
+
+def test_attacks_are_judged_under_both_protocols():
+    found = findings("fgsm-mnist")
+    accuracy = {claim: agrees for claim, (agrees, _) in found.items() if "accuracy" in claim}
+    assert all(agrees is ("protocol published" in claim) for claim, agrees in accuracy.items())
+    assert len(accuracy) == 16  # four forms, two protocols, two strengths
+    entropy = [value for claim, value in found.items() if "entropy" in claim]
+    assert len(entropy) == 8 and not any(agrees for agrees, _ in entropy)  # equal is not above
+
+
+def test_nearness_is_told_from_the_scatter_of_seeds():
+    own, other = Value.of([0.90, 0.92]), {"near": Value.of([0.88, 0.90]), "far": Value.of([0.5, 0.52])}
+    assert above("c", own, other).words == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
+    assert "scatter is not known" in above("c", Value.of([0.9]), other).words
+    assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
