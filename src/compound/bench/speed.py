@@ -80,10 +80,12 @@ def measure(rounds: int) -> Iterator[Row]:
     x = torch.rand(ROWS, FEATURES, generator=fork(0, "x"))
     y = torch.randint(CLASSES, (ROWS,), generator=fork(0, "y"))
     plain = plain_step(x, y)
-    one = step(Method("ml-cdn", hyper=(50,), last_draws=1), x, y)
+    one = step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), x, y)
     yield compare("train ml-cdn S=1 / plain", one, plain, 5.0, rounds)
-    yield compare("train ml-cdn S=10 / plain", step(Method("ml-cdn", hyper=(50,), last_draws=1, samples=10), x, y), plain, 9.0, rounds)
-    bayes = step(Method("vb-cdn", hyper=(100,), last_draws=1), x, y)
+    yield compare(
+        "train ml-cdn S=10 / plain", step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1, samples=10), x, y), plain, 9.0, rounds
+    )
+    bayes = step(Method("vb-cdn", hyper=(100,), last_draws=1, members=1), x, y)
     yield compare("train vb-cdn S=1 / plain", bayes, plain, 9.0, rounds)
     five = step(Method("ml-cdn", hyper=(50,), last_draws=1, members=5), x, y)
     yield compare("train five members / one", five, one, 4.5, rounds)
@@ -97,12 +99,12 @@ def measure(rounds: int) -> Iterator[Row]:
     many = torch.rand(1000, FEATURES, generator=fork(1, "x"))
     passes = hundred_passes(many)
     for name, hyper, bar in (("ml-cdn", 50, 1.2), ("vb-cdn", 100, 10.0)):
-        model = build(Method(name, hyper=(hyper,), last_draws=1), FEATURES, TASK)
+        model = build(Method(name, hyper=(hyper,), last_draws=1, members=1), FEATURES, TASK)
         yield compare(f"predict {name} 100 draws / 100 plain passes", asking(model, many), passes, bar, few)
     for name in ASKING:
         yield compare(f"predict {name} 100 draws / 100 plain passes", asking(build(name, FEATURES, TASK), many), passes, 0.8, few)
-    silent = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
-    loud = build(Method("ml-cdn", hyper=(50,), last_draws=1), FEATURES, TASK)
+    silent = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
+    loud = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
     fit_far(cast(FarNoise, loud.far))
     yield compare("predict with far noise / without", asking(loud, many), asking(silent, many), 1.15, max(5, rounds // 2))
     yield compare("fit laplace on the last layer / epoch", *laplace(), 2.0, few)

@@ -242,11 +242,11 @@ class VBCDN(_CDN):
 
 # What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
 _COMMON: dict[str, dict[str, Any]] = {
-    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 1, "log_col": (-6.0,), "lam": 1e-5},
+    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 5, "log_col": (-6.0,), "lam": 1e-5},
     "targets": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
 }
 _COMMON["targets"]["lam"] = (3e-3, 1e-6)
-_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,)}, "targets": {"members": 1}}
+_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,), "members": 1}, "targets": {"members": 1}}
 
 
 def _check(config: Any) -> None:

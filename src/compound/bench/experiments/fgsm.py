@@ -41,9 +41,11 @@ class Fgsm:
     SEEDS: int = 1
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        runs = [run for run in self.known.grid(preset, seeds, methods) if self.kind == "methods" or not run.data.endswith("published")]
-        if self.kind == "samples":
-            runs = [replace(run, options={**run.options, "samples": samples}) for run in runs for samples in SAMPLES]
+        names = {self.known.known, f"{self.known.known}, as published"} if self.kind == "methods" else {self.known.known}
+        runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
+        if self.kind == "samples":  # of a single network
+            one = {"ml-cdn": ood.ONE}
+            runs = [replace(run, options={**one.get(run.method, run.options), "samples": samples}) for run in runs for samples in SAMPLES]
         return [replace(run, experiment=self.name) for run in runs]
 
     def work(self, run: Run, place: Place) -> Outcome:

@@ -32,16 +32,17 @@ HELD_OUT = 5000
 STEPS = {"quick": 2000, "paper": 20_000}
 WIDE: dict[str, Any] = {"widths": (100,)}
 FAR = {**WIDE, "far": 3.0}
-PAPER: dict[str, Any] = {**WIDE, "parametrization": "paper", "far": 0.0}
+ONE: dict[str, Any] = {**WIDE, "members": 1}
+PAPER: dict[str, Any] = {**ONE, "parametrization": "paper", "far": 0.0}
 # methods whose options or settings are not just WIDE and the paper's
-OPTIONS: dict[str, dict[str, Any]] = {"map": FAR, "deep-ensemble": FAR, "bnn-lv": {**WIDE, "samples": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {"ml-cdn": {**WIDE, "members": 5}, "map": FAR, "deep-ensemble": FAR, "bnn-lv": {**WIDE, "samples": 3}}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
 }
 BASE = Settings(batch=200, rate=1e-3, rate_end=1.0, clip_value=5.0, clip_norm=None, average=0.0, checks=0)
 OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
-ENOUGH = {"ml-cdn": 8000}  # steps after which a falling rate gains nothing on held-out rows
+ENOUGH = {"ml-cdn": 6000, "vb-cdn": 8000}  # steps after which a falling rate gains nothing on held-out rows
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Ood:
                 steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
                 settings = replace(BASE, steps=steps, rate=rate, rate_end=end)
                 runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
+                if method == "ml-cdn":
+                    runs.append(replace(runs[-1], data=f"{self.known}, one member", options=ONE))
                 if method in PUBLISHED:
                     data, settings = f"{self.known}, as published", replace(BASE, steps=STEPS[preset])
                     runs.append(Run(self.name, method, data, seed, PUBLISHED[method], asdict(settings)))

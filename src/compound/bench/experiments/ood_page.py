@@ -55,9 +55,9 @@ def draw_page(results: Sequence[Result], page: Page, known: str, main: str, stra
 
 
 def label_of(result: Result, form: str) -> str:
-    """Published or default, with far noise or without."""
-    published = ", published" if result.run.data.endswith("published") else ""
-    return f"{result.run.method}{published}{' + far noise' if form == 'far' else ''}"
+    """Default, published or of one member, with far noise or without."""
+    variant = result.run.data.partition(", ")[1:]
+    return f"{result.run.method}{''.join(variant).replace('as published', 'published')}{' + far noise' if form == 'far' else ''}"
 
 
 def grouped(results: Sequence[Result]) -> Group:
@@ -145,7 +145,7 @@ def _curves(results: Sequence[Result], known: str, main: str) -> list[_Curve]:
     for result in sorted(results, key=lambda one: one.run.seed):
         for form, numbers in result.metrics.items():
             label = label_of(result, form)
-            if label in curves:
+            if label in curves or "one member" in label:
                 continue
             lines = {}
             for name in (known, main):
