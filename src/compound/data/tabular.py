@@ -7,7 +7,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,8 +33,9 @@ def read_table(path: str | Path, types: Mapping[str, str] | None = None) -> pd.D
         return _frame(pa.Table.from_batches(_parquet(path, 1 << 20)), path, types)
     with _reading(path, types):
         table = pyarrow.csv.read_csv(_open(path), _options(), _parse(path), _convert(types))
-    if types is None:
-        _refuse_slips(path, table)
+        _refuse_twins(path, table.column_names)
+        if types is None:
+            _refuse_slips(path, table)
     return _frame(table, path, types)
 
 
@@ -58,6 +59,9 @@ def column_names(path: str | Path) -> list[str]:
         names = pyarrow.parquet.read_schema(path).names if _kind(path) == ".parquet" else _header(path)
     if not names:
         raise ValueError(f"{path} is empty: give a table with a header line and at least one row")
+    if any("\ufffd" in name for name in names):
+        _refuse_bytes(path)
+    _refuse_twice(path, names)
     return names
 
 
@@ -91,7 +95,8 @@ class _reading:
 
 
 def _explain(path: Path, error: BaseException) -> NoReturn:
-    _refuse_bytes(path)
+    if _kind(path) != ".parquet":
+        _refuse_bytes(path)
     text = str(error)
     record, column = re.search(r"Row #(\d+)", text), re.search(r"column #(\d+)", text)
     line = f", line {_line(path, int(record.group(1)))}" if record else ""
@@ -104,7 +109,7 @@ def _explain(path: Path, error: BaseException) -> NoReturn:
     if value:
         name = _header(path)[int(column.group(1))] if column else "?"
         raise ValueError(f"{path}{line}, column {name!r} holds {value.group(1)!r}: it must be a number") from error
-    raise ValueError(f"{path}{line} cannot be read as a table ({text}): check that the file is whole") from error
+    raise ValueError(f"{path}{line} cannot be read as a table ({text.split(". ")[0]}): check that the file is whole") from error
 
 
 def _refuse_bytes(path: Path) -> None:
@@ -125,12 +130,18 @@ def _refuse_bytes(path: Path) -> None:
 
 def _line(path: Path, record: int) -> int:
     """The line on which a record ends; blank lines and line breaks within quotes make the two differ."""
-    with io.TextIOWrapper(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), "utf-8", newline="") as file:  # type: ignore[arg-type]
+    with io.TextIOWrapper(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), "utf-8", "replace", newline="") as file:  # type: ignore[arg-type]
         reader = csv.reader(file, delimiter=DELIMITERS[_kind(path)])
         for found, _ in enumerate((row for row in reader if row), 1):
             if found == record:
                 return reader.line_num
     return record
+
+
+def _refuse_twins(path: Path, names: list[str]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{path} has two columns {twice[0]!r}: give every column its own name")
 
 
 def _refuse_slips(path: Path, table: pa.Table) -> None:
@@ -154,15 +165,17 @@ def _refuse_slips(path: Path, table: pa.Table) -> None:
 
 def _frame(table: pa.Table, path: Path, types: Mapping[str, str] | None) -> pd.DataFrame:
     names = table.column_names
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{path} has two columns {twice[0]!r}: give every column its own name")
+    _refuse_twice(path, names)
     if len(table) == 0:
         raise ValueError(f"{path} has a header but no rows: give at least one")
     lacking = [name for name in types or () if name not in names]
     if lacking:
         raise ValueError(f"{path} has no column {lacking[0]!r}: it has {', '.join(names)}")
     return table.to_pandas()
+
+
+def _refuse_twice(path: Path, names: Sequence[str]) -> None:
+    _refuse_twins(path, names)
 
 
 def _kind(path: Path) -> str:
@@ -175,7 +188,7 @@ def _kind(path: Path) -> str:
 
 
 def _header(path: Path) -> list[str]:
-    with io.TextIOWrapper(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), "utf-8-sig", newline="") as file:  # type: ignore[arg-type]
+    with io.TextIOWrapper(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), "utf-8-sig", "replace", newline="") as file:  # type: ignore[arg-type]
         return next(csv.reader(file, delimiter=DELIMITERS[_kind(path)]), [])
 
 

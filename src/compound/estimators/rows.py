@@ -67,7 +67,7 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array) ->
     x, start = encoded(estimator, table), 0
     parts, truths = [], []
     for answer in _answers(estimator, x):
-        own = torch.from_numpy(y[start : start + len(answer.component)])
+        own = torch.tensor(y[start : start + len(answer.component)])
         start += len(own)
         parts.append({**_best(estimator, answer), **_doubts(answer)})
         truths.append(_compared(answer, own))

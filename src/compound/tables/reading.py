@@ -104,6 +104,7 @@ def chunks(path: Path, estimator: Estimator) -> Iterator[pd.DataFrame]:
 
 def arrow_types(path: Path, estimator: Estimator) -> dict[str, pa.DataType]:
     """What each column of a table is, the same for every piece of it."""
+    needed(path, estimator)
     if path.suffix == ".parquet":
         return {field.name: field.type for field in pyarrow.parquet.read_schema(path)}
     return {name: TYPES[kind] for name, kind in _types(path, estimator).items()}
