@@ -33,7 +33,7 @@ def read_table(path: str | Path, types: Mapping[str, str] | None = None) -> pd.D
         return _frame(pa.Table.from_batches(_parquet(path, 1 << 20)), path, types)
     with _reading(path, types):
         table = pyarrow.csv.read_csv(_open(path), _options(), _parse(path), _convert(types))
-        _refuse_twins(path, table.column_names)
+        _refuse_twice(path, table.column_names)
         if types is None:
             _refuse_slips(path, table)
     return _frame(table, path, types)
@@ -109,7 +109,8 @@ def _explain(path: Path, error: BaseException) -> NoReturn:
     if value:
         name = _header(path)[int(column.group(1))] if column else "?"
         raise ValueError(f"{path}{line}, column {name!r} holds {value.group(1)!r}: it must be a number") from error
-    raise ValueError(f"{path}{line} cannot be read as a table ({text.split(". ")[0]}): check that the file is whole") from error
+    reason = text.split(". ")[0]
+    raise ValueError(f"{path}{line} cannot be read as a table ({reason}): check that the file is whole") from error
 
 
 def _refuse_bytes(path: Path) -> None:
@@ -136,12 +137,6 @@ def _line(path: Path, record: int) -> int:
             if found == record:
                 return reader.line_num
     return record
-
-
-def _refuse_twins(path: Path, names: list[str]) -> None:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"{path} has two columns {twice[0]!r}: give every column its own name")
 
 
 def _refuse_slips(path: Path, table: pa.Table) -> None:
@@ -175,7 +170,9 @@ def _frame(table: pa.Table, path: Path, types: Mapping[str, str] | None) -> pd.D
 
 
 def _refuse_twice(path: Path, names: Sequence[str]) -> None:
-    _refuse_twins(path, names)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{path} has two columns {twice[0]!r}: give every column its own name")
 
 
 def _kind(path: Path) -> str:
