@@ -83,3 +83,51 @@ def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
     metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
     assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
     assert "ml-cdn: accuracy" in Path("report/digits/index.html").read_text()
+
+
+def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(toy, "STEPS", {"quick": 5, "paper": 6})
+    work = toy.work
+
+    def unlucky(run, place):
+        if run.data == "set 2":
+            raise ArithmeticError("bad luck")
+        return work(run, place)
+
+    monkeypatch.setattr(toy, "work", unlucky)
+    words = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
+    result = command(*words)
+    assert result.exit_code == 1 and "failed: toy · set 2 · map · seed 0: ArithmeticError: bad luck" in result.output
+    assert "page: report/toy/index.html" in result.output
+    numbers = json.loads(Path("toy.json").read_text())
+    assert [run["config"]["data"] for run in numbers["runs"]] == ["set 1"]
+    assert [failure["reason"] for failure in numbers["failures"]] == ["ArithmeticError: bad luck"]
+    assert "ArithmeticError: bad luck" in Path("report/toy/index.html").read_text()
+    state = command("status", "toy", "--seeds", "1", "--methods", "map")
+    assert "1 done, 0 running, 1 failed, 0 waiting" in state.output and "bad luck" in state.output
+    assert "1 done, 0 running, 1 failed, 0 waiting" in command("status").output
+    whole = command("report", "--out", "whole")
+    assert whole.exit_code == 0 and "(1 runs)" in whole.output
+    assert "ArithmeticError: bad luck" in Path("whole/index.html").read_text() and Path("whole/quick-toy.csv").exists()
+    monkeypatch.setattr(toy, "work", work)
+    assert command(*words).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
+
+
+def test_nothing_to_report_is_refused(command):
+    for words in (("status",), ("report",)):
+        result = command(*words)
+        assert result.exit_code == 2 and "holds no runs" in result.output
+
+
+def test_ctrl_c_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
+    def stopped(run, place):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "work", stopped)
+    result = command("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1")
+    assert result.exit_code == 130 and "the same command goes on where it was" in result.output
+
+
+def test_select_is_refused_where_there_is_nothing_to_choose(command):
+    result = command("run", "toy", "--select")
+    assert result.exit_code == 2 and "leave --select out" in result.output

@@ -1,4 +1,5 @@
 import base64
+import csv
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -6,7 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from compound.bench.colours import CDNS, FAMILIES, LOOKS, style
+from compound.bench.record import command
 from compound.bench.report import Bar, Page, drawn
+from compound.models import METHODS
 
 
 class Cells(HTMLParser):
@@ -98,3 +102,36 @@ def test_bars_are_held_on_the_right_side(value, limit, sense, held):
 def test_nan_holds_no_bar():
     assert not Bar("claim", float("nan"), 0).held
     assert not Bar("claim", float("nan"), 0, "at most").held
+
+
+def test_figure_brings_its_numbers(tmp_path: Path):
+    made = Page("t")
+    made.prefix = "paper-"
+    rows = [("a, b", 0.1 + 0.2, None), ('say "x"', 1e-17, 3)]
+    made.picture("curves", line(), "words", ("name", "x", "n"), rows)
+    made.write(tmp_path / "index.html")
+    content = (tmp_path / "paper-curves.csv").read_bytes()
+    (link,) = re.findall(r'download="paper-curves.csv" href="data:text/csv;base64,([^"]*)', made.html())
+    assert base64.b64decode(link) == content
+    read = list(csv.reader(content.decode().splitlines()))
+    assert read[0] == ["name", "x", "n"] and read[1][0] == "a, b" and float(read[1][1]) == 0.1 + 0.2 and read[1][2] == ""
+    assert read[2][0] == 'say "x"' and float(read[2][1]) == 1e-17
+    assert (tmp_path / "paper-curves.png").read_bytes() == drawn(line(), "png")
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        made.data("short", ("a", "b"), [("only",)])
+
+
+def test_methods_differ_without_colour():
+    assert set(LOOKS) == set(METHODS)
+    for members in FAMILIES.values():
+        shapes = [(str(look.line), look.marker) for look in members.values()]
+        assert len({marker for _, marker in shapes}) == len(shapes) == len(set(shapes))
+    assert len({look.colour for look in LOOKS.values()}) == len(LOOKS)
+    for method in FAMILIES[CDNS]:
+        forms = [style(method, form) for form in ("", "other", "published")]
+        assert len({form["color"] for form in forms}) == 1 and len({str(form["linestyle"]) for form in forms}) == 3
+
+
+def test_command_line_keeps_no_folders():
+    words = ["/home/me/bin/compound", "run", "toy", "--out", "/home/me/x y", "--runs=../deep/runs", "--json", "a.json", "--seeds", "3"]
+    assert command(words) == "compound run toy --out 'x y' --runs=runs --json a.json --seeds 3"
