@@ -188,7 +188,7 @@ def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]", boolean
         warnings.simplefilter("ignore")  # overflow is refused below, in words
         scaler = StandardScaler().fit(imputer.transform(values))
     for i, name in enumerate(names):
-        if not (np.isfinite(scaler.mean_[i]) and np.isfinite(scaler.scale_[i])):
+        if not (np.isfinite(scaler.mean_[i]) and np.isfinite(scaler.var_[i])):
             raise ValueError(f"column {name!r} holds numbers too large to square: divide it by a constant")
     rows = zip(names, scaler.mean_, scaler.scale_, imputer.statistics_, gaps, strict=True)
     return [Number(name, float(mean), float(scale), float(fill), bool(gap), boolean) for name, mean, scale, fill, gap in rows]

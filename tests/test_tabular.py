@@ -1,0 +1,167 @@
+"""Tables: files in, numbers out; whatever is wrong is said with its place."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from compound.data.tabular import Encoder, as_frame, read_chunks, read_table
+
+
+def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    out = pd.DataFrame({"age": draw.normal(40, 10, rows), "city": draw.choice(["Bern", "Oslo", "Rome"], rows)})
+    out["paid"] = draw.random(rows) < 0.3
+    out.loc[::9, "age"] = np.nan
+    out.loc[4, "city"] = None
+    out["flat"] = 1e12
+    return out
+
+
+def test_encoding_is_that_of_scikit_learns_transformers():
+    table, fresh = frame(), frame(30, seed=1)
+    fresh.loc[0, "city"] = "Lima"  # never seen
+    numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    words = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    oracle = make_column_transformer((numbers, ["age"]), (words, ["city"]), (StandardScaler(), ["paid", "flat"]))
+    table["city"] = table["city"].fillna("Bern")
+    oracle.fit(table)
+    encoder = Encoder.fit(table)
+    mine, theirs = encoder.transform(fresh), oracle.transform(fresh)
+    assert encoder.names == ["age", "age missing", "city = Bern", "city = Oslo", "city = Rome", "paid", "flat"]
+    np.testing.assert_allclose(np.delete(mine, 1, axis=1), theirs, atol=1e-6)
+    np.testing.assert_array_equal(mine[:, 1], fresh["age"].isna())
+
+
+def test_rare_and_unseen_words_share_a_column():
+    table = pd.DataFrame({"word": ["a"] * 5 + ["b"] * 4 + ["c", "d", None, None]})
+    encoder = Encoder.fit(table)
+    assert encoder.names == ["word = a", "word = b", "word = missing", "word = other"]
+    asked = encoder.transform(pd.DataFrame({"word": ["b", "c", "never", None]}))
+    assert asked.argmax(1).tolist() == [1, 3, 3, 2] and (asked.sum(1) == 1).all()
+
+
+def test_a_column_of_names_does_not_explode():
+    table = pd.DataFrame({"name": [f"n{i // 2}" for i in range(400)]})
+    assert Encoder.fit(table).width == 32
+
+
+def test_the_encoder_is_plain_words():
+    encoder = Encoder.fit(frame())
+    again = Encoder.of(json.loads(json.dumps(encoder.words())))
+    assert again == encoder
+    assert np.array_equal(again.transform(frame(seed=2)), encoder.transform(frame(seed=2)))
+
+
+def test_arrays_and_frames_of_numbers_are_the_same():
+    values = np.random.default_rng(0).normal(size=(20, 3)) * [1, 1e9, 1e-9]
+    values[3, 1] = np.nan
+    mine = Encoder.fit(values).transform(values)
+    np.testing.assert_array_equal(Encoder.fit(pd.DataFrame(values)).transform(pd.DataFrame(values)), mine)
+    assert (np.abs(mine.mean(0)) < 1e-6).tolist() == [True, True, False, True]  # the third tells where the gap is
+
+
+def test_extreme_numbers_saturate_and_impossible_ones_are_refused():
+    encoder = Encoder.fit(np.array([[0.0], [1.0]]))
+    assert encoder.transform(np.array([[1e300], [-1e300]])).tolist() == [[1e4], [-1e4]]
+    with pytest.raises(ValueError, match="'x0' holds numbers too large"):
+        Encoder.fit(np.array([[1e200], [-1e200]]))
+    with pytest.raises(ValueError, match="'a' holds inf at row 1"):
+        Encoder.fit(pd.DataFrame({"a": [0.0, np.inf]}))
+
+
+@pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "string", "datetime", "Float64"])
+def test_columns_of_every_type_are_understood(kind):
+    values = {"category": ["a", "b", None] * 2, "string": ["a", "b", None] * 2, "boolean": [True, False, None] * 2}
+    table = pd.DataFrame({"c": values.get(kind, [3, 4, None] * 2)})
+    table["c"] = pd.to_datetime(table["c"], unit="D") if kind == "datetime" else table["c"].astype(kind)
+    coded = Encoder.fit(table).transform(table)
+    assert np.array_equal(coded[0], coded[3]) and not np.array_equal(coded[0], coded[1]) and not np.array_equal(coded[1], coded[2])
+
+
+def test_polars_frames_are_frames():
+    polars = pytest.importorskip("polars")
+    table = frame()
+    pd.testing.assert_frame_equal(as_frame(polars.from_pandas(table)), table, check_dtype=False)
+    assert as_frame(np.zeros((2, 2))) is None
+
+
+def written(table: pd.DataFrame, path) -> None:
+    if path.name.endswith(".parquet"):
+        table.to_parquet(path, index=False)
+    else:
+        table.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.parquet"])
+def test_every_kind_of_file_gives_the_same_rows_whole_or_in_pieces(name, tmp_path):
+    table = frame()
+    written(table, tmp_path / name)
+    encoder = Encoder.fit(table)
+    whole = read_table(tmp_path / name)
+    assert np.array_equal(encoder.transform(whole), encoder.transform(table))
+    pieces = list(read_chunks(tmp_path / name, encoder.types(), rows=7))
+    assert max(map(len, pieces)) <= 7
+    assert np.array_equal(np.concatenate([encoder.transform(piece) for piece in pieces]), encoder.transform(table))
+
+
+BAD = {
+    "a row too short": (b"a,b\n1,2\n\n3\n", "line 4 has 1 entries, the header 2"),
+    "a row too long": (b"a,b\n1,2\n3,4,5\n", "line 3 has 3 entries, the header 2"),
+    "empty": (b"", "is empty"),
+    "a header alone": (b"a,b\n", "no rows"),
+    "not UTF-8": (b"a,b\n1,x\n2,\xff\n", "line 3, column 'b' is not UTF-8"),
+    "header not UTF-8": (b"a,\xff\n1,2\n", "line 1 is not UTF-8"),
+    "two of a name": (b"a,a\n1,2\n", "two columns 'a'"),
+    "a slip": (b"a\n" + b"1\n" * 12 + b"x\n" + b"2\n" * 12, "line 14, column 'a' holds 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("packed", [False, True])
+def test_bad_files_are_refused_with_line_and_column(name, packed, tmp_path):
+    content, words = BAD[name]
+    path = tmp_path / ("bad.csv.gz" if packed else "bad.csv")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(ValueError, match=words) as refusal:
+        read_table(path)
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_known_columns_leave_nothing_to_guess(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'a,b\n1,"two\nlines"\n,7\nz,8\n')
+    with pytest.raises(ValueError, match="line 5, column 'a' holds 'z': it must be a number"):
+        list(read_chunks(path, {"a": "number", "b": "text"}))
+    with pytest.raises(ValueError, match="no column 'c'"):
+        list(read_chunks(path, {"c": "number"}))
+    path.write_bytes(b"a,b\n1,007\n?,8\n")
+    (table,) = read_chunks(path, {"a": "number", "b": "text"})
+    assert table["b"].tolist() == ["007", "8"] and np.isnan(table["a"][1])
+
+
+def test_files_of_no_kind_or_nowhere_or_cut_off(tmp_path):
+    with pytest.raises(ValueError, match="no known kind"):
+        read_table(tmp_path / "t.xlsx")
+    with pytest.raises(ValueError, match="missing"):
+        read_table(tmp_path / "t.csv")
+    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
+    (tmp_path / "t.csv.gz").write_bytes(whole[:-12])
+    with pytest.raises(ValueError, match=r"cut off|damaged|whole"):
+        read_table(tmp_path / "t.csv.gz")
+    (tmp_path / "t.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_real_tables_are_read(data_dir):
+    titanic = read_table(data_dir / "tables" / "titanic.csv.gz")
+    assert len(titanic) == 891 and titanic["age"].isna().sum() == 177
+    encoder = Encoder.fit(titanic)
+    assert np.isfinite(encoder.transform(titanic)).all() and "sex = male" in encoder.names
