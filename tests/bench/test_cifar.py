@@ -171,8 +171,13 @@ class TestBank:
         assert_close(Bank("tiny", network, tmp_path).features(other), network(pixels(other)))
         assert sum(seen) - 20 == 1 + 10  # the first block is the old one
         with torch.no_grad():
-            network.conv.weight.mul_(1.5)  # other weights
+            network.conv.weight.mul_(2)  # other weights
         assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
+        with torch.no_grad():
+            network.conv.weight.div_(2)
+        del seen[:]
+        Bank("tiny", network, tmp_path).features(x)
+        assert seen == [1, 1]  # both are kept, side by side
         Bank("tiny", network, tmp_path).features(x)
         network.conv.stride = (1, 1)  # other code, the same weights
         assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
@@ -315,7 +320,7 @@ def few(tiny, monkeypatch):
 
 def test_from_grid_to_page(few, tmp_path):
     runs = experiments.plan("fgsm-cifar", "quick", 1, ["ml-cdn", "map", "dpn"])
-    assert [run.data for run in runs] == [f"cifar10, 300 pictures, {few}" + words for words in ("", ", as published", "", "")]
+    assert [run.data for run in runs] == [f"cifar10/300/{few}" + words for words in ("", ", as published", "", "")]
     assert {run.settings["steps"] for run in runs} == {100 * 270 // 200}
     results = experiments.perform_all(runs, tmp_path / "runs", None, 1)
     own, published, plain, prior = (result.metrics for result in results)
@@ -326,7 +331,9 @@ def test_from_grid_to_page(few, tmp_path):
     assert len(published["published"]["entropy"]) == 11 and plain["silent"] == 0
     experiments.publish(results, tmp_path / "page")
     text = (tmp_path / "page" / "index.html").read_text()
-    assert few in text and "map + far noise" in text and "ml-cdn, published" in text and "gtsrb, AUROC" in text
+    assert f"({few})" in text and "gtsrb, AUROC" in text
+    for label in ("ml-cdn", "ml-cdn + far noise", "ml-cdn, published", "map", "map + far noise", "dpn"):
+        assert f"<td>{label}</td>" in text
     assert (tmp_path / "page" / "fgsm-cifar.png").exists()
 
 

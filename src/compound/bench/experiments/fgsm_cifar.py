@@ -16,7 +16,7 @@ from torch import Tensor
 from compound.bench import through
 from compound.bench.experiments import Drawn, ood
 from compound.bench.experiments.fgsm import STRENGTHS
-from compound.bench.experiments.fgsm_cifar_page import STRANGE, draw_page
+from compound.bench.experiments.fgsm_cifar_page import STRANGE, draw_page, extractor_of
 from compound.bench.features import Bank, Front
 from compound.bench.report import Page
 from compound.bench.runs import Outcome, Place, Result, Run, fitted
@@ -74,7 +74,7 @@ class FgsmCifar:
         word = os.environ.get(ENVIRONMENT, "") or EXTRACTOR
         chosen(word)  # refused here, before any work
         rows = SCALES[preset].train
-        data = f"cifar10, {rows} pictures, {word}"
+        data = f"cifar10/{rows}/{word}"
         settings = replace(ood.BASE, steps=EPOCHS * (rows - rows // 10) // ood.BASE.batch)
         runs = []
         for seed in range(seeds):
@@ -87,7 +87,7 @@ class FgsmCifar:
         return runs
 
     def work(self, run: Run, place: Place) -> Outcome:
-        scale = next(scale for scale in SCALES.values() if f", {scale.train} pictures, " in run.data)
+        scale = next(scale for scale in SCALES.values() if run.data.startswith(f"cifar10/{scale.train}/"))
         sets = _sets(run, place, scale)
         outside = sets.outside if run.method == "dpn" else None
         model = fitted(run, place, whole(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK)
@@ -110,7 +110,7 @@ class FgsmCifar:
 
 
 def _sets(run: Run, place: Place, scale: Scale) -> Sets:
-    name = run.data.split(", ")[2]
+    name = extractor_of(run)
     network = extractor(name)
     bank = Bank(name, network, place.directory.parent / "cache" / "features", place.watch)
     train, test = (colour.load("cifar10", part, place.data_dir) for part in ("train", "test"))

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from compound.bench.experiments import Drawn, fgsm_page, ood_page
 from compound.bench.report import Cell, Page
-from compound.bench.runs import Result
+from compound.bench.runs import Result, Run
 
 STRANGE = ("svhn", "gtsrb")
 KEYS = (*((key,) for key in ood_page.KEYS), *((name, key) for name in STRANGE for key in ("mmc_out", "auroc")))
 
 
 def draw_page(results: Sequence[Result], page: Page) -> Drawn:
-    name = results[0].run.data.split(", ")[2]
+    name = extractor_of(results[0].run)
     page.text(
         f"Heads with 100 hidden units on the features of a fixed network ({name}), which was trained on other pictures. Attacks move the "
         "pixels, through that network: strengths are those of pixels between 0 and 1, of which 0.03 can hardly be seen."
@@ -31,3 +31,8 @@ def draw_page(results: Sequence[Result], page: Page) -> Drawn:
     page.table(("form", *words), rows, "CIFAR-10 against others; mean ± standard error over seeds")
     page.data(f"{results[0].run.experiment}-strange", ("form", *words), rows)
     return drawn
+
+
+def extractor_of(run: Run) -> str:
+    """Of data like cifar10/2000/efficientnet-lite0, or that with ", as published" after it."""
+    return run.data.partition(", ")[0].split("/")[2]
