@@ -195,6 +195,24 @@ def test_columns_the_model_does_not_read_pass_through_as_written(home: Path, her
     np.testing.assert_allclose(found["mean"], pd.read_csv(home / "plain.csv")["mean"])  # the order of columns does not matter
 
 
+def test_truth_values_with_gaps_are_read_alike_by_fit_and_predict(here: Path):
+    table = frame(60).drop(columns="dear")
+    table["garden"] = ["true", "", "false"] * 20
+    table.to_csv("t.csv", index=False)
+    good("fit", "t.csv", "--target", "price", "--method", "map", "--epochs", 1)
+    model = load("t.model")
+    assert model.encoder_.columns[3].values == ("false", "true", None)
+    good("predict", "t.model", "t.csv", "--out", "a.csv")
+    x = table.drop(columns="price").assign(garden=table["garden"].replace("", None))
+    np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", ["2024-05-01", "2024-05-01 10:30:00", "10:30:00"])
+def test_times_are_refused_by_fit(here: Path, value: str):
+    write("t.csv", TABLE.replace("Ulm", value))
+    refused(run("fit", "t.csv", "--target", "price"), "t.csv", "'city'", "times", "--drop")
+
+
 # evaluate
 
 

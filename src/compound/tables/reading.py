@@ -17,6 +17,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.files import load
 
 Kind = Literal["auto", "targets", "classes"]
+TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 FEW = 10  # whole numbers with no more distinct values than this are taken for classes
 
 
@@ -47,7 +48,7 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
         raise ValueError(f"column {target!r} is both target and dropped: drop another one")
     if not set(names) - {target, *drop}:
         raise ValueError(f"{path} has no column besides {target!r} to learn from: give at least one")
-    table = read_table(path)
+    table = _readable(path, read_table(path))
     y = table[target]
     refuse_gaps(path, y, target)
     for name in table:
@@ -152,6 +153,16 @@ def _numbers(path: Path, y: "pd.Series[Any]", before: int = 0) -> NDArray[Any]:
         where = place(path, before + int(bad[0]))
         raise ValueError(f"{path}, {where}, column {y.name!r} holds {y.iloc[int(bad[0])]!r}: it must be a number")
     return values.to_numpy(np.float64)
+
+
+def _readable(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns that every later file can be read to match: numbers, truth values without gaps, words."""
+    found = {str(name): kinds.infer_dtype(table[name], skipna=True) for name in table}
+    for name, kind in found.items():
+        if kind in TIMES:
+            raise ValueError(f"{path}, column {name!r} holds times: write them as numbers, such as days, or leave it out with --drop")
+    wavering = [name for name, kind in found.items() if kind == "boolean" and table[name].isna().any()]
+    return read_table(path, dict.fromkeys(wavering, "text")) if wavering and path.suffix != ".parquet" else table
 
 
 def _target_type(estimator: Estimator) -> str:
