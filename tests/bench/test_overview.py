@@ -84,7 +84,8 @@ def test_runs_with_other_options_are_not_mixed_in(tmp_path: Path):
 
 def test_chosen_lambda_takes_the_place_of_the_usual_one(tmp_path: Path):
     grid = experiments.plan("ood-mnist", "paper", 1, ["ml-cdn"])
-    picked = chosen(grid, {"mnist": 1e-7, "mnist, as published": 1e-7})
+    picked = chosen(grid, {"mnist, one member": 1e-7, "mnist, as published": 1e-7})
+    assert not {run.key for run in grid} & {run.key for run in picked}
     for run in (*grid, *picked):
         perform(run, work, tmp_path)
     assert {result.run.key for result in sort([*grid, *picked], tmp_path)[0][0].results} == {run.key for run in grid}

@@ -27,18 +27,21 @@ def test_five_as_published_for_each_form():
     assert LAMBDAS == (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
     runs = experiments.plan("select-mnist", "paper", 1)
     assert [lambda_of(run) for run in runs] == [*LAMBDAS, *LAMBDAS]
-    assert {run.data for run in runs} == {"mnist", "mnist, as published"}
+    assert [run.data for run in runs] == ["mnist, one member"] * 5 + ["mnist, as published"] * 5
     assert "select-mnist" not in experiments.NAMES
 
 
 def test_fits_that_were_chosen_from_serve_the_grid():
     grid = experiments.plan("ood-mnist", "paper", 1, ["ml-cdn", "map"])
-    assert [run.key for run in chosen(grid, {"mnist": 1e-5, "mnist, as published": 1e-5})] == [run.key for run in grid]  # 1e-5 is usual
+    assert [run.data for run in grid] == ["mnist", "mnist, one member", "mnist, as published", "mnist"]
+    usual = chosen(grid, {"mnist, one member": 1e-5, "mnist, as published": 1e-5})
+    assert [run.key for run in usual] == [run.key for run in grid]  # what is finished stays found
     fits = {run.fit_key for run in experiments.plan("select-mnist", "paper", 1)}
-    for name in ("ood-mnist", "fgsm-mnist"):
-        runs = chosen(experiments.plan(name, "paper", 1, ["ml-cdn", "map"]), {"mnist": 1e-7, "mnist, as published": 1e-8})
-        assert [lambda_of(run) for run in runs if run.method == "ml-cdn"] == [1e-7, 1e-8]
-        assert [run.fit_key in fits for run in runs] == [True, True, False]
+    runs = chosen(grid, best := {"mnist, one member": 1e-7, "mnist, as published": 1e-8})
+    assert [lambda_of(run) for run in runs[:3]] == [1e-7, 1e-7, 1e-8] and runs[3] == grid[3]
+    assert [run.fit_key in fits for run in runs] == [False, True, True, False]  # five members are another fit
+    attacked = chosen(experiments.plan("fgsm-mnist", "paper", 1, ["ml-cdn"]), best)
+    assert [lambda_of(run) for run in attacked] == [1e-7, 1e-8] and {run.fit_key for run in attacked} < {run.fit_key for run in runs}
     assert with_lambda(grid[0], 1e-6).options == {**grid[0].options, "lam": 1e-6}
 
 
@@ -59,10 +62,10 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
     model, _ = ood.Ood.trained(experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs"))
     answer = model.predict(held.x[-60:], 100, fork(0, "validation"))
     assert first.metrics["accuracy"] == accuracy(answer, held.y[-60:])
-    results = experiments.perform_all(choice.runs[:1], tmp_path / "runs", None, 1)
+    results = experiments.perform_all(choice.runs[1:2], tmp_path / "runs", None, 1)
     experiments.publish([*results, *choice.results], tmp_path / "page")
     text = (tmp_path / "page" / "index.html").read_text()
-    assert "mnist: λ = 1e-05" in text and "chosen on held-out rows" in text
+    assert "mnist, one member: λ = 1e-05" in text and "chosen on held-out rows" in text
 
 
 def _place(root: Path):

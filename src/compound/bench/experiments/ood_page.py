@@ -39,7 +39,8 @@ def draw_page(results: Sequence[Result], page: Page, known: str, main: str, stra
         for of, line in curve.lines.items()
         for x, y in zip(*line, strict=True)
     ]
-    page.picture(name, _figure(curves, known, main), words, ("form", "seed", "pictures", "entropy", "share"), rows)
+    if curves:
+        page.picture(name, _figure(curves, known, main), words, ("form", "seed", "pictures", "entropy", "share"), rows)
     page.table(*_first_table(groups, main, published), f"{known} against {main}; mean ± standard error over seeds")
     page.data(f"{name}-table-1", *_first_data(groups, main, published))
     columns = [f"{one}, {WORDS[key]}" for one in strange for key in ("mmc_out", "auroc")]
