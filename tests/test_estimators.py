@@ -1,20 +1,226 @@
-"""Estimators for tables: scikit-learn's contract, honest intervals, strangeness, files."""
+"""Estimators for tables: scikit-learn's contract, frames, weights, answers that add up."""
 
+import re
+
+import numpy as np
+import pandas as pd
 import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
+from compound.estimators import memory
+from compound.types import Task
 
 TINY = {"widths": (20,), "hyper": (10,)}
 REGRESSOR = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=20, batch_size=32)
 CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=15, batch_size=32)
+EXCUSED = {"check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in scikit-learn's own SGD"}
 
 
-def excused(estimator):
-    return {"check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in scikit-learn's own SGD"}
-
-
-@pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
-@parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=excused)
+@parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=lambda estimator: EXCUSED)
 def test_keeps_the_contract_of_scikit_learn(estimator, check):
     check(estimator)
+
+
+def line(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """y = 1000 + 3 x0 + noise of standard deviation 1, beside an input without meaning."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(rows, 2))
+    return x, 1000 + 3 * x[:, 0] + draw.normal(size=rows)
+
+
+@pytest.fixture(scope="module")
+def regressor() -> CompoundRegressor:
+    return clone(REGRESSOR).set_params(random_state=0).fit(*line(300))
+
+
+def test_mean_and_std_come_back_in_the_units_of_y(regressor):
+    x, y = line(1000, seed=1)
+    mean, std = regressor.predict(x, return_std=True)
+    assert np.sqrt(np.mean((mean - y) ** 2)) < 1.5  # the noise alone gives 1, no learning at all 3.2
+    assert 0.7 < np.median(std) < 1.6
+    assert np.array_equal(mean, regressor.predict(x))
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(regressor):
+    x, _ = line(300, seed=2)
+    order = np.random.default_rng(0).permutation(300)
+    mean, interval = regressor.predict(x), regressor.predict_interval(x)
+    np.testing.assert_allclose(regressor.predict(x[order]), mean[order], rtol=1e-9)
+    alone = regressor.predict_interval(x[200:201])
+    np.testing.assert_allclose([alone.lower[0], alone.upper[0]], [interval.lower[200], interval.upper[200]], rtol=1e-9)
+
+
+def test_quantiles_are_the_ends_of_the_interval(regressor):
+    x, _ = line(50, seed=3)
+    low, high = regressor.predict_interval(x, coverage=0.8)
+    np.testing.assert_array_equal(regressor.predict_quantiles(x, [0.1, 0.9]), np.stack([low, high], 1))
+    ladder = regressor.predict_quantiles(x, [0.01, 0.1, 0.5, 0.9, 0.99])
+    assert (np.diff(ladder, axis=1) > 0).all()
+
+
+def test_shares_of_doubt_add_up_and_the_unknown_is_epistemic(regressor):
+    x, _ = line(50, seed=3)
+    parts = regressor.decompose(x)
+    np.testing.assert_allclose(parts.total, parts.aleatoric + parts.epistemic, rtol=1e-6)
+    np.testing.assert_allclose(parts.aleatoric, parts.component + parts.mixing, rtol=1e-6)
+    assert all((part >= 0).all() for part in parts)
+    np.testing.assert_allclose(np.sqrt(parts.total), regressor.predict(x, return_std=True)[1], rtol=1e-4)
+    far = regressor.decompose(x + 30)
+    assert (far.epistemic > 10 * parts.epistemic.max()).all()
+
+
+def test_draws_have_the_moments_of_the_answer(regressor):
+    x, _ = line(20, seed=4)
+    mean, std = regressor.predict(x, return_std=True)
+    draws = regressor.sample_y(x, 4000)
+    assert (np.abs(draws.mean(1) - mean) < 5 * std / np.sqrt(4000)).all()
+    np.testing.assert_allclose(draws.std(1), std, rtol=0.15)
+
+
+def test_several_targets_each_in_its_own_units():
+    x, y = line(200)
+    both = np.stack([y, -1e6 * x[:, 1]], 1)
+    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=30).fit(x, both)
+    mean = model.predict(x)
+    assert [np.corrcoef(mean[:, k], both[:, k])[0, 1] > 0.9 for k in (0, 1)] == [True, True]
+    low, high = model.predict_interval(x)
+    inside = ((low <= both) & (both <= high)).mean(0)
+    assert (inside > 0.8).all()
+    assert model.predict_quantiles(x, 0.3).shape == (200, 2, 1)
+
+
+def test_a_row_of_weight_zero_is_as_if_it_were_not_there():
+    x, y = line(80)
+    weight = np.ones(80)
+    weight[:20] = 0
+    y[:20] = 1e6
+    small = clone(REGRESSOR).set_params(random_state=0, max_epochs=3)
+    without = clone(small).fit(x[20:], y[20:]).predict(x)
+    assert np.array_equal(clone(small).fit(x, y, sample_weight=weight).predict(x), without)
+    assert np.array_equal(clone(small).fit(x, y, sample_weight=4 * weight).predict(x), without)  # only proportions count
+
+
+def test_heavier_rows_count_more():
+    x = np.zeros((200, 1))
+    y = np.repeat(["light", "heavy"], 100)
+    weight = np.where(y == "heavy", 9.0, 1.0)
+    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=20, early_stopping=False).fit(x, y, sample_weight=weight)
+    assert model.classes_[0] == "heavy" and model.predict_proba(x)[0, 0] > 0.7  # 0.5 without weights
+
+
+def test_rare_classes_keep_honest_probabilities():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(1000, 2))
+    y = np.where(draw.random(1000) < np.where(x[:, 0] > 1, 0.2, 0.01), "rare", "usual")
+    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=10).fit(x, y)
+    probability = model.predict_proba(x)[:, 0]
+    assert abs(probability.mean() - (y == "rare").mean()) < 0.03
+    assert probability[x[:, 0] > 1].mean() > 3 * probability[x[:, 0] < 1].mean()
+    assert set(model.predict(x)) <= {"rare", "usual"}
+
+
+def mixed(rows: int, seed: int = 0) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame({"size": draw.normal(size=rows), "colour": draw.choice(["red", "green"], rows), "new": draw.random(rows) < 0.5})
+    frame["kind"] = pd.Categorical(draw.choice(["a", "b", "c"], rows))
+    frame.loc[::7, "size"] = np.nan
+    frame.loc[3, "colour"] = None
+    return frame
+
+
+def test_frames_with_words_and_gaps_just_work():
+    polars = pytest.importorskip("polars")
+    frame = mixed(200)
+    y = 5.0 * (frame["colour"] == "red") + 3.0 * frame["new"] + frame["size"].isna()
+    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=30).fit(frame, y)
+    assert model.score(frame, y) > 0.8
+    assert list(model.feature_names_in_) == ["size", "colour", "new", "kind"]
+    np.testing.assert_array_equal(model.predict(polars.from_pandas(frame)), model.predict(frame))
+    again = clone(model).fit(polars.from_pandas(frame), y)
+    np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["colour", "size", "new", "kind"]])
+    with pytest.raises(ValueError, match="data frame"):
+        model.predict(np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="'size' holds 'big' at row 0"):
+        model.predict(frame.assign(size=["big"] * 200))
+
+
+def test_search_reaches_the_options_of_a_method():
+    x, y = line(60)
+    tiny = clone(REGRESSOR).set_params(max_epochs=2, random_state=0)
+    search = GridSearchCV(make_pipeline(StandardScaler(), tiny), {"compoundregressor__method__lam": [1e-5, 1e-2]}, cv=2, n_jobs=2).fit(x, y)
+    assert search.best_params_["compoundregressor__method__lam"] in (1e-5, 1e-2)
+    assert tiny.method.options.get("lam") is None  # the original is left alone
+    named = CompoundRegressor("ml-cdn").set_params(method__lam=0.5)
+    assert clone(named).get_params()["method__lam"] == 0.5
+    assert len(cross_val_score(tiny, x, y, cv=2)) == 2
+
+
+def test_warm_start_goes_on_from_where_it_was():
+    x, y = line(100)
+    cold = clone(REGRESSOR).set_params(random_state=0, max_epochs=1)
+    warm = clone(cold).set_params(warm_start=True)
+    once = cold.fit(x, y).score(x, y)
+    for _ in range(6):
+        warm.fit(x, y)
+    assert warm.score(x, y) > once + 0.1
+    with pytest.raises(ValueError, match="warm_start"):
+        clone(CLASSIFIER).set_params(warm_start=True, max_epochs=1).fit(x, y > 1000).fit(x, np.repeat(["a", "b"], 50))
+
+
+def test_callbacks_see_the_training():
+    seen = []
+    clone(REGRESSOR).set_params(max_epochs=2, callbacks=[seen.append]).fit(*line(64))
+    assert seen[-1].step == seen[-1].steps == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "nonsense"},
+        {"device": "cuda"},
+        {"max_epochs": 0},
+        {"batch_size": 0.5},
+        {"lr": -1},
+        {"validation_fraction": 1.0},
+        {"false_alarms": 0},
+    ],
+)
+def test_wrong_parameters_are_refused_before_any_work(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        CompoundRegressor(**wrong).fit(*line(20))
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "deep-ensemble", "laplace"])
+def test_sizes_of_models_are_known_before_they_are_built(name):
+    task = Task("targets", 2)
+    real = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
+    assert memory.numbers(Method(name), 11, task) == real
+
+
+def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
+    task, method = Task("targets", 1), Method("ml-cdn")
+    free = 8 * 10**9
+    with pytest.raises(ValueError, match=r"needs about \d+\.\d GB, 8\.0 GB are free") as refusal:
+        memory.check(method, 100_000_000, 20, task, 200, 5, free)
+    rows = int(re.search(r"at most ([\d,]+) rows", str(refusal.value)).group(1).replace(",", ""))
+    memory.check(method, rows - 1, 20, task, 200, 5, free)  # the way out is one
+    with pytest.raises(ValueError, match="sample"):
+        memory.check(method, int(1.01 * rows), 20, task, 200, 5, free)
+    with pytest.raises(ValueError, match="drop columns"):
+        memory.check(method, 100, 1_000_000, task, 100, 5, free)
+    memory.check(method, 1000, 20, task, 100, 5, free)
+
+
+@pytest.mark.parametrize("name", ["dpn", "mdn", "temperature", "mc-dropout"])
+def test_other_methods_answer_the_same_questions(name):
+    x, y = line(60)
+    model = CompoundClassifier(name, max_epochs=3, random_state=0).fit(x, y > 1000)
+    assert np.allclose(model.predict_proba(x).sum(1), 1)
+    assert model.is_ood(x + 100).all()

@@ -147,6 +147,8 @@ class Estimator(BaseEstimator, ABC):
             data = whole(x, truth, task, weight, outside)
             self.history_ = fit(self.model_, data, settings, self.seed_, watch=_to_all(watches))
         self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
+        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
+            tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
         self._calibrate(x, truth, held)
         return self
 
@@ -222,6 +224,8 @@ class Estimator(BaseEstimator, ABC):
     def _table(self, X: Any, reset: bool) -> Any:
         """X as an array of numbers, or as a data frame where columns hold words; its names and number of columns are checked."""
         frame = as_frame(X)
+        if frame is None and not reset and not self.encoder_.plain:
+            raise ValueError("X is a bare array, but columns of words were learnt from: give a data frame with the same columns")
         mixed = frame is not None and any(is_words(frame.iloc[:, i]) for i in range(frame.shape[1]))
         if frame is not None and (mixed if reset else not self.encoder_.plain):
             validate_data(self, X, reset=reset, skip_check_array=True)

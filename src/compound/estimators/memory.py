@@ -32,9 +32,11 @@ def check(method: Method, rows: int, width: int, task: Task, batch: int, members
     needed = estimate(method, rows, width, task, batch, members)
     if free is None or needed <= free:
         return
-    fixed = estimate(method, 1, width, task, batch, members)
-    if fixed < 0.5 * free:
-        advice = f"fit on a sample of at most {int(rows * (free - fixed) / (needed - fixed)):,} rows"
+    least = min(batch, rows - 1)
+    fixed = estimate(method, least, width, task, batch, members)
+    if fixed < 0.5 * free:  # from a batch on, memory is a straight line in the rows
+        fitting = least + (free - fixed) * (rows - least) // (needed - fixed)
+        advice = f"fit on a sample of at most {fitting:,} rows"
     else:
         advice = "drop columns, give fewer members or use a method with smaller layers"
     raise ValueError(f"fitting {rows:,} rows of {width:,} numbers needs about {needed / GB:.1f} GB, {free / GB:.1f} GB are free: {advice}")

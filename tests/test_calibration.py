@@ -1,0 +1,117 @@
+"""Honest intervals, probabilities and alarms of the estimators."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtri
+from scipy.stats import norm
+from sklearn.base import clone
+from test_estimators import CLASSIFIER, REGRESSOR, line
+
+from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
+from compound.estimators.calibration import Intervals, Temperature, quantile, score
+from compound.estimators.regressor import member
+
+
+def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredictive:
+    means = 3 * torch.randn(draws, rows, targets, generator=fork(0, "m")).double()
+    variances = torch.rand(draws, rows, targets, generator=fork(0, "v")).double() + 0.01
+    none = torch.zeros(rows, targets, dtype=torch.float64)
+    return GaussianPredictive(none, none, none, means, variances)
+
+
+def weighted() -> GaussianPredictive:
+    even = mixture()
+    weights = torch.log_softmax(torch.randn(6, 7, 1, generator=fork(0, "w")).double(), 0)
+    return GaussianPredictive(even.component, even.mixing, even.posterior, even.means, even.variances, weights)
+
+
+@pytest.mark.parametrize("answer", [mixture(), weighted()])
+@pytest.mark.parametrize("z", [-2.0, -0.3, 0.0, 1.6])
+def test_quantiles_are_those_of_slow_bisection(answer, z):
+    mine = quantile(answer, torch.full((2,), z, dtype=torch.float64))
+    torch.testing.assert_close(mine, answer.quantile(float(norm.cdf(z))), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("z", [-30.0, -9.0, 0.5, 12.0, 30.0])
+def test_score_undoes_quantile_however_far_out(z):
+    answer = weighted()
+    torch.testing.assert_close(
+        score(answer, quantile(answer, torch.full((2,), z, dtype=torch.float64))), torch.full((7, 2), abs(z)).double()
+    )
+
+
+def test_a_member_is_its_part_of_the_mixture():
+    answer, who = mixture(draws=6), torch.tensor([0, 2, 1, 1, 0, 2, 2])
+    own = member(answer, who, 3)
+    for row, k in enumerate(who.tolist()):
+        assert torch.equal(own.means[:, row], answer.means[2 * k : 2 * k + 2, row])
+        assert torch.equal(own.variances[:, row], answer.variances[2 * k : 2 * k + 2, row])
+
+
+@pytest.mark.parametrize("count,coverage", [(19, 0.9), (9, 0.5), (100, 0.95)])
+def test_new_scores_fall_inside_as_often_as_promised(count, coverage):
+    """Exchangeable scores: a new one is below the rank-th of n with probability rank / (n + 1)."""
+    draw = torch.Generator().manual_seed(0)
+    trials = 4000
+    inside = 0
+    for _ in range(trials):
+        scores = torch.rand(count + 1, 1, generator=draw, dtype=torch.float64).square()
+        inside += int(scores[-1, 0] <= Intervals.fit([scores[:-1]], 1).reach(coverage)[0])
+    expected = np.ceil((count + 1) * coverage - 1e-9) / (count + 1)
+    assert abs(inside / trials - expected) < 4 * np.sqrt(expected * (1 - expected) / trials)
+
+
+def test_few_rows_cannot_vouch_for_a_high_coverage():
+    scores = Intervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
+    assert scores.reach(0.75)[0] == 4.0  # the third of three
+    assert scores.reach(0.99)[0] > 4.0
+    assert Intervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert Intervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    with pytest.raises(ValueError, match="coverage"):
+        scores.reach(1.0)
+
+
+def test_intervals_are_honest_though_the_model_is_not():
+    x, y = line(1000)
+    cocky = CompoundRegressor(Method("map", noise=0.02), max_epochs=10, random_state=0).fit(x, y)  # true noise: 0.3 of y's spread
+    fresh, truth = line(2000, seed=1)
+    low, high = cocky.predict_interval(fresh)
+    own = cocky.predict_dist(fresh).interval(0.9)
+    mean_of = lambda lower, upper: ((truth >= lower) & (truth <= upper)).mean()  # noqa: E731
+    assert mean_of(own[0][:, 0].numpy(), own[1][:, 0].numpy()) < 0.3
+    tolerance = 4 * np.sqrt(0.09 / 100 + 0.09 / 2000)  # 100 rows calibrate, 2000 judge
+    assert abs(mean_of(low, high) - 0.9) < tolerance
+
+
+def test_temperature_undoes_what_was_exaggerated():
+    logits = 2 * torch.randn(4000, 3, generator=fork(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels")).squeeze(1)
+    found = Temperature.fit(torch.softmax(3 * logits, -1), labels)
+    assert abs(np.log(found.value / 3)) < 0.1
+    assert abs(np.log(Temperature.fit(torch.softmax(3 * logits[:2], -1), labels[:2]).value)) < 1
+    assert Temperature.fit(torch.zeros(0, 3), labels[:0]).value == 1
+
+
+def test_tempered_shares_still_add_up_to_the_entropy():
+    answer = CategoricalPredictive.of(torch.log_softmax(torch.randn(4, 5, 6, 3, generator=fork(0, "a")), -1).double())
+    warm = Temperature(2.0)(answer)
+    torch.testing.assert_close(warm.total, warm.entropy())
+    torch.testing.assert_close(warm.epistemic / warm.total, answer.epistemic / answer.total)
+    assert torch.equal(warm.label, answer.label) and bool((warm.total > answer.total).all())
+
+
+def test_alarms_come_at_the_stated_rate_and_for_strange_rows():
+    x, y = line(1000)
+    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=1, false_alarms=0.05).fit(x, y)
+    fresh, _ = line(4000, seed=1)
+    rate = model.is_ood(fresh).mean()
+    assert abs(rate - 0.05) < 4 * np.sqrt(0.05 * 0.95 * (1 / 1000 + 1 / 4000))
+    assert model.is_ood(fresh[:100] + 20).all()
+    assert (model.ood_score(fresh) > model.threshold_).mean() == rate
+
+
+def test_alarms_of_classes_look_at_the_table_not_at_the_label():
+    x, y = line(300)
+    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=1).fit(x, y > 1000)
+    assert model.is_ood(x + 20).all() and model.is_ood(x).mean() < 0.05

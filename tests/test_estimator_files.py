@@ -1,0 +1,166 @@
+"""Estimators on disk: the same bits come back, or a clear sentence."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
+
+import compound
+from compound import CompoundClassifier, CompoundRegressor, Method
+from compound.persist import CONFIG, TENSORS
+
+
+@pytest.fixture(scope="module")
+def regressor() -> CompoundRegressor:
+    x, y = line(80)
+    return clone(REGRESSOR).set_params(random_state=0, max_epochs=3).fit(x, np.stack([y, x[:, 1]], 1))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> CompoundClassifier:
+    frame = mixed(80)
+    return clone(CLASSIFIER).set_params(random_state=np.random.RandomState(0), max_epochs=3).fit(frame, frame["kind"].astype(str))
+
+
+@pytest.fixture
+def saved(regressor, tmp_path):
+    regressor.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_regressor_answers_with_the_same_bits(regressor, saved):
+    again, (x, _) = compound.load(saved), line(30, seed=1)
+    assert type(again) is CompoundRegressor and again.get_params() | {"method": 0} == regressor.get_params() | {"method": 0}
+    for mine, other in zip(regressor.predict_interval(x), again.predict_interval(x), strict=True):
+        assert np.array_equal(mine, other)
+    for mine, other in zip(regressor.decompose(x), again.decompose(x), strict=True):
+        assert np.array_equal(mine, other)
+    assert np.array_equal(regressor.ood_score(x), again.ood_score(x)) and regressor.threshold_ == again.threshold_
+    np.testing.assert_equal(again.history_.columns, regressor.history_.columns)  # NaN counts as equal
+    again.fit(*line(40))  # and it can learn anew
+
+
+def test_a_saved_classifier_knows_its_columns_and_labels(classifier, tmp_path):
+    classifier.save(tmp_path / "model")
+    again, frame = CompoundClassifier.load(tmp_path / "model"), mixed(30, seed=1)
+    assert np.array_equal(again.predict_proba(frame), classifier.predict_proba(frame))
+    assert np.array_equal(again.predict(frame), classifier.predict(frame))
+    assert list(again.classes_) == ["a", "b", "c"] and list(again.feature_names_in_) == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names"):
+        again.predict(frame.rename(columns={"size": "weight"}))
+    with pytest.raises(ValueError, match=r"CompoundClassifier, not a CompoundRegressor"):
+        CompoundRegressor.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("labels", [[0, 7], [1.0, 2.0], [False, True], ["é", "ü"]])
+def test_labels_of_every_kind_come_back(labels, tmp_path):
+    x, y = line(40)
+    dtype = object if isinstance(labels[0], str) else None
+    model = clone(CLASSIFIER).set_params(max_epochs=1).fit(x, np.array(labels, dtype=dtype)[(y > 1000).astype(int)])
+    model.save(tmp_path / "model")
+    again = compound.load(tmp_path / "model")
+    assert again.classes_.tolist() == labels and again.classes_.dtype == model.classes_.dtype
+
+
+def test_any_flipped_byte_is_noticed(saved):
+    draw = np.random.default_rng(0)
+    for name in (CONFIG, TENSORS):
+        whole = (saved / name).read_bytes()
+        for place in draw.integers(len(whole), size=25):
+            broken = bytearray(whole)
+            broken[place] ^= 1 << int(draw.integers(8))
+            (saved / name).write_bytes(broken)
+            if name == CONFIG and json_equal(bytes(broken), whole):
+                continue  # a blank more or less says the same
+            with pytest.raises(ValueError, match="model"):
+                compound.load(saved)
+        (saved / name).write_bytes(whole)
+    compound.load(saved)
+
+
+def json_equal(a: bytes, b: bytes) -> bool:
+    try:
+        return json.loads(a) == json.loads(b)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+def test_files_cut_off_are_refused(saved, name, part):
+    whole = (saved / name).read_bytes()
+    (saved / name).write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises(ValueError, match="model"):
+        compound.load(saved)
+
+
+def test_parts_of_two_models_do_not_mix(saved, tmp_path):
+    clone(REGRESSOR).set_params(random_state=1, max_epochs=1).fit(*line(80)).save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / TENSORS, saved / TENSORS)
+    with pytest.raises(ValueError, match="another save"):
+        compound.load(saved)
+
+
+@pytest.mark.parametrize("entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("single", True)])
+def test_edited_words_are_refused(saved, entry, value):
+    words = json.loads((saved / CONFIG).read_text())
+    assert words["config"][entry] != value
+    words["config"][entry] = value
+    (saved / CONFIG).write_text(json.dumps(words))
+    with pytest.raises(ValueError, match="edited"):
+        compound.load(saved)
+
+
+def test_another_layout_says_why_not(saved, monkeypatch):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 2)
+    with pytest.raises(ValueError, match="layout 1, this library reads 2"):
+        compound.load(saved)
+
+
+def test_a_bare_model_is_not_an_estimator(tmp_path):
+    compound.save_model(Method("map").build(2, compound.Task("targets", 1), 0), tmp_path / "model")
+    with pytest.raises(ValueError, match="load_model"):
+        compound.load(tmp_path / "model")
+
+
+def test_an_unfitted_estimator_cannot_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="not fitted"):
+        CompoundRegressor().save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_exported_programs_answer_as_the_estimator_does(regressor, tmp_path):
+    regressor.export(tmp_path / "model.pt2", rows=16)
+    x = np.concatenate([line(12, seed=1)[0], 40 * line(4, seed=2)[0]])
+    answer = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(x))
+    parts = regressor.decompose(x)
+    wanted = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
+    for mine, other in zip(answer, wanted, strict=True):
+        np.testing.assert_allclose(mine.detach().numpy(), other, rtol=1e-6, atol=1e-6)
+
+
+def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path):
+    classifier.export(tmp_path / "model.pt2", rows=10)
+    extra = {"compound.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
+    frame = mixed(10, seed=1)
+    numbers = torch.from_numpy(classifier.encoder_.numbers(frame))
+    np.testing.assert_allclose(program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-6)
+    words = json.loads(extra["compound.json"])
+    assert words["classes"] == ["a", "b", "c"] and words["inputs"] == classifier.encoder_.names
+    assert words["outputs"][0] == "probabilities" and words["threshold"] == classifier.threshold_
+
+
+def test_gaps_at_asking_time_are_filled_as_in_training(regressor):
+    x, _ = line(5, seed=1)
+    gap = x.copy()
+    gap[0, 0] = np.nan
+    filled = x.copy()
+    filled[0, 0] = regressor.encoder_.columns[0].fill
+    assert np.array_equal(regressor.predict(gap), regressor.predict(filled))
+    assert np.array_equal(regressor.predict(pd.DataFrame(gap)), regressor.predict(filled))
