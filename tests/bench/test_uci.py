@@ -72,6 +72,13 @@ def test_grid_has_the_standard_splits():
     assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
 
 
+def test_another_setting_of_a_peer_is_another_run(monkeypatch):
+    before = {run.method: run.key for run in uci.grid("quick", 1, list(peers.PEERS))}
+    for name, value in (("STAGES", 7), ("PATIENCE", 7), ("ENSEMBLE", 7), ("POSTERIOR_SAMPLING", True), ("GP_ROWS", 7)):
+        monkeypatch.setattr(peers, name, value)
+    assert not set(before.values()) & {run.key for run in uci.grid("quick", 1, list(peers.PEERS))}
+
+
 def test_rows_of_the_sets(data_dir):
     for name, file in uci.SETS.items():
         assert len(uci.uci.load(file, 0, data_dir).x) == uci.ROWS[name]

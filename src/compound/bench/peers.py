@@ -21,6 +21,7 @@ Answer = Callable[[Tensor], GaussianPredictive]
 STAGES = 2000  # trees at most, in both boosting libraries
 PATIENCE = 50  # trees without a better held-out score
 ENSEMBLE = 10  # virtual ensembles: parts of one sequence of trees
+POSTERIOR_SAMPLING = False  # CatBoost's Langevin noise: on boston it stopped too early and lost held-out likelihood
 GP_ROWS = 2000  # an exact Gaussian process costs the cube of its rows: beyond these it learns from a sample
 
 
@@ -44,7 +45,7 @@ def catboost(data: Batch, seed: int) -> Answer:
     model = import_module("catboost").CatBoostRegressor(
         loss_function="RMSEWithUncertainty",
         iterations=STAGES,
-        posterior_sampling=True,
+        posterior_sampling=POSTERIOR_SAMPLING,
         random_seed=seed,
         thread_count=1,
         verbose=False,
@@ -85,6 +86,13 @@ def gp(data: Batch, seed: int) -> Answer:
 
 
 PEERS: dict[str, Callable[[Batch, int], Answer]] = {"ngboost": ngboost, "catboost": catboost, "gp": gp}
+
+
+def settings(name: str) -> dict[str, int | bool]:
+    """All that decides a peer's result besides its data, for the description of a run."""
+    boosted: dict[str, int | bool] = {"stages": STAGES, "patience": PATIENCE}
+    virtual: dict[str, int | bool] = {"ensemble": ENSEMBLE, "posterior_sampling": POSTERIOR_SAMPLING}
+    return {"ngboost": boosted, "catboost": boosted | virtual, "gp": {"rows": GP_ROWS}}[name]
 
 
 def installed() -> tuple[str, ...]:

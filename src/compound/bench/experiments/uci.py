@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from compound import metrics
+from compound.bench import peers
 from compound.bench.experiments.uci_page import draw as draw
 from compound.bench.peers import PEERS, Answer, installed
 from compound.bench.runs import Outcome, Place, Run, fitted
@@ -67,7 +68,7 @@ def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
     for name, region in product(SETS, ("", REGION)):
         splits = min(seeds, uci.SPLITS[SETS[name]], QUICK_SPLITS if preset == "quick" else seeds)
         for split, method in product(range(splits), methods):
-            settings = {} if method in PEERS else asdict(_settings(method, name, preset))
+            settings = peers.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
             runs.append(Run("uci", method, name + region, split, {}, settings))
     return runs
 
