@@ -14,7 +14,6 @@ CLOSE = 0.02  # to a number of the paper
 TABLE = "table_1_mnist_notmnist"
 AT = {0.3: 3, 1.0: 10}  # strength -> its place in a curve
 SEEN = ("dpn",)  # trained on outliers
-NOTE = {1: "one seed: the scatter is not known"}
 
 
 class Finding(NamedTuple):
