@@ -195,7 +195,7 @@ def test_page_has_every_number(perform_on, tmp_path):
 
 @pytest.mark.parametrize("name", list(peers.PEERS))
 def test_peers_learn_the_law(name, monkeypatch):
-    monkeypatch.setattr(peers, "STAGES", 400)
+    monkeypatch.setattr(peers, "STAGES", 200)
     if name not in peers.installed():
         pytest.skip(f"{name} is not installed: pip install compound-torch[peers]")
     g = fork(0, "law")
