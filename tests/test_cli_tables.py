@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -340,28 +339,28 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         assert found.prototypes["distance"].iloc[0] == pytest.approx(nearest)
 
 
-def test_shares_of_doubt_are_shapley_values(home: Path):
+def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.MonkeyPatch):
     model = load(home / "price.model")
-    moved = frame(1, seed=5)[["size", "weight", "city", "garden"]].assign(size=90.0, weight=2.5)
-    x = rows.encoded(model, moved)[0]
-    start = explaining.sharpened(model.encoder_, explaining.centre_rows(model.strangeness_.far))[:1].float()
-    spans = explaining._spans(model.encoder_)
-    mixed = start.repeat(16, 1)  # row s has the columns of x that are bits of s
-    for subset, column in product(range(16), range(4)):
-        if subset >> column & 1:
-            mixed[subset, spans[column]] = x[spans[column]]
-    values = rows.doubt(model, mixed)
-    exact = np.zeros(4)
-    for order in permutations(range(4)):
-        subset = 0
-        for column in order:
-            exact[column] += (values[subset | 1 << column] - values[subset]) / 24
-            subset |= 1 << column
-    found, usual = explaining.shapley(model, x, start, fork(0))
-    assert found.sum() == pytest.approx(rows.doubt(model, x[None])[0] - usual, rel=1e-6)
-    many = np.array([explaining.shapley(model, x, start, fork(seed))[0] for seed in range(4)])
-    error = many.std(0, ddof=1) / np.sqrt(4)
-    assert (np.abs(many.mean(0) - exact) <= 13 * error + 1e-6 * np.abs(exact).max()).all()
+    width, spans = model.encoder_.width, explaining._spans(model.encoder_)
+    matrix = torch.randn(width, width, generator=fork(1)).double()
+    start, x = torch.randn(2, width, generator=fork(2)).double()
+    monkeypatch.setattr(explaining, "doubt", lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy())
+    found, usual = explaining.path_shares(model, x, start, fork(0))
+    exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
+    size = np.abs(exact).sum()
+    np.testing.assert_allclose(found, [exact[span].sum() for span in spans], atol=1e-5 * size)  # stops are in float32
+    assert usual == pytest.approx((start @ matrix @ start).item(), rel=1e-5)
+
+
+def test_shares_of_doubt_add_up_and_name_the_column_that_was_moved(home: Path):
+    model = load(home / "price.model")
+    row = frame(1, seed=5)[["size", "weight", "city", "garden"]].assign(weight=0.0)
+    for column, value in (("size", 150.0), ("weight", 12.0)):
+        moved = row.assign(**{column: value})
+        found = explaining.explain(model, moved, fork(0))
+        rise = found.answer["epistemic"].iloc[0] - found.usual
+        assert sum(share.epistemic for share in found.shares) == pytest.approx(rise, rel=1e-5)
+        assert max(found.shares, key=lambda share: share.epistemic).column == column
 
 
 def test_prototypes_are_in_the_units_of_the_table(here: Path):

@@ -4,14 +4,17 @@ Strangeness. The score is the length of the whitened difference between the row 
 eigenvectors (zero-phase whitening: of all whitened coordinates the ones closest to the columns, Kessy et al. 2018) each coordinate
 belongs to one encoded number; their squares add up to the squared score, those of one column are its share.
 
-Doubt. Shapley values: columns are set from a prototype's values to the row's own, in random orders; a column's share is what the
-epistemic part rises by, on average, when its turn comes. The shares add up to the epistemic part of the row minus that of prototypes.
+Doubt. The row is reached from the nearest prototype in small equal steps along a straight line, so that on the way columns keep
+going together; within a step the columns move one after the other. A column's share is what the epistemic part rises by when it
+moves: the integral of the gradient (Sundararajan et al. 2017) without a gradient, and the shares add up to the whole rise exactly.
+Swapping values column by column, as Shapley values do, would ask about rows that cannot be (a heavy diamond of small width).
 
 Prototypes are the centres of the training rows that the score is measured from, in the table's own units. No training row is kept.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +33,7 @@ from compound.tables.reading import asked_table, opened
 from compound.types import fork
 
 Array = NDArray[Any]
-ORDERS = 32  # random orders of the columns, each walked in both directions
+STEPS = 32  # from the prototype to the row, each walked in both orders of the columns
 PROTOTYPES = 3
 
 
@@ -50,7 +53,7 @@ class Explanation:
     threshold: float
     shares: list[Share]  # strangest column first
     prototypes: pd.DataFrame  # nearest first; the columns of the table, then distance
-    usual: float  # epistemic part of prototypes, on average
+    usual: float  # epistemic part of the nearest prototype
 
 
 def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
@@ -70,7 +73,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     near = distances(far, x[0], centres).argsort()[:PROTOTYPES]
     squares = contributions(far, x[0], centres[near[0]])
     parts = _by_column(encoder, squares.numpy())
-    rises, usual = shapley(estimator, x[0], sharpened(encoder, centres), generator)
+    rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
     spelt = pd.DataFrame([spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns])
     total = max(float(parts.sum()), np.finfo(np.float64).tiny)
     shares = [
@@ -105,34 +108,21 @@ def distances(far: FarNoise, x: Tensor, centres: Tensor) -> Tensor:  # (centres,
     return torch.stack([contributions(far, x, centre).sum().sqrt() for centre in centres])
 
 
-def shapley(estimator: Estimator, x: Tensor, prototypes: Tensor, generator: Generator) -> tuple[Array, float]:
-    """Each column's share (columns,) of the epistemic part of x, and the epistemic part of the prototypes that were drawn."""
+def path_shares(estimator: Estimator, x: Tensor, start: Tensor, generator: Generator) -> tuple[Array, float]:
+    """Each column's share (columns,) of the rise of the epistemic part from `start` to x (both encoded), and that of `start`."""
     spans = _spans(estimator.encoder_)
-    count, walks = len(spans), []
-    rises = np.zeros(count)
-    orders = []
-    for _ in range(ORDERS):
-        order = torch.randperm(count, generator=generator).tolist()
-        start = prototypes[int(torch.randint(len(prototypes), (), generator=generator))].float()
-        for way in (order, order[::-1]):  # both directions: half the noise
+    stops = [torch.lerp(start.double(), x.double(), step / STEPS).float() for step in range(STEPS + 1)]
+    orders, walks = [], []
+    for before, after in pairwise(stops):
+        order = torch.randperm(len(spans), generator=generator).tolist()
+        for way in (order, order[::-1]):  # the two together: what a pair of columns does jointly is halved between them
             orders.append(way)
-            walks.append(_walk(x, start, spans, way))
-    values = doubt(estimator, torch.cat(walks)).reshape(len(orders), count + 1)
+            walks.append(_walk(before, after, spans, way))
+    values = doubt(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
+    rises = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
-        rises[order] += np.diff(walk)
-    return rises / len(orders), float(values[:, 0].mean())
-
-
-def sharpened(encoder: Encoder, centres: Tensor) -> Tensor:  # (centres, width)
-    """Centres as rows that could be: one value for each column of words, missing or not."""
-    rows = centres.clone()
-    for column, span in zip(encoder.columns, _spans(encoder), strict=True):
-        part = rows[:, span]
-        if isinstance(column, Category):
-            rows[:, span] = torch.nn.functional.one_hot(part.argmax(-1), part.shape[-1]).to(rows.dtype)
-        elif column.gaps:
-            rows[:, span.start + 1] = part[:, 1].round().clamp(0, 1)
-    return rows
+        rises[order] += np.diff(walk) / 2
+    return rises, float(values[0, 0])
 
 
 def spell(encoder: Encoder, centre: Tensor) -> list[str]:
@@ -144,10 +134,10 @@ def spell(encoder: Encoder, centre: Tensor) -> list[str]:
     return out
 
 
-def _walk(x: Tensor, start: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:  # (columns + 1, width)
-    rows = start.repeat(len(order) + 1, 1)
+def _walk(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:  # (columns + 1, width)
+    rows = before.repeat(len(order) + 1, 1)
     for step, column in enumerate(order, 1):
-        rows[step:, spans[column]] = x[spans[column]]
+        rows[step:, spans[column]] = after[spans[column]]
     return rows
 
 

@@ -99,7 +99,8 @@ def _rows(page: Page, fitted: Fitted, rows: Array) -> None:
     best = ["mean", "std"] if fitted.targets else ["class", "probability"]
     lines: list[list[Cell]] = []
     for row in rows:
-        said = [_cell(answers[name].iloc[row]) for name in (*best, "aleatoric", "epistemic", "ood_score", "is_ood")]
+        said = [_cell(answers[name].iloc[row]) for name in (*best, "aleatoric", "epistemic", "ood_score")]
+        said.append("yes" if answers["is_ood"].iloc[row] else "")
         own = [_cell(fitted.test.x[name].iloc[row]) for name in names]
         lines.append([int(fitted.places[row]) + 1, _cell(fitted.test.y.iloc[row]), *said, *own])
     truth = f"{fitted.test.y.name} (truth)"

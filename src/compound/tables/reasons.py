@@ -22,7 +22,7 @@ def check_output(out: Path) -> None:
 def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
     """A title, column heads, rows: the answer, the columns' shares, the prototypes."""
     answer = [(name, _plain(found.answer[name].iloc[0])) for name in found.answer]
-    answer += [("threshold of ood_score", found.threshold), ("epistemic of prototypes", found.usual)]
+    answer += [("threshold of ood_score", found.threshold), ("epistemic of the nearest prototype", found.usual)]
     heads = ("column", "value", "nearest prototype", "share of strangeness", "epistemic rises by")
     first = sorted(found.shares, key=lambda share: -share.strangeness)[:most]
     title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
