@@ -52,7 +52,8 @@ def fit(
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
     wish = Wish(target, task, method, tuple(_option(text) for text in options), drop, held_out, epochs, false_alarms, seed)
-    fitted = fit_table(table, wish)
+    with _counting("rows judged") as watch:
+        fitted = fit_table(table, wish, watch)
     save(fitted, out, fit_page(fitted).html())
     for name, words in summary(fitted):
         click.echo(f"{name:<16} {words}")
@@ -112,7 +113,8 @@ def evaluate(
     """
     from compound.tables.evaluating import evaluate as judged
 
-    found = judged(model, table, ood, target, columns, seed)
+    with _counting("rows judged") as watch:
+        found = judged(model, table, ood, target, columns, seed, watch)
     if out:
         found.write_page(out)
     if json_path:
@@ -200,7 +202,7 @@ def _print(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
 
 @contextmanager
 def _counting(what: str) -> Iterator[Callable[[int], None]]:
-    """Rows and rows per second on stderr, from the third second on."""
+    """How many, and how many per second, on stderr; work of less than two seconds stays silent."""
     import time
 
     from rich import progress
@@ -208,13 +210,17 @@ def _counting(what: str) -> Iterator[Callable[[int], None]]:
 
     words = progress.TextColumn("{task.completed:,.0f} " + what + "  {task.fields[speed]:,.0f}/s")
     drawing = progress.Progress(progress.SpinnerColumn(), words, console=Console(stderr=True), transient=True, auto_refresh=False)
-    task, begin = drawing.add_task(what, total=None, speed=0.0), time.monotonic()
+    task = drawing.add_task(what, total=None, speed=0.0)
+    begin = last = 0.0
 
     def watch(done: int) -> None:
-        passed = time.monotonic() - begin
-        if passed > 2:
+        nonlocal begin, last
+        now = time.monotonic()
+        begin = begin or now
+        if now - begin > 2 and now - last > 0.2:
             drawing.start()
-            drawing.update(task, completed=done, speed=done / passed, refresh=True)
+            drawing.update(task, completed=done, speed=done / (now - begin), refresh=True)
+            last = now
 
     try:
         yield watch

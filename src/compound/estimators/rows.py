@@ -3,7 +3,7 @@
 `ask` gives the columns that a person reads. `judge` compares the answers with the truth. `doubt` and `strange` start from encoded rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from compound.estimators.calibration import quantile, score
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 BETWEEN = "|"  # labels of a set
+
+Watch = Callable[[int], None]  # told how many rows are done
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,11 @@ def ask(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.
     return _finished(estimator, x, parts)
 
 
-def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array) -> Judged:
+def silent(done: int) -> None:
+    """A watch that tells nobody."""
+
+
+def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: Watch = silent) -> Judged:
     """`y` holds numbers, or places in `classes_`."""
     x, start = encoded(estimator, table), 0
     parts, truths = [], []
@@ -71,6 +77,7 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array) ->
         start += len(own)
         parts.append({**_best(estimator, answer), **_doubts(answer)})
         truths.append(_compared(answer, own))
+        watch(start)
     found = _finished(estimator, x, parts)
     nll, error, far, brier = (np.concatenate(column) for column in zip(*truths, strict=True))
     if is_targets(estimator):

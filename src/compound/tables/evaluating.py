@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.estimators.rows import Judged, doubts, judge
+from compound.estimators.rows import Judged, Watch, doubts, judge, silent
 from compound.persist import write_atomic
 from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, separation, slices
 from compound.tables.pages import evaluate_page, slice_columns
@@ -56,7 +56,9 @@ class Evaluation:
         write_atomic(out, json.dumps(words, indent=2).encode() + b"\n")
 
 
-def evaluate(model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int) -> Evaluation:
+def evaluate(
+    model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int, watch: Watch = silent
+) -> Evaluation:
     """Both tables are read and checked before any question is asked."""
     estimator = opened(model)
     name = target or getattr(estimator, "target_name_", None)
@@ -69,7 +71,7 @@ def evaluate(model: Path, table: Path, ood: Path | None, target: str | None, col
     labelled = labelled_table(table, estimator, name)
     y, other = truth(labelled, estimator), None if ood is None else asked_table(ood, estimator)
     targets = estimator.model_.task.kind == "targets"
-    judged = judge(estimator, labelled.x, y, LEVELS)
+    judged = judge(estimator, labelled.x, y, LEVELS, watch)
     found = numbers(judged, targets, fork(seed, "bootstrap"))
     strangers = [] if other is None else separation(judged.answers, doubts(estimator, other), fork(seed, "strangers"))
     parts = slices(judged, labelled.x, targets, known)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compound import persist
 from compound.estimators import CompoundClassifier, CompoundRegressor
 from compound.estimators.base import Estimator
-from compound.estimators.rows import Judged, judge
+from compound.estimators.rows import Judged, Watch, judge, silent
 from compound.models import Method
 from compound.tables.judging import LEVELS, Number, numbers
 from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
@@ -55,8 +55,8 @@ class Fitted:
         return self.estimator.model_.task.kind == "targets"
 
 
-def fit_table(path: Path, wish: Wish) -> Fitted:
-    """Everything is checked before the fit begins."""
+def fit_table(path: Path, wish: Wish, watch: Watch = silent) -> Fitted:
+    """Everything is checked before the fit begins; `watch` is told how many held-out rows are judged."""
     if not 0 < wish.held_out < 1:
         raise ValueError(f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1")
     method = Method(wish.method or str(CompoundRegressor().method), **dict(wish.options))
@@ -71,7 +71,7 @@ def fit_table(path: Path, wish: Wish) -> Fitted:
     estimator.target_name_ = wish.target  # type: ignore[attr-defined]
     held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
     y = truth(held, estimator)
-    judged = judge(estimator, held.x, y, LEVELS)
+    judged = judge(estimator, held.x, y, LEVELS, watch)
     found = numbers(judged, task == "targets", fork(wish.seed, "bootstrap"))
     return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
 
