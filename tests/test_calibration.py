@@ -9,6 +9,7 @@ from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
+from compound.estimators.asking import precise
 from compound.estimators.calibration import Intervals, Temperature, quantile, score
 from compound.estimators.regressor import member
 
@@ -82,6 +83,20 @@ def test_intervals_are_honest_though_the_model_is_not():
     assert mean_of(own[0][:, 0].numpy(), own[1][:, 0].numpy()) < 0.3
     tolerance = 4 * np.sqrt(0.09 / 100 + 0.09 / 2000)  # 100 rows calibrate, 2000 judge
     assert abs(mean_of(low, high) - 0.9) < tolerance
+
+
+def test_few_rows_are_held_out_by_one_member_each_many_by_all(monkeypatch):
+    x, y = line(200)
+    small = clone(REGRESSOR).set_params(random_state=0, max_epochs=1)  # two members
+    assert len(small.fit(x, y).intervals_.scores) == 2 * 20
+    own = small.intervals_.scores
+    monkeypatch.setattr("compound.estimators.regressor.COMMON", 200)
+    assert len(small.fit(x, y).intervals_.scores) == 20
+    data = small._encoded(x), torch.from_numpy((y - small.shift_) / small.scale_).float().unsqueeze(1)
+    held = small._hold_out(data[1], 2) == 0
+    whole = precise(small.model_.predict(data[0][held], 200, fork(small.seed_, "ask")))  # all members together
+    torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][held].double()).sort(0).values, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(own[:20], small.intervals_.scores)
 
 
 def test_temperature_undoes_what_was_exaggerated():

@@ -1,6 +1,7 @@
 """Estimators for tables: scikit-learn's contract, frames, weights, answers that add up."""
 
 import re
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators import memory
+from compound.estimators.asking import BLOCK, answers
 from compound.types import Task
 
 TINY = {"widths": (20,), "hyper": (10,)}
@@ -53,6 +55,21 @@ def test_an_answer_does_not_depend_on_its_neighbours(regressor):
     np.testing.assert_allclose(regressor.predict(x[order]), mean[order], rtol=1e-9)
     alone = regressor.predict_interval(x[200:201])
     np.testing.assert_allclose([alone.lower[0], alone.upper[0]], [interval.lower[200], interval.upper[200]], rtol=1e-9)
+
+
+def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
+    """Answers of earlier blocks are gone before the next one comes."""
+    alive = []
+
+    def watched(*given):
+        for answer in answers(*given):
+            assert sum(found() is not None for found in alive) <= 1
+            alive.append(weakref.ref(answer.means))
+            yield answer
+
+    monkeypatch.setattr("compound.estimators.base.answers", watched)
+    regressor.predict_interval(line(5 * BLOCK)[0])
+    assert len(alive) == 5
 
 
 def test_quantiles_are_the_ends_of_the_interval(regressor):

@@ -1,5 +1,6 @@
 """Labels to predict: two classes or many, numbers or text."""
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -46,7 +47,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def predict_dist(self, X: Any) -> CategoricalPredictive:
         """The whole predictive: probabilities with the shares of their entropy, as tensors."""
-        return cast(CategoricalPredictive, Predictive.join(self._categories(X)))
+        return cast(CategoricalPredictive, Predictive.join(list(self._categories(X))))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples)
         """Labels drawn from each row's predictive."""
@@ -54,8 +55,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         parts = [answer.sample(n_samples, generator).T for answer in self._categories(X)]
         return self.classes_[torch.cat(parts).numpy()]
 
-    def _categories(self, X: Any) -> list[CategoricalPredictive]:
-        return cast(list[CategoricalPredictive], list(self._answers(X)))
+    def _categories(self, X: Any) -> Iterator[CategoricalPredictive]:
+        return cast(Iterator[CategoricalPredictive], self._answers(X))
 
     def _check_y(self, y: Any) -> Array:
         target = column_or_1d(y, warn=True)

@@ -1,6 +1,6 @@
 """Numbers to predict: one target or several at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +17,8 @@ from compound.estimators.calibration import ROWS, Intervals, quantile, score
 from compound.predictive import GaussianPredictive, Predictive
 from compound.train import hold_out
 from compound.types import Task, fork, seed_of
+
+COMMON = 5000  # rows from which on all members hold out the same: a tenth of them settles a 90% interval to within 1.3%
 
 
 class Interval(NamedTuple):
@@ -55,7 +57,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def predict_dist(self, X: Any) -> GaussianPredictive:
         """The whole predictive: a mixture of Gaussians in the units of y, as tensors (draws, rows, targets)."""
-        return cast(GaussianPredictive, Predictive.join(self._gaussians(X)))
+        return cast(GaussianPredictive, Predictive.join(list(self._gaussians(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
         """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py)."""
@@ -89,8 +91,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
         reach = self.intervals_.reach(abs(2 * level - 1))
         return reach if level > 0.5 else -reach
 
-    def _gaussians(self, X: Any) -> list[GaussianPredictive]:
-        return cast(list[GaussianPredictive], list(self._answers(X)))
+    def _gaussians(self, X: Any) -> Iterator[GaussianPredictive]:
+        """One block at a time: what is kept of it is small, so memory does not grow with draws times rows."""
+        return cast(Iterator[GaussianPredictive], self._answers(X))
 
     def _check_y(self, y: Any) -> Array:
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -109,7 +112,15 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        return hold_out(len(y), members, self.validation_fraction, seed_of(self.seed_, "hold out"))
+        """Few rows: each member holds out its own, so that together they see all. Many: the same for all members.
+
+        A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where a tenth is enough to
+        calibrate by, all members hold it out and the mixture itself is scored.
+        """
+        seed = seed_of(self.seed_, "hold out")
+        if len(y) < COMMON:
+            return hold_out(len(y), members, self.validation_fraction, seed)
+        return hold_out(len(y), 1, self.validation_fraction, seed)[0]
 
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
         """Members that held out rows of their own answer for these alone; all members together for rows that all held out."""
