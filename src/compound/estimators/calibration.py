@@ -3,8 +3,9 @@
 Targets: split conformal prediction in the space of the predictive's own quantiles (Chernozhukov, Wüthrich and Zhu 2021). A
 held-out y that lies at the predictive's quantile Φ(z) has the score |z|. The interval of coverage c goes from quantile Φ(-s) to
 Φ(s), s being the ceil((n + 1) c)-th smallest of n scores: rows like the held-out ones fall inside with probability c at least, and
-the interval stays as wide or narrow, row by row, as the predictive is. That holds where all members held out the same rows. Members
-that each held out others score their own, pooled as in CV+: the mixture of all errs less, so intervals come out rather wide.
+the interval stays as wide or narrow, row by row, as the predictive is. That holds where all members held out the same rows, but for
+the few numbers, such as the stopping step, that these rows have already chosen. Members that each held out
+others score their own, pooled as in CV+: the mixture of all errs less, so intervals come out rather wide.
 Few rows cannot vouch for a high coverage: beyond n / (n + 1) the largest score is stretched as a Gaussian's.
 
 These are a few lines of our own. MAPIE and crepes wrap point predictors and keep residuals; here the scores come from the model's
