@@ -107,7 +107,7 @@ class FarNoise(nn.Module):
         # directions with little variance beside the ridge look alike after whitening: one squared norm stands for them all
         rank = features if features <= FULL_RANK else min(MAX_RANK, int((values > 0.1 * ridge).sum()))
         self.shift = mean.to(x.dtype)
-        self.whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype)
+        self.whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype).contiguous()  # as it will be loaded
         spread = values[rank:].mean().item() if rank < features else 0.0
         self.rest = torch.tensor((spread + ridge) ** -0.5 if rank < features else 0.0, dtype=x.dtype)
 
