@@ -11,16 +11,17 @@ which is the mean of γ W, so the gradient is that of the loss: mean -log p + λ
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, resolved, trained, weighted
 from compound.models.heads import Head, OneNoise, head
+from compound.models.natural_gradient import NaturalGradient
+from compound.models.noisy_layer import Layer, Prior
 from compound.nn.matrix_gaussian import widen
 from compound.nn.networks import LIMIT, Network, hidden, saturated
 from compound.predictive import Predictive
@@ -44,81 +45,6 @@ class NoisyConfig:
     samples: int | None = None  # draws of W per step; 1 for classes, 10 for targets
     noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
     noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-
-
-class Prior(NamedTuple):
-    """The scales of the posterior."""
-
-    temperature: float  # λ / N
-    variance: float  # η
-
-    @property
-    def damping(self) -> float:  # γ
-        return self.temperature / self.variance
-
-
-class Layer(nn.Module, ABC):
-    """An affine map whose weights are Gaussian: means, and standard deviations in a basis of its own."""
-
-    spread: Tensor  # (in + 1, out)
-    divergence: Tensor  # () the part of the KL that the means have no hand in
-
-    def __init__(self, mean: Tensor):
-        super().__init__()
-        self.mean = nn.Parameter(mean)  # (in + 1, out), bias last
-        self.register_buffer("spread", torch.zeros_like(mean))
-        self.register_buffer("divergence", torch.zeros(()))
-
-    @abstractmethod
-    def fisher(self) -> Tensor:  # (in + 1, out)
-        """The diagonal of F in the layer's basis."""
-
-    @abstractmethod
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
-        """Statistics of inputs a (n, in + 1) and scores g (n, out), gradients of log p(ŷ) before the mean; shares (n, 1) add to one."""
-
-    @abstractmethod
-    def into(self, weight: Tensor) -> Tensor:
-        """Weights (..., in + 1, out) in the layer's basis."""
-
-    @abstractmethod
-    def back(self, weight: Tensor) -> Tensor:
-        """And from it."""
-
-    @abstractmethod
-    def turned(self, a: Tensor) -> Tensor:
-        """Inputs (..., in + 1) in the layer's basis."""
-
-    @abstractmethod
-    def mixed(self, noise: Tensor) -> Tensor:
-        """Outputs (..., out) from the layer's basis."""
-
-    def damped(self, damping: float) -> Tensor:  # (in + 1, out)
-        return self.fisher() + damping
-
-    def refresh(self, prior: Prior) -> None:
-        """The posterior of the statistics so far: Σ = λ / N (F + γ)^-1."""
-        self.settle(prior.temperature / self.damped(prior.damping), prior)
-
-    def settle(self, variance: Tensor, prior: Prior) -> None:
-        self.spread.copy_(variance.sqrt())
-        terms = variance / prior.variance - 1 - (variance / prior.variance).log()
-        self.divergence.copy_(0.5 * terms.double().sum())
-
-    def draw(self, noise: Tensor) -> Tensor:
-        """Weights (draws, in + 1, out) from standard normal numbers."""
-        return self.mean + self.back(noise * self.spread)
-
-    def moments(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of a W (..., out), and its standard deviations before `mixed`."""
-        return a @ self.mean, (self.turned(a).square() @ self.spread.square()).sqrt()
-
-    def precondition(self, gradient: Tensor, damping: float) -> Tensor:
-        return self.back(self.into(gradient) / self.damped(damping))
-
-    def kl(self, prior: Prior) -> Tensor:  # ()
-        """KL(q || N(0, η I)) = 1/2 sum (σ²/η - 1 - log σ²/η) + |M|² / 2η."""
-        return self.divergence + torch.dot(self.mean.view(-1), self.mean.view(-1)) / (2 * prior.variance)
 
 
 class Noisy(Model):
@@ -207,7 +133,7 @@ class Noisy(Model):
         for layer in self.layers:
             layer.refresh(self.prior)
 
-    def optimizer(self, settings: OptimizerSettings) -> "NaturalGradient":
+    def optimizer(self, settings: OptimizerSettings) -> NaturalGradient:
         return NaturalGradient(self, settings.rate)
 
     def finish(self, data: Batch, generator: Generator) -> None:
@@ -261,73 +187,8 @@ def scores(head: Head, f: Tensor, generator: Generator) -> Tensor:
     return nn.functional.one_hot(labels, f.shape[-1]) - p
 
 
-def fold(running: Tensor, fresh: Tensor, decay: float) -> None:
-    """The running mean takes in one more value, unless that is broken: nothing would mend it."""
-    if bool(torch.isfinite(fresh).all()):
-        running.lerp_(fresh, 1 - decay)
-
-
 def _times(a: Tensor, weight: Tensor) -> Tensor:  # (samples, rows, out)
     """a (samples or none, rows, in) times each draw's weights."""
     if len(weight) == 1:  # the batched product has a cost of its own
         return torch.mm(a.view(a.shape[-2:]), weight[0]).unsqueeze(0)
     return torch.bmm(a.expand(len(weight), -1, -1), weight)
-
-
-class NaturalGradient(torch.optim.Optimizer):
-    """Steps along the preconditioned gradient, with momentum and a trust region; a learnt noise is left to Adam.
-
-    velocity "sum":  v <- β v + P^-1 D,  M <- M + rate v  (heavy ball).
-    velocity "mean": D is replaced by its bias-corrected running mean, M <- M + rate P^-1 D.
-
-    The trust region bounds rate² <D, P^-1 D>, about twice the KL between the models before and after the step. It makes clipping
-    of raw gradients needless; that holds training up where the noise of targets is small and gradients large by nature.
-    """
-
-    def __init__(self, model: Noisy, rate: float):
-        self.model = model
-        factor = model.config.noise_rate
-        groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": rate}]
-        noise = [parameter for parameter in model.head.parameters() if parameter.requires_grad]
-        if noise:
-            groups.append({"params": noise, "lr": rate * factor, "factor": factor})
-        super().__init__(groups, {"lr": rate})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        model, config = self.model, self.model.config
-        step = int(model.count)
-        if model.due(step):
-            model.refresh()
-        means, *others = self.param_groups
-        layers = [layer for layer in model.layers if layer.mean.grad is not None]
-        gradients = [cast(Tensor, layer.mean.grad) for layer in layers]
-        if config.velocity == "mean":
-            gradients = [self._mean(layer.mean, "velocity", g, config.momentum, step) for layer, g in zip(layers, gradients, strict=True)]
-        damping = model.prior.damping + config.step_damping
-        steps = [layer.precondition(g, damping) for layer, g in zip(layers, gradients, strict=True)]
-        shrink = trust(gradients, steps, means["lr"], config.kl_clip)
-        for layer, change in zip(layers, steps, strict=True):
-            if config.velocity == "sum":
-                change = self._kept(layer.mean, "velocity").mul_(config.momentum).add_(change, alpha=shrink)
-            layer.mean.add_(change, alpha=-means["lr"] * (shrink if config.velocity == "mean" else 1.0))
-        for group in others:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    first = self._mean(parameter, "first", parameter.grad, 0.9, step)
-                    second = self._mean(parameter, "second", parameter.grad.square(), 0.999, step)
-                    parameter.addcdiv_(first, second.sqrt().add_(1e-8), value=-group["lr"])
-        model.count += 1
-
-    def _kept(self, parameter: Tensor, name: str) -> Tensor:
-        return self.state[parameter].setdefault(name, torch.zeros_like(parameter))
-
-    def _mean(self, parameter: Tensor, name: str, value: Tensor, decay: float, step: int) -> Tensor:
-        """The running mean of a value, corrected for its start at 0."""
-        return self._kept(parameter, name).lerp_(value, 1 - decay) / (1 - decay ** (step + 1))
-
-
-def trust(gradients: Sequence[Tensor], steps: Sequence[Tensor], rate: float, bound: float) -> float:
-    """The factor ν <= 1 with rate² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
-    square = rate**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
-    return min(1.0, math.sqrt(bound / square)) if bound and square > 0 else 1.0

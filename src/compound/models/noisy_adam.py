@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compound.models.noisy import Layer, Noisy, NoisyConfig, fold
+from compound.models.noisy import Noisy, NoisyConfig
+from compound.models.noisy_layer import Layer, fold
 
 
 @dataclass(frozen=True)

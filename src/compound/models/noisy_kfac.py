@@ -20,7 +20,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.models.noisy import Layer, Noisy, NoisyConfig, Prior, fold
+from compound.models.noisy import Noisy, NoisyConfig
+from compound.models.noisy_layer import Layer, Prior, fold
 from compound.types import Batch, Task
 
 
