@@ -14,6 +14,7 @@ from sklearn import metrics as oracle
 from compound import CompoundRegressor, Method, fork, load
 from compound.cli import main
 from compound.estimators import rows
+from compound.nn import FarNoise
 from compound.tables import explaining, fitting, judging, reading, streaming
 
 TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
@@ -186,7 +187,7 @@ def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pyte
 
 def test_columns_the_model_does_not_read_pass_through_as_written(home: Path, here: Path):
     table = pd.read_csv(home / "new.csv", dtype={"price": str})[["garden", "city", "weight", "size"]]
-    table.insert(0, "id", ["007", *(f"{i:03}" for i in range(118)), "last one"])
+    table.insert(0, "id", [f"{i:03}" for i in range(120)])
     table.to_csv("t.csv", index=False)
     good("predict", home / "price.model", "t.csv", "--out", "a.csv")
     found = pd.read_csv("a.csv", dtype={"id": str})
@@ -302,6 +303,16 @@ def test_slices_are_groups_of_rows(home: Path):
     assert [part.rows for part in parts if part.value == "missing"] == [labelled.x["weight"].isna().sum()]
 
 
+def test_ranges_of_numbers_are_those_of_pandas():
+    column = pd.Series([*range(11), *range(11), None], name="age")  # edges fall on values
+    found = judging.groups(column)
+    codes = pd.qcut(column, 5, labels=False)
+    assert [name for name, _ in found] == ["0 to 2", "2 to 4", "4 to 6", "6 to 8", "8 to 10", "missing"]
+    for place, (_, mine) in enumerate(found[:-1]):
+        assert np.array_equal(mine, codes == place)
+    assert found[-1][1].tolist() == [False] * 22 + [True]
+
+
 def test_evaluate_from_end_to_end(home: Path, here: Path):
     strange = frame(100, seed=2)
     strange["size"] += 200
@@ -337,6 +348,16 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         nearest = explaining.distances(far, x, centres).min().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
         assert found.prototypes["distance"].iloc[0] == pytest.approx(nearest)
+
+
+def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
+    x = torch.randn(300, 5, generator=fork(1)) @ torch.randn(5, 80, generator=fork(2)) + 0.1 * torch.randn(300, 80, generator=fork(3))
+    far = FarNoise(80)
+    far.fit(x, fork(4))
+    assert far.whiten.shape[1] < 80
+    asked = x[:5] + torch.randn(5, 80, generator=fork(5))
+    nearest = [explaining.distances(far, row, explaining.centre_rows(far)).min().item() for row in asked]
+    np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
 
 
 def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -463,6 +484,12 @@ def test_an_error_in_the_last_row_leaves_the_former_answers_alone(home: Path, he
     refused(run("predict", home / "price.model", "t.csv", "--out", "a.csv"), "t.csv", "line 60003", "'weight'", "'many'")
     assert Path("a.csv").read_text() == "kept"
     assert sorted(entry.name for entry in here.iterdir()) == ["a.csv", "t.csv"]
+
+
+def test_the_line_is_right_in_later_pieces_too(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "PIECE", 10)
+    write("t.csv", spoil(TABLE, 27, "65.5", "inf"))
+    refused(run("predict", home / "price.model", "t.csv"), "line 27", "'size'", "infinite")
 
 
 def test_words_among_the_numbers_of_a_parquet_file_are_refused(home: Path, here: Path):
