@@ -3,38 +3,25 @@
 import math
 from dataclasses import replace
 
+import noisy
 import pytest
 import torch
+from noisy import REAL, linear, randn
 from oracles import LinearGaussian, wide
-from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build, noisy
-from compound.models.noisy import Prior
+from compound.models import Method, build
+from compound.models.noisy import scores
 from compound.models.noisy_kfac import KroneckerLayer
+from compound.models.noisy_layer import Prior
 from compound.train import Settings
-from compound.types import Task, fork, whole
+from compound.types import Task, fork
 
-REAL = torch.float64
 EYE = torch.eye(2, dtype=REAL)
 
 
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=fork(seed), dtype=REAL)
-
-
-def linear(rows=60, features=3, targets=2):
-    """Data whose residuals are far larger than the noise the models are told of."""
-    x, weight = randn(rows, features, seed=1) + 0.5, randn(features, targets, seed=2)
-    return x, x @ weight + 1.0 + 1.5 * randn(rows, targets, seed=3)
-
-
 def regression(x, y, **options):
-    model = build(Method("noisy-kfac", widths=(), **options), x.shape[1], Task("targets", y.shape[1])).double()
-    model.head.log_noise.data.fill_(math.log(options.get("noise", 0.3)))  # to the last bit of float64
-    data = whole(x, y, model.task)
-    model.start(data, fork(0))
-    return model, data
+    return noisy.regression("noisy-kfac", x, y, **options)
 
 
 def fill(layer, seed=0):
@@ -74,25 +61,19 @@ def covariance(layer):
 def test_linear_gaussian_posterior_is_exact(lam):
     """Covariance λ (X^T X / s² + λ/η)^-1; the expected gradient is 0 at the mean of the same regression."""
     x, y = linear()
-    model, data = regression(x, y, noise=0.3, lam=lam, prior_variance=2.0, samples=1)
+    model, data = regression(x, y, lam=lam, prior_variance=2.0, samples=1)
     (layer,) = model.layers
     layer.outputs.copy_(EYE / 0.09)
     model.refresh()
     oracle = LinearGaussian(x, y, 0.09, 2.0 / lam)
     turn = torch.kron(model.rotation, EYE)
     assert_close(turn @ covariance(layer) @ turn.T, torch.kron((lam * oracle.covariance).contiguous(), EYE), rtol=0, atol=1e-13)
-
-    with torch.no_grad():
-        layer.mean.copy_(model.rotation.T @ oracle.mean)
-    for _ in range(2):  # W and its mirror image: their gradients are opposite
-        model.loss(data, fork(5)).total.backward()
-        layer.spread.neg_()
-    assert_close(layer.mean.grad, torch.zeros_like(layer.mean), rtol=0, atol=1e-11)
+    noisy.check_mean_of_the_posterior(model, data, model.rotation.T @ oracle.mean)
 
 
 def test_factored_damping_makes_variances_too_small():
     x, y = linear()
-    model, _ = regression(x, y, noise=0.3, damping="factored", prior_variance=0.05)
+    model, _ = regression(x, y, damping="factored", prior_variance=0.05)
     (layer,) = model.layers
     layer.outputs.copy_(EYE / 0.09)
     model.refresh()
@@ -102,24 +83,12 @@ def test_factored_damping_makes_variances_too_small():
 
 
 def test_training_finds_the_posterior():
-    """The mean of T steps lies within posterior sd / √T of the exact one, for every step's noise is a posterior draw."""
-    x, y = linear(100, 3)
-    model, data = regression(x, y, noise=0.3, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0)
-    optimizer = model.optimizer(Settings(rate=0.2))
-    (layer,) = model.layers
-    stream, steps = fork(6), 600
-    total = torch.zeros_like(layer.mean)
-    for step in range(steps + 60):
-        optimizer.zero_grad()
-        model.loss(data, stream).total.backward()
-        optimizer.step()
-        total += layer.mean.detach() if step >= 60 else 0.0
-    oracle = LinearGaussian(x, y, 0.09, 1.0)
-    sd = oracle.covariance.diagonal().sqrt().unsqueeze(1)
-    assert ((model.rotation @ total / steps - oracle.mean).abs() < 4 * sd / math.sqrt(steps) + 1e-6).all()
+    x, y = linear(100)
+    model, data = regression(x, y, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0)
+    noisy.check_training(model, data, model.rotation, slack=1e-6)
     # statistics of labels the model drew: 199 effective batches of 100; residuals of the data are five times as large
     error = math.sqrt(2 / (199 * 100)) / 0.09
-    assert_close(layer.outputs, EYE / 0.09, rtol=0, atol=4 * error)
+    assert_close(model.layers[0].outputs, EYE / 0.09, rtol=0, atol=4 * error)
 
 
 @pytest.mark.parametrize("damping", ["unfactored", "factored"])
@@ -143,141 +112,76 @@ def test_prediction_has_the_moments_of_drawn_weights(damping):
 
 
 def test_predicted_spread_is_that_of_drawn_networks():
-    """Means and covariances of f, 20,000 draws each way, within standard errors."""
-    model = build(Method("noisy-kfac", widths=(4,), noise=0.3), 2, Task("targets", 2)).double()
-    model.size.fill_(30.0)
-    for layer in model.layers:
-        fill(layer)
-    model.refresh()
-    x, n = randn(2, 2, seed=8), 20_000
-    with torch.no_grad():
-        first, last = (layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers))
-        f = wide((model.widened(x) @ first).relu()) @ last  # (draws, rows, targets)
-    ours = model.predict(x, Draws(n, 1), fork(1)).means
-    for k in range(2):
-        one, two = f[:, k], ours[:, k]
-        spread = one.std(0)
-        assert ((one.mean(0) - two.mean(0)).abs() < 5 * spread * math.sqrt(2 / n)).all()
-        products = [(z - z.mean(0)).unsqueeze(-1) * (z - z.mean(0)).unsqueeze(-2) for z in (one, two)]
-        error = (sum(p.var(0) for p in products) / n).sqrt()
-        assert ((products[0].mean(0) - products[1].mean(0)).abs() < 5 * error).all()
+    noisy.check_spread(noisy.spread_out("noisy-kfac", lambda k, layer: fill(layer)), randn(2, 2, seed=8))
 
 
 def test_kl_is_that_of_the_dense_gaussians():
     prior = Prior(0.02, 0.5)
     layer = layer_of(3, 2, prior=prior)
-    q = MultivariateNormal(layer.mean.reshape(-1), covariance(layer))
-    p = MultivariateNormal(torch.zeros(6, dtype=REAL), 0.5 * torch.eye(6, dtype=REAL))
-    assert_close(layer.kl(prior), kl_divergence(q, p), rtol=1e-10, atol=0)
+    noisy.check_kl(layer, prior, covariance(layer))
 
 
 def test_loss_is_the_tempered_bound_per_row():
     x, y = linear(20)
-    model, data = regression(x, y, noise=0.3, lam=0.3, samples=4)
+    model, data = regression(x, y, lam=0.3, samples=4)
     model.refresh()
-    loss = model.loss(data, fork(2))
     (layer,) = model.layers
-    weights = layer.draw(randn(4, *layer.mean.shape, seed=2))
-    f = model.widened(x) @ weights
-    assert_close(loss.nll, -torch.distributions.Normal(f, 0.3).log_prob(y).sum(-1).mean().detach())
-    assert_close(loss.kl, 0.3 * layer.kl(model.prior).detach() / 20)
-    assert_close(loss.total.detach(), loss.nll + loss.kl)
+    noisy.check_loss(model, data, model.widened(x) @ layer.draw(randn(4, *layer.mean.shape, seed=2)))
 
 
 def test_gradient_is_that_of_the_loss():
-    """Against differences, with the noise held."""
-    model = build(Method("noisy-kfac", widths=(4,), samples=3), 3, Task("classes", 3)).double()
-    data = whole(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
-    model.start(data, fork(0))
-    model.refresh()
-    model.count.fill_(1)
-    model.loss(data, fork(3)).total.backward()
-    for layer in model.layers:
-        direction = randn(*layer.mean.shape, seed=9)
-        values = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                layer.mean.add_(direction, alpha=sign * 1e-5)
-                values.append(float(model.loss(data, fork(3)).total))
-                layer.mean.add_(direction, alpha=-sign * 1e-5)
-        assert_close(float((layer.mean.grad * direction).sum()), (values[0] - values[1]) / 2e-5, rtol=1e-6, atol=1e-9)
+    noisy.check_gradient("noisy-kfac")
 
 
 def test_scores_of_drawn_labels_have_the_fisher_covariance():
     """Classes: diag p - p p^T. Targets: 1 / s². The labels of the data play no part."""
     n = 40_000
     logits = randn(3, seed=1)
-    g = noisy.scores(build("noisy-kfac", 3, Task("classes", 3)).head, logits.expand(1, n, 3), fork(2))[0]
+    g = scores(build("noisy-kfac", 3, Task("classes", 3)).head, logits.expand(1, n, 3), fork(2))[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs() < 4 * products.std(0) / math.sqrt(n) + 1e-12).all()
     head = build(Method("noisy-kfac", noise=0.3), 3, Task("targets", 2)).double().head
-    g = noisy.scores(head, torch.zeros(1, n, 2, dtype=REAL), fork(3))[0]
+    g = scores(head, torch.zeros(1, n, 2, dtype=REAL), fork(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - EYE / 0.09).abs() < 4 * products.std(0) / math.sqrt(n)).all()
 
 
 def test_statistics_do_not_see_the_labels():
-    """Every label is the class the model thinks least likely."""
-    model = build(Method("noisy-kfac", widths=()), 2, Task("classes", 3)).double()
-    x = randn(20_000, 2, seed=1)
-    p = torch.softmax(wide(x) @ model.layers[0].mean, -1).detach()
-    data = whole(x, p.argmin(-1), model.task)
-    model.start(data, fork(0))
-    model.loss(data, fork(1))
+    model, x, p = noisy.surprised("noisy-kfac")
     fisher = (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)).mean(0)
     assert_close(model.layers[0].outputs, fisher, rtol=0, atol=4 * 0.5 / math.sqrt(len(x)))  # sd of a product of scores < 1/2
 
 
 def test_statistics_are_means_of_outer_products(monkeypatch):
     """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean; rows weigh what they weigh."""
-    model = build(Method("noisy-kfac", widths=(4, 3), samples=2, decay=0.3), 3, Task("classes", 3)).double()
-    x, given = randn(7, 3, seed=1), randn(2, 7, 3, seed=2)
-    weight = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 0.5, 1.0], dtype=REAL)
-    data = whole(x, torch.arange(7) % 3, model.task, weight)
-    model.start(data, fork(0))
-    monkeypatch.setattr(noisy, "scores", lambda head, f, generator: given)
+    model, data, weight, given = noisy.watched("noisy-kfac", monkeypatch)
+    names = [(k, name) for k in range(3) for name in ("inputs", "outputs") if k or name == "outputs"]  # the first layer's A is below
 
-    def expected(stream):
-        sums = {}
-        weights = [layer.draw(torch.randn(2, *layer.mean.shape, generator=stream, dtype=REAL)).detach() for layer in model.layers]
+    def expected(weights):
+        sums = dict.fromkeys(names, 0.0)
         for s in range(2):
             for row in range(7):
-                a, inputs, outputs = model.widened(x[row : row + 1])[0], [], []
+                a, inputs, outputs = model.widened(data.x[row : row + 1])[0], [], []
                 for k, w in enumerate(weights):
                     inputs.append(a)
                     outputs.append((a @ w[s]).requires_grad_() if k == 0 else a @ w[s])
                     a = wide(outputs[-1].relu())
-                scores = torch.autograd.grad(outputs[-1] @ given[s, row], outputs)
-                for k in range(3):
-                    for name, v in (("inputs", inputs[k]), ("outputs", scores[k])):
-                        sums[k, name] = sums.get((k, name), 0) + weight[row] * torch.outer(v, v).detach() / (2 * weight.sum())
+                vectors = {"inputs": inputs, "outputs": torch.autograd.grad(outputs[-1] @ given[s, row], outputs)}
+                for k, name in names:
+                    v = vectors[name][k]
+                    sums[k, name] += weight[row] * torch.outer(v, v).detach() / (2 * weight.sum())
         return sums
 
-    def check(wanted):
-        for (k, name), value in wanted.items():
-            if k or name == "outputs":
-                assert_close(getattr(model.layers[k], name), value, rtol=1e-10, atol=1e-12)
-
-    first = expected(fork(3))
-    model.loss(data, fork(3))
-    check(first)
-    assert_close(torch.diag(model.layers[0].values_in), model.rotation.T @ (wide(x).T @ (weight[:, None] * wide(x)) / 6.5) @ model.rotation)
-    second = expected(fork(4))
-    model.count.fill_(model.config.stats_every)
-    model.loss(data, fork(4))
-    check({key: 0.3 * first[key] + 0.7 * second[key] for key in first})
-    model.count.fill_(1)  # no statistics are due
-    model.loss(data, fork(5))
-    check({key: 0.3 * first[key] + 0.7 * second[key] for key in first})
+    noisy.check_running_mean(model, data, expected, lambda: {(k, name): getattr(model.layers[k], name) for k, name in names})
+    x = wide(data.x)
+    assert_close(torch.diag(model.layers[0].values_in), model.rotation.T @ (x.T @ (weight[:, None] * x) / 6.5) @ model.rotation)
 
 
 @pytest.mark.parametrize("damping", ["unfactored", "factored"])
 def test_step_is_plain_kfac_where_lam_vanishes(damping):
     options = {"lam": 1e-30, "step_damping": 0.1, "momentum": 0.0, "kl_clip": 0.0, "damping": damping}
-    model = build(Method("noisy-kfac", widths=(4,), **options), 3, Task("classes", 3)).double()
-    data = whole(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
-    model.start(data, fork(0))
+    model, data = noisy.classifier("noisy-kfac", **options)
     for layer in model.layers:
         fill(layer)
     model.refresh()
@@ -299,7 +203,7 @@ def test_rotated_inputs_change_nothing():
     """The first layer in the basis of its inputs against one that keeps A; and `start` leaves the answers alone."""
     x, y = linear()
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("targets", 2)).double()
-    model, data = regression(x, y, noise=0.3)
+    model, data = regression(x, y)
     assert_close(model.predict(x, 1, fork(1)).mean, fresh.predict(x, 1, fork(1)).mean, rtol=0, atol=1e-4)  # sd 1e-6 at the start
     (layer,) = model.layers
     fill(layer)
@@ -336,7 +240,7 @@ def test_a_step_stays_within_the_trust_region():
     """rate² ν² <D, P^-1 D> = <Δ, P Δ> is the bound where it would be exceeded, and untouched where not."""
     for bound, held in ((1e-4, True), (1e4, False)):
         x, y = linear()
-        model, data = regression(x, y, noise=0.3, momentum=0.0, kl_clip=bound, step_damping=0.01)
+        model, data = regression(x, y, momentum=0.0, kl_clip=bound, step_damping=0.01)
         (layer,) = model.layers
         optimizer = model.optimizer(Settings(rate=0.05))
         before = layer.mean.detach().clone()
