@@ -27,7 +27,7 @@ def rows(task: Task, n: int = 30, features: int = 4, seed: int = 0):
 
 def test_one_sample_objective_is_its_closed_form():
     """S = 1: -log p(y; f(x; θ)) + λ KL[p(θ; g(x)) || p(θ)], layer by layer, every law written out."""
-    model = build(Method("ml-cdn", widths=(6,), hyper=(5,), last_draws=1, lam=0.03), 4, CLASSES, 0).double()
+    model = build(Method("ml-cdn", widths=(6,), hyper=(5,), last_draws=1, lam=0.03, members=1), 4, CLASSES, 0).double()
     data = rows(CLASSES)
     x = data.x.double()
     loss = model.loss(replace(data, x=x), fork(1))
@@ -53,7 +53,7 @@ def test_one_sample_objective_is_its_closed_form():
 def test_without_noise_it_is_a_plain_network(name, monkeypatch):
     for room in ("compound.models.cdn", "compound.models.likelihoods", "compound.nn.matrix_gaussian", "compound.nn.compound"):
         monkeypatch.setattr(f"{room}.normal", lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype))
-    model = build(Method(name, widths=(7, 6), hyper=(5,), far=0.0), 4, CLASSES, 0).double()
+    model = build(Method(name, widths=(7, 6), hyper=(5,), far=0.0, members=1), 4, CLASSES, 0).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=fork(parameter.numel()), dtype=torch.float64)
