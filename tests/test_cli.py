@@ -14,6 +14,7 @@ from compound.cli import main
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COMPOUND_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*words: str) -> Result:
         return CliRunner().invoke(main, words)
@@ -35,6 +36,8 @@ def test_every_command_shows_an_example(command, name: str):
         (["run", "toy", "--preset", "huge"], "toy has quick, paper"),
         (["run", "toy", "--methods", "ml-cdn,nonsense"], "method is 'nonsense': toy has ml-cdn, vb-cdn"),
         (["run", "toy", "--seeds", "0"], "ask for at least 1"),
+        (["run", "uci", "--data-dir", "empty"], "data set uci is not here: put uci/bostonHousing.npz at empty"),
+        (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is not here"),
         (["run"], "Missing argument"),
         (["nonsense"], "No such command"),
     ],

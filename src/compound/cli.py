@@ -79,7 +79,7 @@ def run(
     """Work through an experiment and draw its page.
 
     toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong,
-    fgsm-cifar
+    fgsm-cifar, uci
 
     Finished runs are read, not repeated; after Ctrl-C, a crash or a power cut the same command goes on where it was. A run that
     fails is shown with its reason and takes no other down: the page is drawn from the rest, and the exit code is 1.
@@ -90,6 +90,7 @@ def run(
     from compound.bench.experiments.select import Choice, choose
 
     planned = experiments.plan(name, preset, seeds, _words(methods))
+    experiments.check_data(planned, runs, data_dir)
     with _resumable():
         choice = choose(planned, preset, runs, data_dir, jobs) if select else Choice(planned, [])
         grid = experiments.work_through(choice.runs, runs, data_dir, jobs)

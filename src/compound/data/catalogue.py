@@ -6,7 +6,7 @@ the user's cache, and where Debian's package keeps Fashion-MNIST. `fetch` gets w
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,3 +156,10 @@ def find(path: str, data_dir: Path | None = None) -> Path:
         how = f"compound data fetch {name}" if any(file.address for file in SETS[name].files) else SETS[name].note
         raise ValueError(f"data set {name} is not here: put {path} at {where}, or name its folder by --data-dir or COMPOUND_DATA ({how})")
     return found
+
+
+def require(names: Iterable[str], data_dir: Path | None = None) -> None:
+    """Refuse, in one sentence, where a file of these sets is not here."""
+    for name in names:
+        for file in SETS[name].files:
+            find(file.path, data_dir)

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from compound.bench import launch
 from compound.bench.launch import Failure, Grid
 from compound.bench.report import Bar, Page
-from compound.bench.runs import Outcome, Place, Result, Run, Work
+from compound.bench.runs import Outcome, Place, Result, Run, Work, finished
 from compound.bench.times import draw_times
+from compound.data.catalogue import require
 from compound.persist import write_atomic
 
 NAMES = ("toy", "digits", "ood-mnist", "ood-fashion", "fgsm-mnist", "fgsm-fashion", "fgsm-samples", "fgsm-strong", "fgsm-cifar", "uci")
@@ -35,6 +36,7 @@ class Experiment(Protocol):
     EVERY: tuple[str, ...]  # all that can be asked for
     PRESETS: tuple[str, ...]
     SEEDS: int
+    DATA: tuple[str, ...]  # sets of the catalogue that it needs
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]: ...
     def work(self, run: Run, place: Place) -> Outcome: ...
@@ -60,6 +62,12 @@ def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
     return experiment.grid(preset, seeds or experiment.SEEDS, methods or experiment.METHODS)
+
+
+def check_data(runs: Sequence[Run], root: Path, data_dir: Path | None = None) -> None:
+    """Refuse before any work where data that unfinished runs need are not here."""
+    names = {run.experiment for run in runs if not finished(run, root)}
+    require(dict.fromkeys(one for name in sorted(names) for one in load(name).DATA), data_dir)
 
 
 def work_of(name: str) -> Work:

@@ -29,6 +29,7 @@ METHODS = EVERY = ("ml-cdn", "vb-cdn")
 STEPS = {"quick": 2000, "paper": 6000}
 PRESETS = tuple(STEPS)
 SEEDS = 3
+DATA: tuple[str, ...] = ()  # scikit-learn brings them
 TASK = Task("classes", 10)
 OPTIONS: dict[str, Any] = {"widths": (100,), "members": 1}  # the rest as the methods have it
 STRANGE = {"photographs": "patches of photographs", "noise": "uniform noise", "mirrored": "digits upside down"}

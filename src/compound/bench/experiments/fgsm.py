@@ -40,6 +40,10 @@ class Fgsm:
     PRESETS: tuple[str, ...] = tuple(ood.STEPS)
     SEEDS: int = 1
 
+    @property
+    def DATA(self) -> tuple[str, ...]:
+        return self.known.known, self.known.outside
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         names = {self.known.known, f"{self.known.known}, as published"} if self.kind == "methods" else {self.known.known}
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]

@@ -69,6 +69,7 @@ class FgsmCifar:
     EVERY: tuple[str, ...] = tuple(ALL)
     PRESETS: tuple[str, ...] = tuple(SCALES)
     SEEDS: int = 1
+    DATA: tuple[str, ...] = ("cifar10", "svhn", "gtsrb")
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         word = os.environ.get(ENVIRONMENT, "") or EXTRACTOR

@@ -61,6 +61,10 @@ class Ood:
     PRESETS: tuple[str, ...] = tuple(STEPS)
     SEEDS: int = 1
 
+    @property
+    def DATA(self) -> tuple[str, ...]:
+        return (self.known, self.outside, *(name for name in self.strange if name in images.PARTS))
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = []
         for seed in range(seeds):

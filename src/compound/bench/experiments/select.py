@@ -38,6 +38,10 @@ class Select:
     PRESETS: tuple[str, ...] = tuple(ood.STEPS)
     SEEDS: int = 1
 
+    @property
+    def DATA(self) -> tuple[str, ...]:
+        return self.known.known, self.known.outside
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = [replace(run, experiment=self.name) for run in self.known.grid(preset, seeds, methods) if run.data != self.known.known]
         return [with_lambda(run, lam) for run in runs for lam in LAMBDAS]

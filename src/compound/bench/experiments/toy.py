@@ -30,6 +30,7 @@ EVERY = tuple(ALL)
 STEPS = {"quick": 2000, "paper": 10_000}
 PRESETS = tuple(STEPS)
 SEEDS = 3
+DATA: tuple[str, ...] = ()  # made here
 TASK = Task("targets", 1)
 POINTS = 481  # of the grid that is drawn and measured
 

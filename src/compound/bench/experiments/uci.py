@@ -54,6 +54,7 @@ METHODS = ("ml-cdn", "vb-cdn", "map", "deep-ensemble", "mc-dropout", *installed(
 EVERY = (*ALL, *installed())
 PRESETS = ("quick", "paper")
 SEEDS = 20  # splits; a set that has fewer gives all it has
+DATA: tuple[str, ...] = ("uci",)
 QUICK_SPLITS, QUICK_STEPS = 2, 300
 TASK = Task("targets", 1)
 HELD_OUT = 0.1
