@@ -17,6 +17,7 @@ from compound.bench.robust import Curve
 from compound.bench.runs import Outcome, Place, Result, Run
 from compound.models import METHODS as ALL
 from compound.models import Model
+from compound.models.far import WithFar
 from compound.types import fork
 
 STRENGTHS = tuple(round(0.1 * k, 1) for k in range(11))
@@ -55,6 +56,7 @@ class Fgsm:
     def work(self, run: Run, place: Place) -> Outcome:
         preset = ood.preset_of(run)
         model, test = self.known.trained(run, place)
+        model = model.inner if isinstance(model, WithFar) else model  # baselines as they are known, without far noise
         order = torch.randperm(len(test.x), generator=fork(run.seed, "attacked"))[: IMAGES[preset]]
         x, y, draws = test.x[order], test.y[order], DRAWS[preset]
 
