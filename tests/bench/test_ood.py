@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from compound.bench import experiments
+from compound.bench import experiments, robust
 from compound.bench.experiments import ood
 from compound.bench.experiments.ood_page import grouped, shown
 from compound.bench.runs import Result, Run
@@ -51,6 +51,19 @@ def test_far_noise_is_told_apart_from_the_same_draws(few):
         assert torch.equal(found["far"].probs, model.predict(x, 100, fork(3, "predict")).probs)
         assert (found["plain"].probs - found["far"].probs).abs().max() > 0.01
         assert torch.equal(found["plain"].aleatoric, found["far"].aleatoric)
+
+
+def test_sound_attacks_look_past_far_noise(few):
+    """Aimed at the model as it is, the attack runs after distance; aimed at the network, it changes labels."""
+    task, train = ood.TASK, images.load("mnist", "train")
+    model = build(Method("map", far=3.0), 784, task)
+    fit(model, whole(train.x, train.y, task), Settings(steps=150, checks=0))
+    silent = ood.silenced(model)
+    assert not silent.far.fitted and model.far.fitted and ood.silenced(silent) is silent
+    x, y = train.x[:100], train.y[:100]
+    past, at = (robust.sound(model, aim, x, y, (0.0, 0.4, 0.6), fork(0)) for aim in (silent, model))
+    assert past.accuracy[0] == at.accuracy[0] and sum(past.accuracy) < sum(at.accuracy)
+    assert robust.sound(silent, silent, x, y, (0.6,), fork(0)).accuracy == past.accuracy[2:]  # far noise changes no label
 
 
 def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):

@@ -39,13 +39,13 @@ def test_curves_are_of_the_attacked_images():
     x, y = pixels()
     probs = model.predict(x, 1, fork(0)).probs
     moves = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()
-    found = robust.sound(model, x, y, (0.0, 0.3), fork(0))
+    found = robust.sound(model, model, x, y, (0.0, 0.3), fork(0))
     for k, strength in enumerate((0.0, 0.3)):
         p = model.predict((x + strength * moves).clamp(0, 1), 1, fork(0))
         assert found.accuracy[k] == pytest.approx((p.label == y).double().mean().item())
         assert found.entropy[k] == pytest.approx(p.entropy().double().mean().item(), rel=1e-5)
     # the published protocol takes the model's own label; where nothing is random all its images are one
-    own = robust.sound(model, x, probs.argmax(-1), (0.0, 0.3), fork(0))
+    own = robust.sound(model, model, x, probs.argmax(-1), (0.0, 0.3), fork(0))
     published = robust.published(model, x, y, (0.0, 0.3), fork(0), draws=3, passes=2)
     assert published.entropy == pytest.approx(own.entropy, rel=1e-5)
     assert published.accuracy[0] == pytest.approx(found.accuracy[0])
@@ -96,8 +96,8 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
         torch.nn.functional.cross_entropy(model.network(x)[0], y).backward()
         optimizer.step()
     strengths = (0.0, 0.1)
-    one = robust.sound(model, x, y, strengths, fork(0))
-    many = robust.multi_step(model, x, y, strengths, fork(0), draws=1, steps=10, restarts=1)
+    one = robust.sound(model, model, x, y, strengths, fork(0))
+    many = robust.multi_step(model, model, x, y, strengths, fork(0), draws=1, steps=10, restarts=1)
     random = robust.random_signs(model, x, y, strengths, fork(0))
     transferred = robust.transferred(model, model, x, y, strengths, fork(0))
     assert one.accuracy[0] > 0.95 and many.accuracy[0] == one.accuracy[0]

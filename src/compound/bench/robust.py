@@ -3,7 +3,7 @@
 *published*, as the original code has it: every one of the predictive draws gets an image of its own, made from one pass with
 the label that pass gave, and is classified by another draw; the answers are averaged. That measures how much the attacks differ
 as well as how robust the model is. *sound*: one image per input, the true label, the gradient of the log of the mean
-probability over T draws, and fresh noise for judging. Pictures lie in [0, 1].
+probability over T draws, and fresh noise for judging; it looks past far noise. Pictures lie in [0, 1].
 """
 
 from collections.abc import Sequence
@@ -80,10 +80,17 @@ def published(
 
 
 def sound(
-    model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, draws: int = 10, judges: int = 100
+    model: Model,
+    aim: Model,
+    x: Tensor,
+    y: Tensor,
+    strengths: Sequence[float],
+    generator: Generator,
+    draws: int = 10,
+    judges: int = 100,
 ) -> Curve:
-    """`draws` is T; `judges` fresh draws classify."""
-    moves = signs(model, x, y, draws, generator)
+    """`draws` is T; `judges` fresh draws classify. The attack is aimed at the model without far noise, which cannot change a label."""
+    moves = signs(aim, x, y, draws, generator)
     return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y)
 
 
@@ -101,6 +108,7 @@ def random_signs(model: Model, x: Tensor, y: Tensor, strengths: Sequence[float],
 
 def multi_step(
     model: Model,
+    aim: Model,
     x: Tensor,
     y: Tensor,
     strengths: Sequence[float],
@@ -109,14 +117,14 @@ def multi_step(
     steps: int = 40,
     restarts: int = 5,
 ) -> Curve:
-    """PGD, with the expectation over draws that change at every call."""
+    """PGD, with the expectation over draws that change at every call; aimed as in `sound`."""
     probs = []
     for strength in strengths:
         parts = []
         for pixels, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
-                return -model.answer(x, Draws.of(draws), generator).log_prob(labels)
+                return -aim.answer(x, Draws.of(draws), generator).log_prob(labels)
 
             parts.append(pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE))
         probs.append(ask(model, torch.cat(parts), 100, generator))

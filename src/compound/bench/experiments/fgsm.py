@@ -68,7 +68,7 @@ class Fgsm:
             curves |= self._strong(run, place, model, x, y, draws, stream)
         else:
             curves["published"] = robust.published(model, x, y, STRENGTHS, stream("published"), draws)
-            curves["sound"] = robust.sound(model, x, y, STRENGTHS, stream("sound"))
+            curves["sound"] = robust.sound(model, ood.silenced(model), x, y, STRENGTHS, stream("sound"))
         metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
         metrics["silent"] = robust.silent(model, x, y, stream("silent"))
         return Outcome(metrics, {})
@@ -79,12 +79,12 @@ class Fgsm:
         settings = replace(ood.BASE, steps=ood.STEPS[ood.preset_of(run)])
         plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(settings))
         other, _ = self.known.trained(plain, place)
-        curves = {}
+        curves, aim = {}, ood.silenced(model)
         for passes in PASSES:
             few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
             curves[f"published, {passes} passes"] = robust.published(model, x, y, STRENGTHS, stream("published", passes), few, passes)
-            curves[f"sound, {passes} draws"] = robust.sound(model, x, y, STRENGTHS, stream("sound", passes), passes)
-        curves["many steps"] = robust.multi_step(model, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
+            curves[f"sound, {passes} draws"] = robust.sound(model, aim, x, y, STRENGTHS, stream("sound", passes), passes)
+        curves["many steps"] = robust.multi_step(model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
         curves["transferred"] = robust.transferred(model, other, x, y, STRENGTHS, stream("transferred"))
         curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
         return curves

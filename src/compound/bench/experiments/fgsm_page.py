@@ -25,7 +25,8 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> Drawn:
         "An attack moves every pixel by the strength, towards where the gradient says the loss grows. published: as in the original "
         "code, each predictive draw gets an image of its own, made from one pass and the label that pass gave; the answers are "
         "averaged. sound: one image per input, the true label, the gradient of the log of the mean probability over draws, fresh "
-        "noise for judging. A model that is robust only under the first is robust because the attacks disagree, not because it is."
+        "noise for judging; where a model has far noise the attack looks past it, for far noise never changes a label and only draws "
+        "attacks away from it. A model that is robust only under the first is robust because the attacks disagree, not because it is."
     )
     groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != "silent"))

@@ -115,15 +115,21 @@ def preset_of(run: Run) -> str:
     return "quick" if run.settings["steps"] <= STEPS["quick"] else "paper"
 
 
+def silenced(model: Model) -> Model:
+    """The same without its far noise; the model itself where it has none."""
+    far = getattr(model, "far", None)
+    if not (isinstance(far, FarNoise) and far.fitted):
+        return model
+    model = copy.deepcopy(model)
+    model.far = FarNoise(model.inputs)
+    return model
+
+
 def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredictive]:
     """What the model says without its far noise and, where it has some, with it, from the same draws."""
-    far = getattr(model, "far", None)
-    loud = isinstance(far, FarNoise) and far.fitted
-    if loud:
-        model = copy.deepcopy(model)
-        model.far = FarNoise(model.inputs)
-    plain = cast(CategoricalPredictive, model.predict(x, 100, fork(seed, "predict")))
-    return {"plain": plain, "far": plain.doubted(cast(FarNoise, far)(saturated(x)))} if loud else {"plain": plain}
+    silent = silenced(model)
+    plain = cast(CategoricalPredictive, silent.predict(x, 100, fork(seed, "predict")))
+    return {"plain": plain} if silent is model else {"plain": plain, "far": plain.doubted(cast(FarNoise, model.far)(saturated(x)))}
 
 
 def measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:
