@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import grids
@@ -118,14 +120,20 @@ def test_fit_that_another_command_works_on_is_waited_for_without_a_place(tmp_pat
 
 def test_ctrl_c_ends_driver_and_workers_at_once(tmp_path: Path):
     words = [sys.executable, str(SCRIPT), str(tmp_path / "runs"), "2", "2", "1000000"]
-    driver = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    progress = [tmp_path / "runs" / run.key / "progress.json" for run in grids.grid(2, 1_000_000)]
-    until = time.monotonic() + 120
-    while not all(path.exists() for path in progress) and time.monotonic() < until:
-        time.sleep(0.1)
-    workers = [json.loads(path.read_text())["pid"] for path in progress]
-    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-    _, words = driver.communicate(timeout=30)
+    # a shell that started these tests in the background made them deaf to SIGINT, and children inherit that
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    driver = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    try:
+        progress = [tmp_path / "runs" / run.key / "progress.json" for run in grids.grid(2, 1_000_000)]
+        until = time.monotonic() + 120
+        while not all(path.exists() for path in progress) and time.monotonic() < until:
+            time.sleep(0.1)
+        workers = [json.loads(path.read_text())["pid"] for path in progress]
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+        _, words = driver.communicate(timeout=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode not in (0, None)
     assert words.count("KeyboardInterrupt") <= 1  # the driver's own; the command turns it into a sentence
     for pid in workers:
