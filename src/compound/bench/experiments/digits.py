@@ -3,7 +3,6 @@
 A 64-100-10 net learns scikit-learn's digits and is then shown photographs, noise and digits upside down.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from compound import metrics
 from compound.bench.experiments import Drawn
+from compound.bench.experiments.ood import silenced
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Outcome, Place, Result, Run, fitted
 from compound.data import digits as source
-from compound.nn import FarNoise
 from compound.predictive import CategoricalPredictive
 from compound.train import hold_out, recipe
 from compound.types import Task, fork, whole
@@ -59,8 +58,7 @@ def work(run: Run, place: Place) -> Outcome:
         "ece": metrics.ece(known, data.y_test),
         "mmc": metrics.mmc(known),
     }
-    silent = copy.deepcopy(model)
-    silent.far = FarNoise(data.x_test.shape[1])  # the same network without far noise: what does far noise cost?
+    silent = silenced(model)  # what does far noise cost?
     plain = cast(CategoricalPredictive, silent.predict(data.x_test, 100, fork(run.seed, "predict")))
     numbers["accuracy_cost"] = metrics.accuracy(plain, data.y_test) - numbers["accuracy"]
     numbers["nll_cost"] = numbers["nll"] - metrics.nll(plain, data.y_test)
