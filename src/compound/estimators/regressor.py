@@ -14,6 +14,7 @@ from torch import Tensor
 from compound.estimators.asking import answers, precise
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import ROWS, Intervals, quantile, score
+from compound.models import Model
 from compound.predictive import GaussianPredictive, Predictive
 from compound.train import hold_out
 from compound.types import Task, fork, seed_of
@@ -112,28 +113,10 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        """Few rows: each member holds out its own, so that together they see all. Many: the same for all members.
-
-        A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where a tenth is enough to
-        calibrate by, all members hold it out and the mixture itself is scored.
-        """
-        seed = seed_of(self.seed_, "hold out")
-        if len(y) < COMMON:
-            return hold_out(len(y), members, self.validation_fraction, seed)
-        return hold_out(len(y), 1, self.validation_fraction, seed)[0]
+        return held_out(len(y), members, self.validation_fraction, seed_of(self.seed_, "hold out"))
 
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        """Members that held out rows of their own answer for these alone; all members together for rows that all held out."""
-        held = held.reshape(-1, len(y))  # (1 or members, rows)
-        who, rows = held.nonzero().T
-        some = torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]
-        who, rows, scores, start = who[some], rows[some], [], 0
-        for answer in answers(self.model_, x[rows], self.seed_):
-            part = slice(start, start + len(answer.component))
-            own = member(precise(cast(GaussianPredictive, answer)), who[part], len(held))
-            scores.append(score(own, y[rows[part]].double()))
-            start = part.stop
-        self.intervals_ = Intervals.fit(scores, len(self.shift_))
+        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_))
 
     def _finished(self, answer: Predictive) -> Predictive:
         exact = precise(cast(GaussianPredictive, answer))
@@ -141,6 +124,31 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def _shaped(self, values: Tensor) -> Array:
         return (values[:, 0] if self.single_ else values).numpy()
+
+
+def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (rows,) or (members, rows)
+    """Weights 1 and 0. Few rows: each member holds out its own, so that together they see all. Many: the same for all members.
+
+    A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where a tenth is enough to
+    calibrate by, all members hold it out and the mixture itself is scored.
+    """
+    return hold_out(rows, members, fraction, seed) if rows < COMMON else hold_out(rows, 1, fraction, seed)[0]
+
+
+def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
+    """Scores of held-out rows, marked True in (rows,) or (members, rows).
+
+    Members that held out rows of their own answer for these alone; all members together for rows that all held out.
+    """
+    held = held.reshape(-1, len(y))  # (1 or members, rows)
+    who, rows = held.nonzero().T
+    some = torch.randperm(len(rows), generator=fork(seed, "calibrate"))[:ROWS]
+    who, rows, start = who[some], rows[some], 0
+    for answer in answers(model, x[rows], seed):
+        part = slice(start, start + len(answer.component))
+        own = member(precise(cast(GaussianPredictive, answer)), who[part], len(held))
+        yield score(own, y[rows[part]].double())
+        start = part.stop
 
 
 def member(answer: GaussianPredictive, who: Tensor, members: int) -> GaussianPredictive:

@@ -20,12 +20,15 @@ from compound.bench.experiments.uci_page import draw as draw
 from compound.bench.peers import PEERS, Answer, installed
 from compound.bench.runs import Outcome, Place, Run, fitted
 from compound.data import uci
+from compound.estimators.asking import precise
+from compound.estimators.calibration import Intervals, score
+from compound.estimators.regressor import held_out, held_scores
+from compound.estimators.strangeness import Strangeness
 from compound.models import METHODS as ALL
 from compound.models import Method
-from compound.nn import FarNoise
 from compound.predictive import GaussianPredictive
 from compound.train import Settings, hold_out, recipe
-from compound.types import Batch, Task, fork, whole
+from compound.types import Task, fork, whole
 
 TITLE = "UCI regression: nine tables, standard splits"
 SETS = {  # as papers call them, quick ones first
@@ -60,6 +63,7 @@ TASK = Task("targets", 1)
 HELD_OUT = 0.1
 DRAWS = 200
 REGION = ", region"
+FALSE_ALARMS = 0.01
 STEP = 5.0  # length of the vector that moves a row, in standard units
 
 
@@ -88,10 +92,9 @@ def work(run: Run, place: Place) -> Outcome:
     if run.data.endswith(REGION):
         return _region(run, place, split)
     begin = time.process_time()
-    ask, data, far = _learnt(run, place, split.x, split.y)
+    ask, intervals = _learnt(run, place, split.x, split.y)
     seconds = time.process_time() - begin
     answer = ask(split.x_test)
-    level = 0.45 if run.method in PEERS else _calibrated(ask, data)
     own = answer.rescale(0.0, split.scale)
     y = split.y_test * split.scale  # both about the training mean: no number here changes with it
     found: dict[str, Any] = {
@@ -99,41 +102,38 @@ def work(run: Run, place: Place) -> Outcome:
         "rmse": metrics.rmse(own, y),
         "crps": metrics.crps(own, y),
         "coverage": metrics.coverage(answer, split.y_test),
-        "coverage_calibrated": None if run.method in PEERS else _share((answer.cdf(split.y_test) - 0.5).abs() <= level),
-        "level": 2 * level,  # probability that the interval has by itself when it is made to cover 90%
+        **_honest(intervals, answer, split.y_test),
         "aleatoric": own.aleatoric.double().mean().item(),
         "epistemic": own.epistemic.double().mean().item(),
         "cpu_seconds": seconds,
         "rows": len(y),
     }
-    if far is not None:
+    if run.method not in PEERS:  # the same for all of ours: it looks at the inputs alone
+        known = Strangeness.fit(split.x, FALSE_ALARMS, fork(run.seed, "strange"))
         moved = split.x_test + STEP * directions(split.x_test, run.seed)
         found |= {
-            "false_alarms": int(strange(far, split.x_test).sum()),
-            "moved_flagged": int(strange(far, moved).sum()),
+            "false_alarms": int((known.scores(split.x_test) > known.threshold).sum()),
+            "moved_flagged": int((known.scores(moved) > known.threshold).sum()),
         }
     return Outcome(found, {"cdf": answer.cdf(split.y_test).squeeze(-1).numpy()})
 
 
 class Learnt(NamedTuple):
     ask: Answer
-    data: Batch
-    far: FarNoise | None  # knows how far an input is from the training rows
+    intervals: Intervals | None  # honest ones, as the estimators make them
 
 
 def _learnt(run: Run, place: Place, x: Tensor, y: Tensor) -> Learnt:
-    members = 1 if run.method in PEERS else _members(run.method)
-    outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
-    data = whole(x, y, TASK, hold_out(len(x), members, HELD_OUT, run.seed), outside)
     if run.method in PEERS:
-        return Learnt(PEERS[run.method](data, run.seed), data, None)
-    model = fitted(run, place, data, TASK)
+        return Learnt(PEERS[run.method](whole(x, y, TASK, hold_out(len(x), 1, HELD_OUT, run.seed)), run.seed), None)
+    outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
+    weight = held_out(len(x), _members(run.method), HELD_OUT, run.seed)
+    model = fitted(run, place, whole(x, y, TASK, weight, outside), TASK)
 
     def ask(asked: Tensor) -> GaussianPredictive:
         return cast(GaussianPredictive, model.predict(asked, DRAWS, fork(run.seed, "predict")))
 
-    far = getattr(model, "far", None)
-    return Learnt(ask, data, far if isinstance(far, FarNoise) and far.fitted else None)
+    return Learnt(ask, Intervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
 
 
 def _members(method: str) -> int:
@@ -146,15 +146,17 @@ def _region(run: Run, place: Place, split: uci.Split) -> Outcome:
     x, y = split.x[inside], split.y[inside]
     shift, scale = x.mean(0), x.std(0, correction=0)
     scale = torch.where(scale > 1e-6, scale, 1.0)
-    ask, _, far = _learnt(run, place, (x - shift) / scale, (y - y.mean()) / y.std(correction=0))
+    known = (x - shift) / scale
+    ask, _ = _learnt(run, place, known, (y - y.mean()) / y.std(correction=0))
     ordinary, beyond = split.x_test[test_inside], torch.cat([split.x[~inside], split.x_test[~test_inside]])
     answers = [ask((rows - shift) / scale) for rows in (ordinary, beyond)]
     found: dict[str, Any] = {
         f"auroc_{name}": metrics.auroc(*(getattr(answer, part).squeeze(-1).double() for answer in answers))
         for name, part in (("epistemic", "epistemic"), ("predictive", "variance"))
     }
-    if far is not None:
-        found["auroc_distance"] = metrics.auroc(*(far.distance((rows - shift) / scale).double() for rows in (ordinary, beyond)))
+    if run.method not in PEERS:
+        scores = Strangeness.fit(known, FALSE_ALARMS, fork(run.seed, "strange")).scores
+        found["auroc_distance"] = metrics.auroc(*(scores((rows - shift) / scale).double() for rows in (ordinary, beyond)))
     return Outcome({**found, "rows": len(ordinary), "beyond": len(beyond)}, {})
 
 
@@ -174,41 +176,9 @@ def directions(x: Tensor, seed: int, name: str = "moved") -> Tensor:
     return noise / noise.norm(dim=-1, keepdim=True)
 
 
-def strange(far: FarNoise, x: Tensor) -> Tensor:
-    """Which rows lie farther out than 99% of training rows do from centres that were fitted without them."""
-    return far.distance(x) > far.ramp[1]
-
-
-def _calibrated(ask: Answer, data: Batch) -> float:
-    held = cast(Tensor, data.weight) == 0
-    rows = held.any(0)
-    return reach(honest_cdf(ask(data.x[rows]), data.y[rows], held[:, rows]))
-
-
-def honest_cdf(answer: GaussianPredictive, y: Tensor, held: Tensor) -> Tensor:  # (rows,)
-    """P(Y <= y) on rows that members held out, as it would be had nobody seen them; held is (members, rows).
-
-    A row is held out by one member. The others trained on it, so they lie closer to its target than they will lie to a new one:
-    their residuals are stretched by the ratio of the median residuals of members that held a row out and that trained on it.
-    """
-    members = len(held)
-    if members == 1:
-        return answer.cdf(y).squeeze(-1)
-    means, stds = (v.squeeze(-1).unflatten(0, (members, -1)) for v in (answer.means, answer.variances.sqrt()))  # (members, n, rows)
-    centre = means.mean(1)  # (members, rows)
-    residual = y.squeeze(-1) - centre
-    fresh, seen = (float(residual[which].abs().median()) for which in (held, ~held))
-    stretch = max(1.0, fresh / seen) if seen > 0 else 1.0
-    asked = centre + torch.where(held, 1.0, stretch) * residual
-    return torch.special.ndtr((asked.unsqueeze(1) - means) / stds).mean((0, 1))
-
-
-def reach(cdf: Tensor, coverage: float = 0.9) -> float:
-    """How far from 1/2 the cdf may be inside an interval of this coverage: the conformal quantile of held-out rows."""
-    score = (cdf.double() - 0.5).abs().sort().values
-    rank = math.ceil((len(score) + 1) * coverage)
-    return float(score[rank - 1]) if rank <= len(score) else 0.5
-
-
-def _share(which: Tensor) -> float:
-    return which.double().mean().item()
+def _honest(intervals: Intervals | None, answer: GaussianPredictive, y: Tensor) -> dict[str, float]:
+    """How far the calibrated interval of coverage 0.9 reaches, and the share of rows inside."""
+    if intervals is None:
+        return {}
+    reach = intervals.reach(0.9)
+    return {"reach": float(reach), "coverage_calibrated": (score(precise(answer), y.double()) <= reach).double().mean().item()}
