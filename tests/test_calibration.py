@@ -10,7 +10,7 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
 from compound.estimators.asking import precise
-from compound.estimators.calibration import Intervals, Temperature, quantile, score
+from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
 from compound.estimators.regressor import member
 
 
@@ -97,6 +97,44 @@ def test_few_rows_are_held_out_by_one_member_each_many_by_all(monkeypatch):
     whole = precise(small.model_.predict(data[0][held], 200, fork(small.seed_, "ask")))  # all members together
     torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][held].double()).sort(0).values, rtol=1e-4, atol=1e-4)
     assert not torch.equal(own[:20], small.intervals_.scores)
+
+
+def test_before_is_the_probability_of_likelier_classes():
+    probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.25, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(before(probs), torch.tensor([[0.8, 0.0, 0.5], [0.5, 0.75, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("exaggerated", [0.5, 4.0])
+def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
+    """Split conformal: a new label is in the set with probability 0.9 to 0.9 + 1 / (n + 1), whatever the probabilities."""
+    logits = torch.randn(6000, 5, generator=fork(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels"))
+    scores = before(torch.softmax(exaggerated * logits, -1))
+    own = scores.gather(-1, labels).squeeze(-1)
+    reach = Sets.fit(own[:3000]).reach(0.9)
+    assert abs((own[3000:] <= reach).double().mean() - 0.9) < 4 * np.sqrt(0.9 * 0.1 * 2 / 3000)
+    assert abs((own[3000:] < 0.9).double().mean() - 0.9) > 0.04  # taken at their word they are not
+    assert bool(((scores <= reach).sum(-1) >= 1).all())
+
+
+def test_few_labels_vouch_for_all_classes_only():
+    few = Sets.fit(torch.tensor([0.0, 0.4, 0.1]))
+    assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (pytest.approx(0.1), pytest.approx(0.4), np.inf)
+    assert Sets.fit(torch.zeros(0)).reach(0.9) == 0.9
+    with pytest.raises(ValueError, match="coverage"):
+        few.reach(0.0)
+
+
+def test_a_classifier_learns_its_sets_from_held_out_rows():
+    g = fork(0, "overlap")
+    x = torch.randn(2500, 2, generator=g).numpy()
+    y = (x[:, 0] + torch.randn(2500, generator=g).numpy() > 0).astype(int) + (x[:, 1] > 1)  # three classes that overlap
+    model = clone(CLASSIFIER).set_params(random_state=0).fit(x[:500], y[:500])
+    sets = model.predict_set(x[500:], 0.8)
+    assert 47 < len(model.sets_.scores) <= 50  # a tenth of every class
+    inside = sets[np.arange(2000), y[500:]].mean()
+    assert abs(inside - 0.8) < 4 * np.sqrt(0.8 * 0.2 * (1 / 50 + 1 / 2000))
+    assert set(sets.sum(1)) <= {1, 2, 3} and (model.predict_set(x, 0.99) >= model.predict_set(x, 0.5)).all()
 
 
 def test_temperature_undoes_what_was_exaggerated():

@@ -12,6 +12,8 @@ These are a few lines of our own. MAPIE and crepes wrap point predictors and kee
 own distribution, members hold out different rows, and the state is one sorted array that can be saved without pickle.
 
 Classes: one temperature on the mean probabilities, by held-out log-likelihood with a prior that keeps it near 1 when rows are few.
+Sets of classes are conformal too: a held-out label has as score the probability of all classes that seemed likelier, and a set takes
+the likeliest classes while their scores stay within the same rank of the held-out scores (Romano, Sesia and Candès 2020).
 """
 
 from collections.abc import Iterable
@@ -43,17 +45,32 @@ class Intervals:
 
     def reach(self, coverage: float) -> Tensor:  # (targets,)
         """How many standard deviations, on the predictive's own scale, the interval reaches to either side."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
         count, targets = self.scores.shape
-        nominal = float(ndtri((1 + coverage) / 2))
+        rank, nominal = _rank(count, coverage), float(ndtri((1 + coverage) / 2))
         if count == 0:
             return torch.full((targets,), nominal, dtype=torch.float64)
-        rank = int(np.ceil((count + 1) * coverage - 1e-9))
         if rank <= count:
             return self.scores[rank - 1]
         stretch = nominal / float(ndtri((1 + count / (count + 1)) / 2))
         return torch.maximum(self.scores[-1] * stretch, torch.tensor(nominal))
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Scores of held-out labels: the probability of all classes before the true one."""
+
+    scores: Tensor  # (rows,) float64, ascending
+
+    @classmethod
+    def fit(cls, scores: Tensor) -> Self:
+        return cls(scores.double().sort().values)
+
+    def reach(self, coverage: float) -> float:
+        """Classes belong to the set of this coverage while those before them have no more probability than this."""
+        count, rank = len(self.scores), _rank(len(self.scores), coverage)
+        if count == 0:
+            return coverage
+        return float(self.scores[rank - 1]) if rank <= count else np.inf  # few rows vouch for all classes only
 
 
 @dataclass(frozen=True)
@@ -71,13 +88,28 @@ class Temperature:
         costs = [-torch.log_softmax(logs / t.exp(), -1).gather(-1, labels.unsqueeze(-1)).sum() + 0.5 * (t / WIDTH).square() for t in grid]
         return cls(float(grid[int(torch.stack(costs).argmin())].exp()))
 
+    def soften(self, probs: Tensor) -> Tensor:
+        return torch.softmax(probs.clamp_min(torch.finfo(probs.dtype).tiny).log() / self.value, -1)
+
     def __call__(self, answer: CategoricalPredictive) -> CategoricalPredictive:
         """The answer at this temperature; its shares of the entropy keep their proportions."""
-        tiny = torch.finfo(answer.probs.dtype).tiny
-        probs = torch.softmax(answer.probs.clamp_min(tiny).log() / self.value, -1)
-        factor = entropy(probs) / answer.total.clamp_min(tiny)
+        probs = self.soften(answer.probs)
+        factor = entropy(probs) / answer.total.clamp_min(torch.finfo(probs.dtype).tiny)
         parts = {name: getattr(answer, name) * factor for name in ("component", "mixing", "posterior")}
         return replace(answer, **parts, probs=probs)
+
+
+def before(probs: Tensor) -> Tensor:  # (rows, classes)
+    """The probability of all classes likelier than each; of equal ones, of those that come first."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)
+
+
+def _rank(count: int, coverage: float) -> int:
+    """Which of so many scores, in ascending order, vouches for the coverage."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
+    return int(np.ceil((count + 1) * coverage - 1e-9))
 
 
 def score(answer: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)

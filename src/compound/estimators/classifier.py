@@ -9,12 +9,12 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from compound.estimators.asking import answers, precise
 from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import ROWS, Temperature
+from compound.estimators.calibration import ROWS, Sets, Temperature, before
 from compound.predictive import CategoricalPredictive, Predictive
 from compound.train import hold_out
 from compound.types import Task, fork, seed_of
@@ -32,6 +32,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     classes_: Array
     temperature_: Temperature
+    sets_: Sets
 
     def predict(self, X: Any) -> Array:
         """The most probable class of each row."""
@@ -44,6 +45,12 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def predict_log_proba(self, X: Any) -> Array:
         return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Array:  # (rows, classes) of truth values
+        """Which classes are in the set that holds the true one with probability `coverage`, calibrated on held-out rows."""
+        check_is_fitted(self)
+        reach = self.sets_.reach(coverage)
+        return torch.cat([before(answer.probs) <= reach for answer in self._categories(X)]).numpy()
 
     def predict_dist(self, X: Any) -> CategoricalPredictive:
         """The whole predictive: probabilities with the shares of their entropy, as tensors."""
@@ -87,8 +94,10 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
         rows = held.nonzero().squeeze(1)
         rows = rows[torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]]
-        found = [cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_)] if len(rows) else []
-        self.temperature_ = Temperature.fit(torch.cat(found), y[rows]) if found else Temperature()
+        none = torch.zeros(0, len(self.classes_), dtype=torch.float64)
+        probs = torch.cat([none, *(cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_))])
+        self.temperature_ = Temperature.fit(probs, y[rows])
+        self.sets_ = Sets.fit(before(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1))
 
     def _finished(self, answer: Predictive) -> Predictive:
         return self.temperature_(precise(cast(CategoricalPredictive, answer)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from compound import persist
 from compound.data.encoder import Encoder
-from compound.estimators.calibration import Intervals, Temperature
+from compound.estimators.calibration import Intervals, Sets, Temperature
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method
 from compound.models.files import describe, rebuild
@@ -21,7 +21,7 @@ from compound.train import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 1  # of the words below; raised when an older library could not make sense of them
+LAYOUT = 2  # of the words below; raised when an older library could not make sense of them
 
 
 def save(estimator: "Estimator", path: str | Path) -> None:
@@ -54,6 +54,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
         words |= {"classes": _plain(classes), "dtype": classes.dtype.str, "temperature": estimator.temperature_.value}  # type: ignore[attr-defined]
+        tensors["scores"] = estimator.sets_.scores  # type: ignore[attr-defined]
     persist.save(path, words, tensors)
 
 
@@ -97,7 +98,7 @@ def _restored(path: str | Path, bundle: persist.Bundle) -> Any:
         estimator.intervals_ = Intervals(bundle.tensors["scores"])
     else:
         estimator.classes_ = np.array(words["classes"], dtype=np.dtype(words["dtype"]))
-        estimator.temperature_ = Temperature(words["temperature"])
+        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(bundle.tensors["scores"])
     return estimator
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compound.estimators.asking import answers
 from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import quantile, score
+from compound.estimators.calibration import before, quantile, score
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 BETWEEN = "|"  # labels of a set
@@ -84,7 +84,7 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, wa
         reach = [float(estimator.intervals_.reach(float(level))[0]) for level in levels]  # type: ignore[attr-defined]
         inside = far[:, None] <= np.array(reach)
     else:
-        inside = far[:, None] < levels
+        inside = far[:, None] <= np.array([estimator.sets_.reach(float(level)) for level in levels])  # type: ignore[attr-defined]
     return Judged(found, nll, error, far, brier, levels, inside)
 
 
@@ -123,11 +123,11 @@ def _doubts(answer: Predictive) -> dict[str, Array]:
 
 
 def _sets(estimator: Estimator, answer: Predictive, coverage: float) -> Array:
-    """The most probable classes that together reach the coverage, most probable first."""
+    """The classes of the conformal set, most probable first."""
     assert isinstance(answer, CategoricalPredictive)
     order = answer.probs.argsort(dim=-1, descending=True, stable=True)
-    sorted_probs = answer.probs.gather(-1, order)
-    within = (sorted_probs.cumsum(-1) - sorted_probs < coverage).numpy()
+    reach = estimator.sets_.reach(coverage)  # type: ignore[attr-defined]
+    within = (before(answer.probs).gather(-1, order) <= reach).numpy()
     names = np.array([str(label) for label in estimator.classes_], dtype=object)  # type: ignore[attr-defined]
     return np.array([BETWEEN.join(names[o[w]]) for o, w in zip(order.numpy(), within, strict=True)], dtype=object)
 
@@ -140,12 +140,9 @@ def _compared(answer: Predictive, y: Tensor) -> tuple[Array, Array, Array, Array
         found = (-answer.log_prob(column), column[:, 0] - answer.mean[:, 0], score(answer, column)[:, 0], nothing)
     else:
         assert isinstance(answer, CategoricalPredictive)
-        order = answer.probs.argsort(dim=-1, descending=True, stable=True)
-        true = order == y.unsqueeze(-1)
-        sorted_probs = answer.probs.gather(-1, order)
-        before = ((sorted_probs.cumsum(-1) - sorted_probs) * true).sum(-1)
+        likelier = before(answer.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
         distance = (answer.probs - torch.nn.functional.one_hot(y, answer.probs.shape[-1])).square().sum(-1)
-        found = (-answer.log_prob(y), (answer.label != y).double(), before, distance)
+        found = (-answer.log_prob(y), (answer.label != y).double(), likelier, distance)
     a, b, c, d = (value.double().numpy() for value in found)
     return a, b, c, d
 
