@@ -45,10 +45,9 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
         "Nine tables, the splits that papers share, one setting for all. Every number is a mean over splits with its standard error; "
         "published numbers stand beside ours. Methods that stop early do so by a tenth of the training rows, never by test rows."
     )
-    figure = _figure(found, sets, methods, published)
-    page.figure(
-        figure, "NLL by set (lower is better), mean and standard error. Lines: published Deep Ensembles (full), tuned MC-dropout (dashed)."
-    )
+    caption = "NLL by set (lower is better), mean and standard error. Lines: published Deep Ensembles (full), tuned MC-dropout (dashed)."
+    columns = ("set", "method", "split", *TABLES)
+    page.picture("uci", _figure(found, sets, methods, published), caption, columns, _data(results))
     bars = bars_of(found, sets, published)
     page.bars(bars, f"{DEFAULT} against the bars; a set that was not run counts for nothing")
     page.heading("Who wins where")
@@ -64,7 +63,13 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
             rows.append([f"{name} ({splits})", *ours, *(_published(row, name) for row in beside.values())])
         page.table(("set (splits)", *methods, *(f"{label}, published" for label in beside)), rows)
     _strangers(found, methods, page)
-    return Drawn(bars, figure)
+    return Drawn(bars)
+
+
+def _data(results: Sequence[Result]) -> list[list[Cell]]:
+    """Every split's own numbers."""
+    own = [result for result in results if not result.run.data.endswith(REGION)]
+    return [[r.run.data, r.run.method, r.run.seed, *(r.metrics.get(key) for key in TABLES)] for r in own]
 
 
 def values(found: Found, data: str, method: str, key: str) -> list[float]:
