@@ -145,9 +145,9 @@ def test_page_has_every_number(perform_on, tmp_path):
         for data in ("boston", "boston, region")
     ]
     page = uci_page.Page("UCI")
-    drawn = uci.draw(results, page)
+    bars = uci.draw(results, page)
     text = page.html()
-    assert all(bar.claim.replace("'", "&#x27;") in text for bar in drawn.bars)
+    assert all(bar.claim.replace("'", "&#x27;") in text for bar in bars)
     for number in (results[0].metrics["nll"], results[0].metrics["crps"], results[1].metrics["auroc_epistemic"]):
         assert f"{number:.4g}" in text
     assert "2.41 ± 0.25" in text  # Deep Ensembles, published

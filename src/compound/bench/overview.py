@@ -49,13 +49,12 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
         page.heading(f"{load(section.experiment).TITLE} ({_words(section.preset)})")
         page.prefix = f"{section.preset.replace(' ', '-')}-"
         try:
-            drawn = load(section.experiment).draw(section.results, page)
+            claims = load(section.experiment).draw(section.results, page)
         except Exception as error:  # the other sections must not suffer
             troubles.append(f"{section.experiment} ({section.preset}) could not be drawn: {reason(error)}")
             page.text(troubles[-1])
             continue
-        page.keep(section.experiment, drawn.figure)
-        bars += [(section, bar) for bar in drawn.bars]
+        bars += [(section, bar) for bar in claims]
     page.prefix = ""
     _close(page, sections, bars, [run for run in everything if run not in ended], left_out, root)
     page.write(out / "index.html")

@@ -4,9 +4,7 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
-
-from matplotlib.figure import Figure
+from typing import Any, Protocol, cast
 
 from compound.bench import launch
 from compound.bench.launch import Failure, Grid
@@ -21,13 +19,6 @@ HIDDEN = ("select-mnist", "select-fashion")  # parts of others
 EXPERIMENTS = {name: f"compound.bench.experiments.{name.replace('-', '_')}" for name in (*NAMES, *HIDDEN)}
 
 
-class Drawn(NamedTuple):
-    """What a page says in numbers: claims with their bars. Figures go into the page with their data, by `Page.picture`."""
-
-    bars: list[Bar]
-    figure: Figure | None = None  # one that has no data of its own
-
-
 class Experiment(Protocol):
     """What every module of EXPERIMENTS offers."""
 
@@ -40,7 +31,7 @@ class Experiment(Protocol):
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]: ...
     def work(self, run: Run, place: Place) -> Outcome: ...
-    def draw(self, results: Sequence[Result], page: Page) -> Drawn: ...
+    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]: ...
 
 
 def load(name: str) -> Experiment:
@@ -98,9 +89,7 @@ def publish(results: Sequence[Result], out: Path, title: str = "", failures: Seq
             page.heading(load(name).TITLE)
         own = [result for result in results if result.run.experiment == name]
         if own:
-            drawn = load(name).draw(own, page)
-            bars += drawn.bars
-            page.keep(name, drawn.figure)
+            bars += load(name).draw(own, page)
     if failures:
         page.heading("Runs that failed")
         page.text("All numbers above are without them. The same command tries them again.")

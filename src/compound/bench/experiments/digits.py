@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from compound import metrics
-from compound.bench.experiments import Drawn
 from compound.bench.experiments.ood import silenced
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Outcome, Place, Result, Run, fitted
@@ -81,7 +80,7 @@ def work(run: Run, place: Place) -> Outcome:
 # The page
 
 
-def draw(results: Sequence[Result], page: Page) -> Drawn:
+def draw(results: Sequence[Result], page: Page) -> list[Bar]:
     page.text(
         "A good classifier knows its digits and doubts everything else. Doubt is the entropy of the mean probabilities; "
         "AUROC is the probability that a strange picture is doubted more than a test digit."
@@ -94,7 +93,7 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
     page.bars(bars, "Means over seeds against the bars")
     page.table(("method", "seed", *(_words(key) for key in first[0].metrics)), _rows(results), "Every run")
     page.figure(_gallery(first), "The test digits with the greatest doubt, with guess and (true label): red where the guess is wrong.")
-    return Drawn(bars)
+    return bars
 
 
 def _words(key: str) -> str:

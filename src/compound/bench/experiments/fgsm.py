@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from compound.bench import robust
-from compound.bench.experiments import Drawn, ood
+from compound.bench.experiments import ood
 from compound.bench.experiments.fgsm_page import draw_page
-from compound.bench.report import Page
+from compound.bench.report import Bar, Page
 from compound.bench.robust import Curve
 from compound.bench.runs import Outcome, Place, Result, Run
 from compound.models import METHODS as ALL
@@ -89,5 +89,5 @@ class Fgsm:
         curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
         return curves
 
-    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
         return draw_page(results, page, self.kind)

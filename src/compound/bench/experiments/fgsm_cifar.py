@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from compound.bench import through
-from compound.bench.experiments import Drawn, ood
+from compound.bench.experiments import ood
 from compound.bench.experiments.fgsm import STRENGTHS
 from compound.bench.experiments.fgsm_cifar_page import STRANGE, draw_page, extractor_of
 from compound.bench.features import Bank, Front
-from compound.bench.report import Page
+from compound.bench.report import Bar, Page
 from compound.bench.runs import Outcome, Place, Result, Run, fitted
 from compound.data import colour
 from compound.data.extractors import chosen, extractor
@@ -108,7 +108,7 @@ class FgsmCifar:
         silent = (moves == 0).flatten(1).all(-1).double().mean().item()
         return {"published": published._asdict(), "sound": sound._asdict(), "silent": silent}
 
-    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
         return draw_page(results, page)
 
 

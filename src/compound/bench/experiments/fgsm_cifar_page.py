@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 
-from compound.bench.experiments import Drawn, fgsm_page, ood_page
-from compound.bench.report import Cell, Page
+from compound.bench.experiments import fgsm_page, ood_page
+from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result, Run
 
 STRANGE = ("svhn", "gtsrb")
 KEYS = (*((key,) for key in ood_page.KEYS), *((name, key) for name in STRANGE for key in ("mmc_out", "auroc")))
 
 
-def draw_page(results: Sequence[Result], page: Page) -> Drawn:
+def draw_page(results: Sequence[Result], page: Page) -> list[Bar]:
     name = extractor_of(results[0].run)
     page.text(
         f"Heads with 100 hidden units on the features of a fixed network ({name}), which was trained on other pictures. Attacks move the "
         "pixels, through that network: strengths are those of pixels between 0 and 1, of which 0.03 can hardly be seen."
     )
     attacks = [result._replace(metrics={key: value for key, value in result.metrics.items() if key != "strange"}) for result in results]
-    drawn = fgsm_page.draw_page(attacks, page, "methods")
+    bars = fgsm_page.draw_page(attacks, page, "methods")
     shares = [[label, max(metrics["silent"] for metrics in found)] for label, found in fgsm_page.grouped(attacks).items()]
     page.table(("form", "share"), shares, "Rows without a gradient: attacks are blind there")
     page.heading("Doubt about other pictures")
@@ -30,7 +30,7 @@ def draw_page(results: Sequence[Result], page: Page) -> Drawn:
     words = [", ".join(ood_page.WORDS.get(word, word) for word in key) for key in KEYS]
     page.table(("form", *words), rows, "CIFAR-10 against others; mean ± standard error over seeds")
     page.data(f"{results[0].run.experiment}-strange", ("form", *words), rows)
-    return drawn
+    return bars
 
 
 def extractor_of(run: Run) -> str:

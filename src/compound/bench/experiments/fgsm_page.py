@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compound.bench.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
-from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
 
@@ -20,7 +19,7 @@ Looks = dict[str, dict[str, Any]]  # label -> arguments of `plot`
 CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 
 
-def draw_page(results: Sequence[Result], page: Page, kind: str) -> Drawn:
+def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Bar]:
     page.text(
         "An attack moves every pixel by the strength, towards where the gradient says the loss grows. published: as in the original "
         "code, each predictive draw gets an image of its own, made from one pass and the label that pass gave; the answers are "
@@ -50,7 +49,7 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> Drawn:
     bars = _bars(results) if kind == "methods" else []
     if bars:
         page.bars(bars, "Against the baselines that saw no outliers")
-    return Drawn(bars)
+    return bars
 
 
 def grouped(results: Sequence[Result]) -> Groups:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from compound import metrics
-from compound.bench.experiments import Drawn
 from compound.bench.experiments.ood_page import draw_page
-from compound.bench.report import Page
+from compound.bench.report import Bar, Page
 from compound.bench.runs import Numbers, Outcome, Place, Result, Run, fitted
 from compound.data import images
 from compound.models import METHODS as ALL
@@ -107,7 +106,7 @@ class Ood:
             return torch.rand(len(known), known.shape[1], generator=fork(seed, "noise pictures"))
         return images.load(name, "test" if "test" in images.PARTS[name] else "all", data_dir).x
 
-    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
         return draw_page(results, page, self.known, self.main, self.strange, self.published)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from compound.bench.colours import CDNS, FAMILIES, family, style
-from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
 
@@ -23,7 +22,7 @@ Group = dict[str, list[dict[str, Any]]]  # label of a form -> metrics of its see
 Of = Callable[[dict[str, Any]], float]
 
 
-def draw_page(results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str) -> Drawn:
+def draw_page(results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str) -> list[Bar]:
     name = results[0].run.experiment
     page.text(
         f"A 784-100-10 network learns {known} and is shown {', '.join(strange)}. It should know the first and doubt the rest. MMC is the "
@@ -52,7 +51,7 @@ def draw_page(results: Sequence[Result], page: Page, known: str, main: str, stra
     bars = _bars(groups, known)
     if bars:
         page.bars(bars, "Means over seeds against the bars")
-    return Drawn(bars)
+    return bars
 
 
 def label_of(result: Result, form: str) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from compound import metrics
-from compound.bench.experiments import Drawn, ood, perform_all, plan
-from compound.bench.report import Cell, Page
+from compound.bench.experiments import ood, perform_all, plan
+from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Outcome, Place, Result, Run
 from compound.data import images
 from compound.models import Method, build
@@ -53,7 +53,7 @@ class Select:
         answer = cast(CategoricalPredictive, model.predict(x, 100, fork(run.seed, "validation")))
         return Outcome({"lam": lambda_of(run), "accuracy": metrics.accuracy(answer, y), "nll": metrics.nll(answer, y)}, {})
 
-    def draw(self, results: Sequence[Result], page: Page) -> Drawn:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
         best = best_of(results)
         page.text(
             f"Each form of {METHOD} was fitted with every λ below, with one seed, and judged on the held-out rows of the training set: "
@@ -66,7 +66,7 @@ class Select:
         ]
         page.table(columns := ("form", "λ", "validation accuracy", "validation NLL", "chosen"), rows)
         page.data(self.name, columns, rows)
-        return Drawn([])
+        return []
 
 
 class Choice(NamedTuple):

@@ -7,7 +7,6 @@ from importlib.resources import files
 
 from matplotlib.figure import Figure
 
-from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result, Run
 from compound.data.toy import VIEW
@@ -18,7 +17,7 @@ SIDES = ("deep-ensemble", "mdn", "bnn-lv")  # besides the CDNs
 ACROSS = 6  # panels side by side
 
 
-def draw(results: Sequence[Result], page: Page) -> Drawn:
+def draw(results: Sequence[Result], page: Page) -> list[Bar]:
     page.text(
         "Few points (set 1) should leave doubt where no point is: a band that opens outside [-4, 4]. "
         "Much noise on the left (set 2) should give a wide band on the left, and no doubt that more data would remove."
@@ -45,7 +44,7 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
             page.text("dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found.")
     _numbers(results, page)
     _variances(results, page)
-    return Drawn(bars + others)
+    return bars + others
 
 
 def is_published(run: Run) -> bool:

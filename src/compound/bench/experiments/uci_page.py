@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from compound.bench.experiments import Drawn
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
 
@@ -34,7 +33,7 @@ TABLES = {
 Found = dict[tuple[str, str], list[dict[str, Any]]]  # (set, method) -> metrics of its splits
 
 
-def draw(results: Sequence[Result], page: Page) -> Drawn:
+def draw(results: Sequence[Result], page: Page) -> list[Bar]:
     found: Found = {}
     for result in results:
         found.setdefault((result.run.data, result.run.method), []).append(result.metrics)
@@ -63,7 +62,7 @@ def draw(results: Sequence[Result], page: Page) -> Drawn:
             rows.append([f"{name} ({splits})", *ours, *(_published(row, name) for row in beside.values())])
         page.table(("set (splits)", *methods, *(f"{label}, published" for label in beside)), rows)
     _strangers(found, methods, page)
-    return Drawn(bars)
+    return bars
 
 
 def _data(results: Sequence[Result]) -> list[list[Cell]]:
