@@ -246,7 +246,7 @@ _COMMON: dict[str, dict[str, Any]] = {
     "targets": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
 }
 _COMMON["targets"]["lam"] = (3e-3, 1e-6)
-_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,), "members": 1}, "targets": {"members": 1}}
+_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,), "members": 2}, "targets": {"members": 1}}
 
 
 def _check(config: Any) -> None:

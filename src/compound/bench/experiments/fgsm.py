@@ -49,7 +49,7 @@ class Fgsm:
         names = {self.known.known, f"{self.known.known}, as published"} if self.kind == "methods" else {self.known.known}
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
-            one = {"ml-cdn": ood.ONE}
+            one = dict.fromkeys(("ml-cdn", "vb-cdn"), ood.ONE)
             runs = [replace(run, options={**one.get(run.method, run.options), "samples": samples}) for run in runs for samples in SAMPLES]
         return [replace(run, experiment=self.name) for run in runs]
 

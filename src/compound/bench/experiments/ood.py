@@ -34,7 +34,13 @@ FAR = {**WIDE, "far": 3.0}
 ONE: dict[str, Any] = {**WIDE, "members": 1}
 PAPER: dict[str, Any] = {**ONE, "parametrization": "paper", "far": 0.0}
 # methods whose options or settings are not just WIDE and the paper's
-OPTIONS: dict[str, dict[str, Any]] = {"ml-cdn": {**WIDE, "members": 5}, "map": FAR, "deep-ensemble": FAR, "bnn-lv": {**WIDE, "samples": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ml-cdn": {**WIDE, "members": 5},
+    "vb-cdn": {**WIDE, "members": 2},
+    "map": FAR,
+    "deep-ensemble": FAR,
+    "bnn-lv": {**WIDE, "samples": 3},
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
