@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 
 RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
-CENTRES = 100
+CENTRES = 500
 FOLDS = 5
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
