@@ -7,8 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.far import BUDGET, WithFar
+from compound.models.far import BUDGET, SCALES, WithFar, choose_ramp
 from compound.models.files import load_model, save_model
+from compound.nn import FarNoise
 from compound.train import Settings, fit, hold_out
 from compound.types import Task, fork, whole
 
@@ -49,6 +50,32 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
     x, y = data.x[held], data.y[held]
     cost = plain.predict(x, 100, fork(1)).log_prob(y).mean() - model.predict(x, 100, fork(1)).log_prob(y).mean()
     assert cost <= BUDGET + 1e-4  # rows that trained are measured from centres that had not seen them: the ramp is steeper there
+
+
+@pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda task: task.kind)
+@pytest.mark.parametrize("best", [-6.0, -2.0])
+def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
+    """A made-up network that gains by noise up to a certain loudness, one score more than the other; all ramps tried one by one."""
+    far = FarNoise(3)
+    far.fit(torch.randn(200, 3, generator=fork(0)), fork(1))
+    distance = far.distance(torch.randn(100, 3, generator=fork(2)))
+
+    def scores(t):
+        loudness = torch.tensor(-20.0) if t is None else t.quantile(0.9)
+        return torch.stack([-0.005 * (loudness - best).square(), -0.003 * (loudness - best - 0.2).square()])
+
+    choose_ramp(far, task, distance, scores)
+    chosen, (levels, kappas, cap) = far.ramp[3:5].tolist(), SCALES[task.kind]
+    tried = {}
+    for level in levels:
+        for kappa in kappas:
+            far.set_ramp(level, kappa, cap)
+            tried[level, kappa] = scores(far.at(distance))
+    ceiling = torch.stack([scores(None), *tried.values()]).amax(0)
+    cheap = [ramp for ramp, score in tried.items() if bool((ceiling - score <= BUDGET).all())]
+    assert chosen == pytest.approx(max(cheap, key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0])))
+    dearer = [ramp for ramp, score in tried.items() if bool((scores(None) - score <= BUDGET).all())]
+    assert max(r[0] + 2 * r[1] for r in dearer) > chosen[0] + 2 * chosen[1]  # what counting from silence would have allowed
 
 
 def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):

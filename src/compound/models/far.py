@@ -41,16 +41,21 @@ SCALES = {
 
 
 def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
-    """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below `scores(None)`.
+    """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below the best.
 
+    Best of all ramps and of none: a network too sure of itself gains by far noise, which is no licence to lose it all again.
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
-    base, (levels, kappas, cap) = scores(None), SCALES[task.kind]
+    levels, kappas, cap = SCALES[task.kind]
     # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
-    for _, level, kappa in sorted(((level + 2 * kappa, level, kappa) for level in levels for kappa in kappas), reverse=True):
+    ramps = sorted(((level, kappa) for level in levels for kappa in kappas), key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]))
+    found = []
+    for level, kappa in ramps:
         far.set_ramp(level, kappa, cap)
-        if bool(((base - scores(far.at(distance))) <= BUDGET).all()):
-            return
+        found.append(scores(far.at(distance)))
+    cost = torch.stack([scores(None), *found]).amax(0) - torch.stack(found)  # (ramps, scores)
+    cheap = (cost <= BUDGET).all(1).nonzero().squeeze(1).tolist()
+    far.set_ramp(*ramps[cheap[-1] if cheap else 0], cap)
 
 
 def judging(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judges,)
