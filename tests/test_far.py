@@ -113,7 +113,9 @@ def test_scores_of_members_are_those_of_their_own_answers():
     logits = torch.randn(3, 4, 2, 40, 5, generator=fork(4), dtype=torch.float64)  # (members, outer, inner, rows, classes)
     y, t = torch.arange(40) % 5, torch.linspace(-20, 14, 40, dtype=torch.float64)
     for loud in (None, t):
-        each = likelihood.member_log_prob((logits, torch.zeros_like(logits)), y, loud)
+        draws = (logits, torch.zeros_like(logits))
+        each, together = likelihood.under_noise(draws, y)(loud)
+        assert_close(together, likelihood.predictive(draws, loud).log_prob(y))
         for k in range(3):
             one = logits[k : k + 1]
             assert_close(each[k], likelihood.predictive((one, torch.zeros_like(one)), loud).log_prob(y))

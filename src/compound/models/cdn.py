@@ -164,7 +164,7 @@ class _CDN(Model):
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own predictive, before far noise."""
         draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
-        return -weighted(self.likelihood.member_log_prob(draws, batch.y, None), batch.weight)
+        return -weighted(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
 
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
@@ -181,11 +181,11 @@ class _CDN(Model):
         if not self.config.far:
             return
         distance = learn_distance(self.far, data, judges, generator)
+        densities = self.likelihood.under_noise(draws, y)
 
         def scores(t: Tensor | None) -> Tensor:
             """Of each member on the rows it held out, and of all together: their mixture is sharper, so it has more to lose."""
-            each = self.likelihood.member_log_prob(draws, y, t)  # (members, rows)
-            together = self.likelihood.predictive(draws, t).log_prob(y)  # (rows,)
+            each, together = densities(t)
             return torch.stack([(mask * each).sum() / mask.sum(), together.mean()])
 
         choose_ramp(self.far, self.task, distance, scores)

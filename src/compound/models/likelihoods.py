@@ -6,7 +6,8 @@ a `Predictive`. At prediction draws are (members, outer, inner, rows, size), wit
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ from compound.nn import Gaussian
 from compound.nn.softmax import expected_softmax
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import Streams, Task, log_mean_exp, normal
+
+
+class Densities(NamedTuple):
+    """Log-densities of the truth."""
+
+    each: Tensor  # (members, rows) under each member's own predictive
+    together: Tensor  # (rows,) under that of all
 
 
 class Likelihood(nn.Module, ABC):
@@ -39,8 +47,12 @@ class Likelihood(nn.Module, ABC):
         """What prediction keeps of draws of the last layer: two arrays (members, draws', rows, size)."""
 
     @abstractmethod
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:  # (members, rows)
-        """Log-density of y under each member's own predictive; t (rows,) is the loudness of the far noise, None: none."""
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Tensor:  # (members, rows)
+        """Log-density of y under each member's own predictive, without far noise."""
+
+    @abstractmethod
+    def under_noise(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Callable[[Tensor | None], Densities]:
+        """Log-densities of y as a function of the loudness t (rows,) of the far noise, None: none."""
 
     def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
         """Use held-out rows, marked by 1 in held (members, rows), to correct the spread of the predictive."""
@@ -101,8 +113,14 @@ class GaussianLikelihood(Likelihood):
             return last.mean, last.std.square()
         return last.draw(noise), torch.zeros_like(last.mean)
 
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:
-        return self._log_prob(draws, y, float(self.tau), self._far(t))
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        return self._log_prob(draws, y, float(self.tau), 0.0)
+
+    def under_noise(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Callable[[Tensor | None], Densities]:
+        def densities(t: Tensor | None) -> Densities:
+            return Densities(self._log_prob(draws, y, float(self.tau), self._far(t)), self.predictive(draws, t).log_prob(y))
+
+        return densities
 
     def _log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, tau: float, far: Tensor | float) -> Tensor:
         means, spread = (draw.flatten(1, 2) for draw in draws)  # (members, n, rows, targets)
@@ -157,11 +175,19 @@ class CategoricalLikelihood(Likelihood):
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
         return logits, logits.new_zeros(()).expand_as(logits)
 
-    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, t: Tensor | None) -> Tensor:
-        known = _pick(_log(self._probs(*draws).mean((1, 2))), y)  # (members, rows)
-        if t is None:
-            return known
-        return torch.logaddexp(known + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes))
+    def member_log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        return _pick(_log(self._probs(*draws).mean((1, 2))), y)
+
+    def under_noise(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Callable[[Tensor | None], Densities]:
+        each, answer = self.member_log_prob(draws, y), self.predictive(draws, None)  # far noise comes on top of both
+
+        def densities(t: Tensor | None) -> Densities:
+            if t is None:
+                return Densities(each, answer.log_prob(y))
+            noisy = torch.logaddexp(each + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes))
+            return Densities(noisy, answer.doubted(t).log_prob(y))
+
+        return densities
 
     def _probs(self, logits: Tensor, std: Tensor) -> Tensor:
         return expected_softmax(logits, std) if self.last_layer == "integrate" else torch.softmax(logits, -1)
