@@ -46,11 +46,11 @@ class Fgsm:
         return self.known.known, self.known.outside
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        names = {self.known.known, f"{self.known.known}, as published"} if self.kind == "methods" else {self.known.known}
+        names = {self.known.known} if self.kind == "strong" else {self.known.known, f"{self.known.known}, as published"}
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
-            one = dict.fromkeys(("ml-cdn", "vb-cdn"), ood.ONE)
-            runs = [replace(run, options={**one.get(run.method, run.options), "samples": samples}) for run in runs for samples in SAMPLES]
+            own = [replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run for run in runs]
+            runs = [replace(run, options={**run.options, "samples": samples}) for run in own for samples in SAMPLES]
         return [replace(run, experiment=self.name) for run in runs]
 
     def work(self, run: Run, place: Place) -> Outcome:

@@ -122,13 +122,13 @@ def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
 
 
 def _by_method(groups: Groups, protocols: Sequence[str]) -> Figure:
-    """A row for each method, a line for each number of draws in training."""
+    """A row for each form, a line for each number of draws in training."""
     rows: dict[str, Looks] = {}
     for label in groups:
-        method, words = _method(label), label.rpartition(", ")[2]
-        number = len(rows.setdefault(method, {}))
+        form, _, words = label.rpartition(", ")
+        number = len(rows.setdefault(form, {}))
         look = {"linestyle": list(DASHES.values())[number % len(DASHES)], "marker": "osD^v*PX"[number % 8], "markersize": 4}
-        rows[method][label] = {"label": words, "color": LOOKS.get(method, OTHER).colour, "linewidth": 1 + 0.3 * number, **look}
+        rows[form][label] = {"label": words, "color": LOOKS.get(_method(form), OTHER).colour, "linewidth": 1 + 0.3 * number, **look}
     return _in_rows(groups, protocols, rows, {})
 
 
