@@ -20,7 +20,8 @@ from torch import Generator, Tensor, nn
 RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 500
-FOLDS = 5
+FOLDS = 10, 5  # for few rows, of which each fold takes what new rows would find there, and for many
+FEW = 5000
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
 SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
@@ -82,7 +83,7 @@ class FarNoise(nn.Module):
         u, outside = self._whitened(x)
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
         out = torch.full((len(x),), torch.inf, dtype=u.dtype)
-        folds = min(FOLDS, len(sample))
+        folds = min(FOLDS[len(sample) > FEW], len(sample))
         for fold in range(folds if len(sample) > 1 else 0):
             mine = sample[fold::folds]
             others = torch.cat([sample[other::folds] for other in range(folds) if other != fold])
