@@ -66,7 +66,7 @@ def test_grid_has_the_standard_splits():
     assert len(runs) == 2 * 2 * (8 * 20 + 5)
     assert {run.seed for run in runs if run.data == "protein"} == set(range(5))
     assert all(uci.SETS[name] in SPLITS for name in uci.ROWS)
-    assert len(uci.grid("quick", 20, ["map"])) == 9 + 5  # regions of the small sets
+    assert len(uci.grid("quick", 20, ["map"])) == 9 + 2  # regions of boston and yacht
     kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
     assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
 

@@ -58,7 +58,7 @@ EVERY = (*ALL, *installed())
 PRESETS = ("quick", "paper")
 SEEDS = 20  # splits; a set that has fewer gives all it has
 DATA: tuple[str, ...] = ("uci",)
-QUICK_SPLITS, QUICK_STEPS, QUICK_ROWS = 1, 300, 2000
+QUICK_SPLITS, QUICK_STEPS, QUICK_ROWS = 1, 200, 500
 TASK = Task("targets", 1)
 HELD_OUT = 0.1
 DRAWS = 200
@@ -68,7 +68,7 @@ STEP = 5.0  # length of the vector that moves a row, in standard units
 
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-    """Set by set and split by split; the quick preset has the first split only, and regions of small sets."""
+    """Set by set and split by split; the quick preset has the first split only, and regions of the smallest sets."""
     runs = []
     for name, region in product(SETS, ("", REGION)):
         if preset == "quick" and region and ROWS[name] > QUICK_ROWS:
