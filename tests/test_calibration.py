@@ -131,7 +131,10 @@ def test_a_classifier_learns_its_sets_from_held_out_rows():
     y = (x[:, 0] + torch.randn(2500, generator=g).numpy() > 0).astype(int) + (x[:, 1] > 1)  # three classes that overlap
     model = clone(CLASSIFIER).set_params(random_state=0).fit(x[:500], y[:500])
     sets = model.predict_set(x[500:], 0.8)
-    assert 47 < len(model.sets_.scores) <= 50  # a tenth of every class
+    held = (model._hold_out(torch.from_numpy(y[:500]), 1) == 0).numpy()  # a tenth of every class
+    said, truth = model.predict_proba(x[:500][held]), y[:500][held]
+    likelier = [row[row > row[label]].sum() for row, label in zip(said, truth, strict=True)]
+    np.testing.assert_allclose(model.sets_.scores, np.sort(likelier), atol=1e-12)
     inside = sets[np.arange(2000), y[500:]].mean()
     assert abs(inside - 0.8) < 4 * np.sqrt(0.8 * 0.2 * (1 / 50 + 1 / 2000))
     assert set(sets.sum(1)) <= {1, 2, 3} and (model.predict_set(x, 0.99) >= model.predict_set(x, 0.5)).all()
