@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
+from compound.models.adam import Adam
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, check_inputs
 
@@ -93,7 +94,7 @@ class Model(nn.Module, ABC):
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
-        return torch.optim.Adam(
+        return Adam(
             [{"params": group, "lr": settings.rate * factor, "factor": factor} for factor, group in groups.items()],
             fused=True,
         )

@@ -73,7 +73,9 @@ class DPN(Model):
         self.head.start(data.y[trained(data)])
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        x = torch.cat([batch.x, _outside(batch)]).clamp_(-LIMIT, LIMIT)
+        x = batch.x.new_empty(len(batch) + len(_outside(batch)), self.inputs)
+        torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
+        torch.clamp(_outside(batch), -LIMIT, LIMIT, out=x[len(batch) :])
         f = self.network.within(x)  # (1, rows + rows', outputs)
         each, divergence = self.head.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)

@@ -64,8 +64,8 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     """
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
-    low, high = torch.aminmax(logs)
-    clipped = low.item() < -options.bound or high.item() > options.bound  # seldom: looking is cheaper than clamping always
+    # seldom: looking is cheaper than clamping always, and twice (aminmax would copy what is not contiguous)
+    clipped = logs.amin().item() < -options.bound or logs.amax().item() > options.bound
     if clipped:
         logs.clamp_(-options.bound, options.bound)
     log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
@@ -108,8 +108,8 @@ def backward(
         weight = half * (2 * r if options.fan_in else 2)
         d_basis.addcmul_(torch.mul(scale, scale, out=scaled).mT @ weight, basis)
         scale.mul_(norms.mT).mul_(weight).addcmul_(buffer, wide)
-        torch.mul(wide, wide, out=buffer).mul_(d_q).add_(half * col_sum)
-        row.mul_(buffer).sub_(half, alpha=c)
+        torch.addcmul(half * col_sum, torch.mul(wide, wide, out=buffer), d_q, out=buffer)
+        torch.addcmul(-c * half, row, buffer, out=row)
         torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=col)
     else:
         torch.mul(buffer, wide, out=scale)

@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     """What the backward pass needs, besides that of the flows."""
 
     x: Tensor
-    scaled: Tensor  # (rows, in) x z
+    scaled: Tensor  # (rows, in) x z, or x² where nobody asks for a gradient towards x
     square: Tensor  # (rows, in) x²
     std: Tensor  # (rows, out)
     noise: Tensor  # (rows, out)
@@ -127,9 +127,11 @@ class _Layer(torch.autograd.Function):
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
-        scaled, square, variance, bias_var = _scale(x, z), x * x, log_std.exp().square_(), bias_log_var.exp()
+        scaled, variance, bias_var = _scale(x, z), log_std.exp().square_(), bias_log_var.exp()
+        out = torch.addmm(bias, scaled, mean)
+        square = x * x if ctx.needs_input_grad[1] else torch.mul(x, x, out=scaled)  # only a gradient towards x asks for x z again
         std = torch.addmm(bias_var, square, variance).sqrt_()
-        out = torch.addmm(bias, scaled, mean).addcmul_(std, noise.out)
+        out.addcmul_(std, noise.out)
 
         sizes = (mean * mean).sum(1)
         free_of_z = float(variance.sum() + bias_var.sum() + bias.dot(bias)) / prior  # E[|W|² + |b|² | z] without z² M²
