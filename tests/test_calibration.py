@@ -11,7 +11,8 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
 from compound.estimators.asking import precise
 from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
-from compound.estimators.regressor import member
+from compound.estimators.regressor import held_out, member
+from compound.train import hold_out
 
 
 def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredictive:
@@ -85,18 +86,30 @@ def test_intervals_are_honest_though_the_model_is_not():
     assert abs(mean_of(low, high) - 0.9) < tolerance
 
 
-def test_few_rows_are_held_out_by_one_member_each_many_by_all(monkeypatch):
+def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatch):
     x, y = line(200)
     small = clone(REGRESSOR).set_params(random_state=0, max_epochs=1)  # two members
     assert len(small.fit(x, y).intervals_.scores) == 2 * 20
     own = small.intervals_.scores
-    monkeypatch.setattr("compound.estimators.regressor.COMMON", 200)
-    assert len(small.fit(x, y).intervals_.scores) == 20
+    monkeypatch.setattr("compound.estimators.regressor.MANY", 200)
+    monkeypatch.setattr("compound.estimators.regressor.COMMON", 12)
+    assert len(small.fit(x, y).intervals_.scores) == 12
     data = small._encoded(x), torch.from_numpy((y - small.shift_) / small.scale_).float().unsqueeze(1)
-    held = small._hold_out(data[1], 2) == 0
-    whole = precise(small.model_.predict(data[0][held], 200, fork(small.seed_, "ask")))  # all members together
-    torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][held].double()).sort(0).values, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(own[:20], small.intervals_.scores)
+    held = small._hold_out(data[1], 2) == 0  # (members, rows)
+    assert held.sum(1).tolist() == [20, 20] and int(held.all(0).sum()) == 12 and int(held.any(0).sum()) == 12 + 2 * 8
+    both = held.all(0)
+    whole = precise(small.model_.predict(data[0][both], 200, fork(small.seed_, "ask")))  # all members together
+    torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(own[:12], small.intervals_.scores)
+
+
+@pytest.mark.parametrize("rows,common,each", [(4999, 0, 499), (5000, 500, 500), (20_000, 500, 2000), (200_000, 2000, 20_000)])
+def test_rows_held_out_in_common(rows, common, each):
+    held = held_out(rows, 5, 0.1, seed=3) == 0
+    assert int(held.all(0).sum()) == common and held.sum(1).tolist() == [each] * 5
+    assert int(held.any(0).sum()) == common + 5 * (each - common)  # the rest is each member's own
+    assert not torch.equal(held, held_out(rows, 5, 0.1, seed=4) == 0)
+    assert torch.equal(held_out(rows, 1, 0.1, seed=3), hold_out(rows, 1, 0.1, seed=3))
 
 
 def test_before_is_the_probability_of_likelier_classes():

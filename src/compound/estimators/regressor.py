@@ -19,7 +19,8 @@ from compound.predictive import GaussianPredictive, Predictive
 from compound.train import hold_out
 from compound.types import Task, fork, seed_of
 
-COMMON = 5000  # rows from which on all members hold out the same: a tenth of them settles a 90% interval to within 1.3%
+MANY = 5000  # rows from which on members hold out some rows together
+COMMON = 500  # how many at least: they settle a 90% interval to within 1.3%
 
 
 class Interval(NamedTuple):
@@ -126,21 +127,32 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return (values[:, 0] if self.single_ else values).numpy()
 
 
-def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (rows,) or (members, rows)
-    """Weights 1 and 0. Few rows: each member holds out its own, so that together they see all. Many: the same for all members.
+def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
+    """Weights 1 and 0. Each member holds out rows of its own, so that together they see all; of many rows some are held out by all.
 
-    A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where a tenth is enough to
-    calibrate by, all members hold it out and the mixture itself is scored.
+    A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where there are rows enough, a
+    few hundred that no member has seen let the mixture itself be scored.
     """
-    return hold_out(rows, members, fraction, seed) if rows < COMMON else hold_out(rows, 1, fraction, seed)[0]
+    weight = hold_out(rows, members, fraction, seed)
+    if rows < MANY or members == 1:
+        return weight
+    each = int((weight[0] == 0).sum())
+    common = min(each, max(COMMON, rows // 100))
+    order = torch.randperm(rows, generator=fork(seed, "hold out in common"))
+    weight = torch.ones(members, rows)
+    weight[:, order[:common]] = 0
+    weight[:, order[common:]] = hold_out(rows - common, members, (each - common) / (rows - common), seed)
+    return weight
 
 
 def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
     """Scores of held-out rows, marked True in (rows,) or (members, rows).
 
-    Members that held out rows of their own answer for these alone; all members together for rows that all held out.
+    All members together answer for rows that all held out; where there are none, each for its own alone.
     """
     held = held.reshape(-1, len(y))  # (1 or members, rows)
+    if (common := held.all(0, keepdim=True)).any():
+        held = common
     who, rows = held.nonzero().T
     some = torch.randperm(len(rows), generator=fork(seed, "calibrate"))[:ROWS]
     who, rows, start = who[some], rows[some], 0
