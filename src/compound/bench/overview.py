@@ -173,7 +173,7 @@ def _close(
     results = [result for section in sections for result in section.results]
     if bars:
         page.heading("All claims with a bar")
-        rows: list[list[Cell]] = [[s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.held] for s, b in bars]
+        rows: list[list[Cell]] = [[s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.verdict] for s, b in bars]
         page.table(("experiment", "preset", "claim", "measured", "bar", "held"), rows)
     page.heading("Time")
     for word in dict.fromkeys(section.preset for section in sections):

@@ -42,6 +42,10 @@ class Bar(NamedTuple):
             return False
         return self.value >= self.limit if self.sense == "at least" else self.value <= self.limit
 
+    @property
+    def verdict(self) -> Cell:
+        return self.held if self.value is not None else "not run"
+
 
 class Page:
     """A page that grows from top to bottom; `write` puts it in a file, with its pictures and their data as files beside it."""
@@ -100,7 +104,7 @@ class Page:
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
     def bars(self, bars: Sequence[Bar], caption: str = "Claims and their bars") -> None:
-        rows = [(bar.claim, bar.value, f"{bar.sense} {bar.limit:g}", bar.held) for bar in bars]
+        rows = [(bar.claim, bar.value, f"{bar.sense} {bar.limit:g}", bar.verdict) for bar in bars]
         self.table(("claim", "measured", "bar", "held"), rows, caption)
 
     def origins(self, records: Sequence[Mapping[str, object]]) -> None:
