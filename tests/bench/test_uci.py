@@ -67,6 +67,7 @@ def test_grid_has_the_standard_splits():
     assert {run.seed for run in runs if run.data == "protein"} == set(range(5))
     assert all(uci.SETS[name] in SPLITS for name in uci.ROWS)
     assert len(uci.grid("quick", 20, ["map"])) == 9 + 2  # regions of boston and yacht
+    assert {run.data for run in uci.grid("quick", 20, ["gp"])} == {*list(uci.SETS)[:4], "boston, region", "yacht, region"}
     kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
     assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
 

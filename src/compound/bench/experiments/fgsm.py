@@ -25,7 +25,7 @@ FEW = (0.1, 0.3, 1.0)  # strengths of attacks in many steps
 IMAGES = {"quick": 200, "paper": 1000}
 DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
 PASSES = (1, 10, 100)
-SAMPLES = {"quick": (1, 10), "paper": (1, 3, 5, 10)}
+SAMPLES = {"quick": (1, 3), "paper": (1, 3, 5, 10)}
 
 
 @dataclass(frozen=True)

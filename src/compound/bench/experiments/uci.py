@@ -59,6 +59,7 @@ PRESETS = ("quick", "paper")
 SEEDS = 20  # splits; a set that has fewer gives all it has
 DATA: tuple[str, ...] = ("uci",)
 QUICK_SPLITS, QUICK_STEPS, QUICK_ROWS = 1, 200, 500
+QUICK_PEERS = 1000  # rows up to which the quick preset has peers: they know no shorter training
 TASK = Task("targets", 1)
 HELD_OUT = 0.1
 DRAWS = 200
@@ -68,13 +69,15 @@ STEP = 5.0  # length of the vector that moves a row, in standard units
 
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-    """Set by set and split by split; the quick preset has the first split only, and regions of the smallest sets."""
+    """Set by set and split by split; the quick preset has the first split only, regions of the smallest sets and peers on small ones."""
     runs = []
     for name, region in product(SETS, ("", REGION)):
         if preset == "quick" and region and ROWS[name] > QUICK_ROWS:
             continue
         splits = min(seeds, uci.SPLITS[SETS[name]], QUICK_SPLITS if preset == "quick" else seeds)
         for split, method in product(range(splits), methods):
+            if preset == "quick" and method in PEERS and ROWS[name] > QUICK_PEERS:
+                continue
             settings = peers.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
             runs.append(Run("uci", method, name + region, split, {}, settings))
     return runs
