@@ -46,7 +46,7 @@ class Fgsm:
         return self.known.known, self.known.outside
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        names = {self.known.known} if self.kind == "strong" else {self.known.known, f"{self.known.known}, as published"}
+        names = {self.known.known, f"{self.known.known}, as published"}
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
             own = [replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run for run in runs]
