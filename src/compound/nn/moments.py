@@ -108,8 +108,8 @@ def backward(
         weight = half * (2 * r if options.fan_in else 2)
         d_basis.addcmul_(torch.mul(scale, scale, out=scaled).mT @ weight, basis)
         scale.mul_(norms.mT).mul_(weight).addcmul_(buffer, wide)
-        torch.addcmul(half * col_sum, torch.mul(wide, wide, out=buffer), d_q, out=buffer)
-        torch.addcmul(-c * half, row, buffer, out=row)
+        torch.mul(wide, wide, out=buffer).mul_(d_q).add_(half * col_sum)
+        row.mul_(buffer).sub_(half, alpha=c)
         torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=col)
     else:
         torch.mul(buffer, wide, out=scale)
