@@ -64,7 +64,7 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     """
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
-    # seldom: looking is cheaper than clamping always, and twice (aminmax would copy what is not contiguous)
+    # seldom, and looking is cheaper than clamping; aminmax would copy what is not contiguous
     clipped = logs.amin().item() < -options.bound or logs.amax().item() > options.bound
     if clipped:
         logs.clamp_(-options.bound, options.bound)
