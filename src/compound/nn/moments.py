@@ -64,8 +64,8 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     """
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
-    # seldom, and looking is cheaper than clamping; aminmax would copy what is not contiguous
-    clipped = logs.amin().item() < -options.bound or logs.amax().item() > options.bound
+    low, high = torch.aminmax(logs)
+    clipped = low.item() < -options.bound or high.item() > options.bound  # seldom: looking is cheaper than clamping always
     if clipped:
         logs.clamp_(-options.bound, options.bound)
     log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
