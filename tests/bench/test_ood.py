@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compound.bench import experiments, robust
-from compound.bench.experiments import ood
+from compound.bench.experiments import fgsm_page, ood
 from compound.bench.experiments.ood_page import grouped, shown
 from compound.bench.runs import Result, Run
 from compound.data import images
@@ -86,6 +86,15 @@ def test_numbers_of_samples_are_runs_of_their_own(few):
     both = experiments.plan("fgsm-samples", "paper", 1, ["vb-cdn"])
     assert [run.data for run in both] == 4 * ["mnist"] + 4 * ["mnist, as published"]
     assert all(run.options["members"] == 1 for run in both) and both[4].options["parametrization"] == "paper"
+
+
+def test_strong_attacks_meet_the_published_forms_with_most_draws_too(few):
+    strong = experiments.plan("fgsm-strong", "paper", 1, ["ml-cdn", "bnn-lv"])
+    assert [run.options.get("samples") for run in strong if "published" in run.data] == [None, 10]
+    fits = {run.fit_key for run in experiments.plan("fgsm-samples", "paper", 1, ["ml-cdn"])}
+    assert strong[-1].fit_key in fits  # trained once
+    labels = fgsm_page.grouped([Result(run, {}, {}, {}) for run in strong])
+    assert list(labels) == ["ml-cdn", "ml-cdn, published", "bnn-lv", "ml-cdn, published, S=10"]
 
 
 def test_groups_and_means_over_seeds():

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from compound.bench import robust
 from compound.bench.robust import Curve
-from compound.models import Method, build
+from compound.models import METHODS, Method, build
 from compound.predictive import CategoricalPredictive
 from compound.types import Task, fork
 
@@ -107,3 +107,35 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
 
 def test_entropy_of_even_probabilities():
     assert Curve.of([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(math.log(10))
+
+
+def test_attacks_of_a_very_sure_network_need_double_precision():
+    """Where p(y) is 1 to the last bit its gradient is nothing in single precision; really it is that of the runner-up's lead."""
+    model, weight = linear()
+    with torch.no_grad():
+        model.network.layers[0].weight.mul_(500)
+    x, _ = pixels(250)
+    logits = x @ weight + model.network.layers[0].bias[0].detach()
+    (first, second), (_, runner_up) = (part.T[:2] for part in logits.topk(2))
+    y, sure = logits.argmax(-1), (first - second > 110) & (first - second < 700)
+    expected = (weight[:, runner_up] - weight[:, y]).T.sign()
+    exact = robust.exact(model)
+    assert sure.sum() > 50 and robust.precision(model) == torch.float32
+    assert not robust.signs(model, x, y, 1, fork(0))[sure].any()
+    assert torch.equal(robust.signs(exact, x, y, 1, fork(0))[sure], expected[sure])
+    found = robust.multi_step(model, exact, x[sure], y[sure], (0.4,), fork(0), draws=1, steps=1, restarts=1).accuracy
+    blind = robust.multi_step(model, model, x[sure], y[sure], (0.4,), fork(0), draws=1, steps=1, restarts=1).accuracy
+    assert found[0] < blind[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_attacked_in_double_precision(name):
+    """With as many draws as it takes for the mean answers of both precisions, which draw other numbers, to agree."""
+    model = build(Method(name, widths=(6,)), 4, TASK, 1)
+    x, y = pixels(20)
+    draws = robust.Draws.of(4000)
+    single = model.answer(x, draws, fork(4)).probs
+    double = robust.exact(model).answer(x.double(), draws, fork(4)).probs
+    assert double.dtype == torch.float64
+    assert_close(single.double(), double, atol=6 * 0.5 * (2 / 4000) ** 0.5, rtol=0)
+    assert robust.signs(robust.exact(model), x, y, 5, fork(0)).dtype == x.dtype

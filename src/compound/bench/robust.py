@@ -3,10 +3,13 @@
 *published*, as the original code has it: every one of the predictive draws gets an image of its own, made from one pass with
 the label that pass gave, and is classified by another draw; the answers are averaged. That measures how much the attacks differ
 as well as how robust the model is. *sound*: one image per input, the true label, the gradient of the log of the mean
-probability over T draws, and fresh noise for judging; it looks past far noise. Pictures lie in [0, 1].
+probability over T draws, and fresh noise for judging; it looks past far noise. A sure model's probabilities are 0 and 1 to the last
+bit, and the gradient of -log p(y) is lost; the sound attack climbs the odds against y instead, which have the same direction, and
+does so in double precision. Pictures lie in [0, 1].
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -16,6 +19,7 @@ from compound.attacks import Function, direction, pgd
 from compound.models import Draws, Model
 from compound.predictive import CategoricalPredictive, entropy
 
+Loss = Callable[[CategoricalPredictive, Tensor], Tensor]  # of an answer and labels, (rows,)
 ROWS = 100  # attacked together: gradients keep every draw of every row
 RANGE = (0.0, 1.0)
 
@@ -39,23 +43,43 @@ def ask(model: Model, x: Tensor, draws: int, generator: Generator) -> Tensor:  #
     return cast(CategoricalPredictive, model.predict(x, draws, generator)).probs
 
 
-def signs(model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # (rows, features)
-    """Where each pixel makes -log p(y | x) grow, p being the mean over draws."""
+def surprise(answer: CategoricalPredictive, y: Tensor) -> Tensor:
+    return -answer.log_prob(y)
+
+
+def odds(answer: CategoricalPredictive, y: Tensor) -> Tensor:
+    """Log-odds against y. They grow with -log p(y), and keep their gradient where p(y) rounds to 1: nothing is subtracted from 1."""
+    p = answer.probs.clamp_min(torch.finfo(answer.probs.dtype).tiny)  # (rows, classes)
+    own = torch.nn.functional.one_hot(y, p.shape[-1]).bool()
+    return p.masked_fill(own, 0.0).sum(-1).log() - p[own].log()
+
+
+def exact(model: Model) -> Model:
+    """A copy in double precision, for attacks to aim at: its probabilities underflow at e^-745 instead of e^-103."""
+    return copy.deepcopy(model).double()
+
+
+def precision(model: Model) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def signs(model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, loss: Loss = odds) -> Tensor:  # as x
+    """Where each pixel makes the loss of the mean over draws grow; found in the precision of the model."""
     state = generator.get_state()
     parts = []
-    for pixels, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
-        parts.append(direction(label_loss(model, labels, draws, generator, state), pixels))
+    for pixels, labels in zip(x.to(precision(model)).split(ROWS), y.split(ROWS), strict=True):
+        parts.append(direction(label_loss(model, labels, draws, generator, state, loss), pixels).to(x.dtype))
     return torch.cat(parts)
 
 
-def label_loss(model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor) -> Function:
-    """-log p(y | x), p being the mean over draws, always the same ones: those that begin at `state`."""
+def label_loss(model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor, loss: Loss) -> Function:
+    """The loss of the mean over draws, always the same ones: those that begin at `state`."""
 
-    def loss(x: Tensor) -> Tensor:  # (rows,)
+    def function(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)  # one set of draws, for all rows alike
-        return -model.answer(x, Draws.of(draws), generator).log_prob(y)
+        return loss(cast(CategoricalPredictive, model.answer(x, Draws.of(draws), generator)), y)
 
-    return loss
+    return function
 
 
 def published(
@@ -69,7 +93,7 @@ def published(
             state = generator.get_state()
             own = ask(model, x, 1, generator).argmax(-1)  # the label that this very pass gives
             generator.set_state(state)
-            sign = signs(model, x, own, 1, generator)
+            sign = signs(model, x, own, 1, generator, surprise)
             up += (sign > 0) / passes
             down += (sign < 0) / passes
         for number, strength in enumerate(strengths):
@@ -88,9 +112,10 @@ def sound(
     generator: Generator,
     draws: int = 10,
     judges: int = 100,
+    loss: Loss = odds,
 ) -> Curve:
-    """`draws` is T; `judges` fresh draws classify. The attack is aimed at the model without far noise, which cannot change a label."""
-    moves = signs(aim, x, y, draws, generator)
+    """`draws` is T; `judges` fresh draws classify. The attack looks at `aim`: the exact model, without far noise, which changes no label."""
+    moves = signs(aim, x, y, draws, generator, loss)
     return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y)
 
 
@@ -121,16 +146,16 @@ def multi_step(
     probs = []
     for strength in strengths:
         parts = []
-        for pixels, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
+        for pixels, labels in zip(x.to(precision(aim)).split(ROWS), y.split(ROWS), strict=True):
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
-                return -aim.answer(x, Draws.of(draws), generator).log_prob(labels)
+                return odds(cast(CategoricalPredictive, aim.answer(x, Draws.of(draws), generator)), labels)
 
-            parts.append(pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE))
+            parts.append(pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE).to(x.dtype))
         probs.append(ask(model, torch.cat(parts), 100, generator))
     return Curve.of(probs, y)
 
 
 def silent(model: Model, x: Tensor, y: Tensor, generator: Generator) -> float:
-    """Share of rows whose gradient is zero or no number in every pixel: attacks by gradients are blind there."""
-    return (signs(model, x, y, 10, generator) == 0).all(-1).double().mean().item()
+    """Share of rows where the gradient of -log p(y) is zero or no number in every pixel: attacks that follow it are blind there."""
+    return (signs(model, x, y, 10, generator, surprise) == 0).all(-1).double().mean().item()

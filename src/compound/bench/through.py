@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from compound.attacks import gradient
 from compound.bench.features import ROWS, Front, extracted
-from compound.bench.robust import RANGE, Curve, ask, label_loss
+from compound.bench.robust import RANGE, Curve, ask, label_loss, odds, precision, surprise
 from compound.models import Model
 
 Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses towards the features
@@ -20,7 +20,13 @@ Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some
 def signs(front: Front, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # as x, int8
     """Where each pixel makes -log p(y | x) grow, p being the mean over draws."""
     state = generator.get_state()
-    return pulled(front, x, y, lambda z, labels: [gradient(label_loss(model, labels, draws, generator, state), z)])[0]
+
+    def slopes(z: Tensor, labels: Tensor) -> list[Tensor]:
+        slope = gradient(label_loss(model, labels, draws, generator, state, odds), z.to(precision(model)))  # (rows, features)
+        scale = slope.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)  # only signs are asked for
+        return [(slope / scale).to(z.dtype)]
+
+    return pulled(front, x, y, slopes)[0]
 
 
 def pulled(front: Front, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (losses, *x.shape), int8
@@ -53,7 +59,7 @@ def published(front: Front, model: Model, x: Tensor, y: Tensor, strengths: Seque
         for _ in range(draws):
             here = generator.get_state()
             own = ask(model, z, 1, generator).argmax(-1)  # the label that this very pass gives
-            found.append(gradient(label_loss(model, own, 1, generator, here), z))
+            found.append(gradient(label_loss(model, own, 1, generator, here, surprise), z))
         return found
 
     moves, rows, which = _distinct(pulled(front, x, y, slopes))

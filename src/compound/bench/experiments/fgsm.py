@@ -51,6 +51,9 @@ class Fgsm:
         if self.kind == "samples":  # of a single network
             own = [replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run for run in runs]
             runs = [replace(run, options={**run.options, "samples": samples}) for run in own for samples in SAMPLES[preset]]
+        if self.kind == "strong":  # published forms also with the most draws in training, which the paper found hardest to fool
+            most = {"samples": SAMPLES[preset][-1]}
+            runs += [replace(run, options={**run.options, **most}) for run in runs if run.data.endswith("published")]
         return [replace(run, experiment=self.name) for run in runs]
 
     def work(self, run: Run, place: Place) -> Outcome:
@@ -68,7 +71,7 @@ class Fgsm:
             curves |= self._strong(run, place, model, x, y, draws, stream)
         else:
             curves["published"] = robust.published(model, x, y, STRENGTHS, stream("published"), draws)
-            curves["sound"] = robust.sound(model, ood.silenced(model), x, y, STRENGTHS, stream("sound"))
+            curves["sound"] = robust.sound(model, robust.exact(ood.silenced(model)), x, y, STRENGTHS, stream("sound"))
         metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
         metrics["silent"] = robust.silent(model, x, y, stream("silent"))
         return Outcome(metrics, {})
@@ -79,13 +82,15 @@ class Fgsm:
         settings = replace(ood.BASE, steps=ood.STEPS[ood.preset_of(run)])
         plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(settings))
         other, _ = self.known.trained(plain, place)
-        curves, aim = {}, ood.silenced(model)
+        curves, single = {}, ood.silenced(model)
+        aim = robust.exact(single)
         for passes in PASSES:
             few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
             curves[f"published, {passes} passes"] = robust.published(model, x, y, STRENGTHS, stream("published", passes), few, passes)
             curves[f"sound, {passes} draws"] = robust.sound(model, aim, x, y, STRENGTHS, stream("sound", passes), passes)
+        curves["single precision"] = robust.sound(model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise)
         curves["many steps"] = robust.multi_step(model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
-        curves["transferred"] = robust.transferred(model, other, x, y, STRENGTHS, stream("transferred"))
+        curves["transferred"] = robust.transferred(model, robust.exact(other), x, y, STRENGTHS, stream("transferred"))
         curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
         return curves
 

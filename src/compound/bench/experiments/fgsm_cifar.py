@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compound.bench import through
+from compound.bench import robust, through
 from compound.bench.experiments import ood
 from compound.bench.experiments.fgsm import STRENGTHS
 from compound.bench.experiments.fgsm_cifar_page import STRANGE, draw_page, extractor_of
@@ -101,7 +101,7 @@ class FgsmCifar:
     def _attacked(self, run: Run, model: Model, sets: Sets, scale: Scale) -> dict[str, Any]:
         model = model.inner if isinstance(model, WithFar) else model  # baselines without far noise, as in `fgsm`
         x, y = sets.pixels, sets.y[: len(sets.pixels)]
-        moves = through.signs(sets.front, ood.silenced(model), x, y, 10, fork(run.seed, "signs"))
+        moves = through.signs(sets.front, robust.exact(ood.silenced(model)), x, y, 10, fork(run.seed, "signs"))
         sound = through.judged(sets.front, model, x, moves, y, STRENGTHS, fork(run.seed, "sound"))
         few = slice(scale.published)
         published = through.published(sets.front, model, x[few], y[few], STRENGTHS, fork(run.seed, "published"), scale.draws)

@@ -25,7 +25,9 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Bar]:
         "code, each predictive draw gets an image of its own, made from one pass and the label that pass gave; the answers are "
         "averaged. sound: one image per input, the true label, the gradient of the log of the mean probability over draws, fresh "
         "noise for judging; where a model has far noise the attack looks past it, for far noise never changes a label and only draws "
-        "attacks away from it. A model that is robust only under the first is robust because the attacks disagree, not because it is."
+        "attacks away from it. It climbs the odds against the label, in double precision: where a network is very sure, -log p in "
+        "single precision, which the published attack follows (and the panel single precision, where there is one), has no gradient or "
+        "a wrong one. A model that is robust only under the first protocol is robust because its attacks fail, not because it is."
     )
     groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != "silent"))
@@ -56,7 +58,8 @@ def grouped(results: Sequence[Result]) -> Groups:
     groups: Groups = {}
     for result in results:
         published = ", published" if result.run.data.endswith("published") else ""
-        samples = f", S={result.run.options['samples']}" if result.run.experiment == "fgsm-samples" else ""
+        drawn = result.run.experiment == "fgsm-samples" or (published and "samples" in result.run.options)
+        samples = f", S={result.run.options['samples']}" if drawn else ""
         groups.setdefault(f"{result.run.method}{published}{samples}", []).append(result.metrics)
     return groups
 
@@ -92,7 +95,7 @@ def _method(label: str) -> str:
 
 
 def _form(label: str) -> str:
-    return "published" if label.endswith("published") else ""
+    return "published" if ", published" in label else ""
 
 
 def _line(panel: Axes, found: Sequence[dict[str, Any]], protocol: str, key: str, look: dict[str, Any]) -> None:
@@ -163,7 +166,8 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
             panel = axes[upper + number // ACROSS][number % ACROSS]
             panel.set_visible(True)
             for label, found in groups.items():
-                _line(panel, found, protocol, key, {"label": label, **style(_method(label), _form(label))})
+                thick = {"linewidth": 2.5} if "S=" in label else {}
+                _line(panel, found, protocol, key, {"label": label, **style(_method(label), _form(label)), **thick})
             _dress(panel, protocol, key)
             panel.set_xlabel("strength")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=3.5)
@@ -176,6 +180,7 @@ CHECKS = (
     "transfer is not stronger",
     "random signs are weaker",
     "more draws are not weaker",
+    "single precision is not weaker",
 )
 
 
@@ -197,6 +202,7 @@ def _checks(results: Sequence[Result]) -> list[list[Cell]]:
                 all(other >= own - 0.02 for other, own in zip(accuracy["transferred"], one, strict=True)),
                 all(other >= own - 0.02 for other, own in zip(accuracy["random signs"], one, strict=True)),
                 all(more <= fewer + 0.02 for more, fewer in zip(accuracy["sound, 100 draws"], accuracy["sound, 1 draws"], strict=True)),
+                all(own >= other - 0.02 for own, other in zip(one, accuracy["single precision"], strict=True)),
                 round(fmean(m["silent"] for m in found), 4),
             ]
         )
