@@ -114,7 +114,7 @@ def sound(
     judges: int = 100,
     loss: Loss = odds,
 ) -> Curve:
-    """`draws` is T; `judges` fresh draws classify. The attack looks at `aim`: the exact model, without far noise, which changes no label."""
+    """`draws` is T; `judges` fresh draws classify. The attack sees `aim`: the exact model, without far noise, which changes no label."""
     moves = signs(aim, x, y, draws, generator, loss)
     return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y)
 
