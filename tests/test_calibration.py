@@ -12,6 +12,8 @@ from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictiv
 from compound.estimators.asking import precise
 from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
 from compound.estimators.regressor import held_out, member
+from compound.estimators.strangeness import Strangeness
+from compound.nn import FarNoise
 from compound.train import hold_out
 
 
@@ -184,3 +186,11 @@ def test_alarms_of_classes_look_at_the_table_not_at_the_label():
     x, y = line(300)
     model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=1).fit(x, y > 1000)
     assert model.is_ood(x + 20).all() and model.is_ood(x).mean() < 0.05
+
+
+def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
+    """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
+    monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
+    for rows, rate in ((99, 0.01), (150, 0.01), (150, 0.05)):
+        assert Strangeness.fit(torch.zeros(rows, 1), rate, fork(0)).threshold == pytest.approx((rows + 1) * (1 - rate))
+    assert Strangeness.fit(torch.zeros(20, 1), 0.01, fork(0)).threshold == 20  # too few to tell: the farthest

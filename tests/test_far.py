@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.likelihoods import CategoricalLikelihood
-from compound.nn import FarNoise
+from compound.nn import FarNoise, far
 from compound.nn.far import RIDGE
 from compound.predictive import CategoricalPredictive
 from compound.train import Settings, fit
@@ -201,3 +201,17 @@ def test_unfitted_far_noise_is_silent():
     x = torch.randn(30, 3, generator=fork(0))
     fit(model, whole(x, (x[:, 0] > 0).long(), model.task), Settings(steps=3, checks=0))
     assert not model.far.fitted
+
+
+def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
+    """From as many centres as the whole has, and at most a twentieth of a small table's rows is missing."""
+    seen = []
+    centres = far._centres
+
+    def watched(u: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+        seen.append((len(u), count))
+        return centres(u, count, seed)
+
+    monkeypatch.setattr(far, "_centres", watched)
+    FarNoise(2).fit(torch.randn(100, 2, generator=fork(0)), fork(1))
+    assert seen == 20 * [(95, 33)] + [(100, 33)]

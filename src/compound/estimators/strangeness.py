@@ -22,9 +22,9 @@ class Strangeness:
     @classmethod
     def fit(cls, x: Tensor, false_alarms: float, generator: Generator) -> "Strangeness":
         far = FarNoise(x.shape[1])
-        distances = far.fit(x, generator).double().sort().values  # cross-fitted
-        rank = int(np.ceil((len(x) + 1) * (1 - false_alarms) - 1e-9))
-        return cls(far, float(distances[min(rank, len(x)) - 1]))
+        distances = far.fit(x, generator).double().numpy()  # cross-fitted
+        # a new row is as likely to fall into each of the gaps between n distances: "weibull" counts n + 1 of them
+        return cls(far, float(np.quantile(distances, 1 - false_alarms, method="weibull")))
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:  # (rows,)

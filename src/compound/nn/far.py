@@ -20,8 +20,8 @@ from torch import Generator, Tensor, nn
 RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 500
-FOLDS = 10, 5  # for few rows, of which each fold takes what new rows would find there, and for many
-FEW = 5000
+FOLDS = 20, 5  # at most, where rows are few and each fold takes neighbours that new rows would find, and at least
+ENOUGH = 20_000  # folds times rows
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
 SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
@@ -83,12 +83,13 @@ class FarNoise(nn.Module):
         u, outside = self._whitened(x)
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
         out = torch.full((len(x),), torch.inf, dtype=u.dtype)
-        folds = min(FOLDS[len(sample) > FEW], len(sample))
+        count = _count(u[sample])  # in folds too: with fewer centres their rows would seem farther than new rows are
+        folds = min(FOLDS[0], max(FOLDS[1], ENOUGH // len(sample)), len(sample))
         for fold in range(folds if len(sample) > 1 else 0):
             mine = sample[fold::folds]
             others = torch.cat([sample[other::folds] for other in range(folds) if other != fold])
-            out[mine] = (nearest(u[mine], _centres(u[others], seed)).square() + outside[mine]).sqrt()
-        self.centres = _centres(u[sample], seed)
+            out[mine] = (nearest(u[mine], _centres(u[others], count, seed)).square() + outside[mine]).sqrt()
+        self.centres = _centres(u[sample], count, seed)
         left = torch.isinf(out)
         out[left] = (nearest(u[left], self.centres).square() + outside[left]).sqrt()
         d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
@@ -129,13 +130,18 @@ def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)
     return (u - centres[index]).square().sum(-1).sqrt()
 
 
-def _centres(u: Tensor, seed: int) -> Tensor:
-    """k-means centres: one per three distinct rows, at most CENTRES."""
+def _count(u: Tensor) -> int:
+    """One centre per three distinct rows, at most CENTRES."""
+    return max(1, min(CENTRES, len(np.unique(u.numpy(), axis=0)) // 3))
+
+
+def _centres(u: Tensor, count: int, seed: int) -> Tensor:
+    """k-means centres."""
     from sklearn.cluster import MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
     points = u.double().numpy()
-    count = max(1, min(CENTRES, len(np.unique(points, axis=0)) // 3))
+    count = min(count, len(points))
     # one thread: sums in a fixed order, so that equal seeds give equal bits
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # duplicated rows are allowed
