@@ -106,8 +106,8 @@ def test_one_section_that_cannot_be_drawn_leaves_the_others(tmp_path: Path):
     assert "doubt about letters" in (tmp_path / "page" / "index.html").read_text()
 
 
-def findings(name: str, of=work, seeds: int = 1) -> dict[str, tuple]:
-    made = [Result(run, of(run, None).metrics, {}, {}) for run in experiments.plan(name, "paper", seeds, METHODS)]
+def findings(name: str, of=work, methods=METHODS) -> dict[str, tuple]:
+    made = [Result(run, of(run, None).metrics, {}, {}) for run in experiments.plan(name, "paper", 1, methods)]
     return {finding.claim: (finding.agrees, finding.words) for finding in agreement(made)}
 
 
@@ -145,3 +145,19 @@ def test_nearness_is_told_from_the_scatter_of_seeds():
     assert above("c", own, other).words == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
     assert "scatter is not known" in above("c", Value.of([0.9]), other).words
     assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
+
+
+def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
+    def attacked(run: Run, place) -> Outcome:
+        low = 0.6 if run.options.get("samples") == 10 and "published" in run.data else 0.1
+        curves = {"published": [0.9, low, 0.8], "sound": [0.9, 0.2, 0.05]}
+        strong = {"published, 1 passes": 11 * [0.705], "published, 100 passes": 11 * [low], "sound, 100 draws": 11 * [0.03]}
+        return Outcome({name: {"accuracy": values} for name, values in {**curves, **strong}.items()}, {})
+
+    four, five = (findings(name, attacked, ["ml-cdn", "vb-cdn", "vmg"]) for name in ("fgsm-samples", "fgsm-strong"))
+    claim = "Figure 4, protocol published: accuracy of vb-cdn, published with 10 draws in training above 0.5 at every strength"
+    assert four[claim] == (True, "lowest 0.600; 0.050 under the sound attack")
+    assert [agrees for agrees, _ in four.values()] == [False, False, True, False]  # ml-cdn in two forms, vb-cdn in two
+    claim = "Figure 5: accuracy of {} at strength 0.3 within 0.1 of one pass with images averaged over 100"
+    assert five[claim.format("ml-cdn, published, S=10")] == (False, "0.705 with one, 0.600 with 100; 0.030 under the sound attack")
+    assert len(five) == 6 and not any(agrees for agrees, _ in five.values())
