@@ -78,6 +78,7 @@ def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.safetensors")}  # nothing trained again
     curve = results[0].metrics["sound, 10 draws"]["accuracy"]
     assert len(curve) == 11 and curve[0] > 0.7 > curve[-1]
+    assert results[0].metrics["transferred"]["accuracy"] == curve  # from the same plain network, past its far noise
 
 
 def test_numbers_of_samples_are_runs_of_their_own(few):

@@ -90,7 +90,7 @@ class Fgsm:
             curves[f"sound, {passes} draws"] = robust.sound(model, aim, x, y, STRENGTHS, stream("sound", passes), passes)
         curves["single precision"] = robust.sound(model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise)
         curves["many steps"] = robust.multi_step(model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
-        curves["transferred"] = robust.transferred(model, robust.exact(other), x, y, STRENGTHS, stream("transferred"))
+        curves["transferred"] = robust.transferred(model, robust.exact(ood.silenced(other)), x, y, STRENGTHS, stream("transferred"))
         curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
         return curves
 
