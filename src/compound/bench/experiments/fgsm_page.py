@@ -12,7 +12,7 @@ from compound.bench.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family,
 from compound.bench.report import Bar, Cell, Page
 from compound.bench.runs import Result
 
-ACROSS = 4  # panels side by side
+ACROSS = 3  # panels side by side
 MEASURES = ("accuracy", "entropy")
 Groups = dict[str, list[dict[str, Any]]]  # label of a form -> metrics of its seeds
 Looks = dict[str, dict[str, Any]]  # label -> arguments of `plot`
