@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from compound.attacks import fgsm, label_loss, pgd
+from compound.attacks import direction, fgsm, label_loss, odds_loss, pgd
 from compound.models import build
 from compound.types import Task, fork
 
@@ -253,3 +253,25 @@ def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
     ours = pgd(loss, x, eps, fork(7) if random else None, steps, step, clip=(0.0, 1.0))
     assert_close(ours, expected, **ROUNDING)
     assert not torch.equal(ours, pgd(loss, x, eps, None if random else fork(7), steps, step, clip=(0.0, 1.0)))  # the start can be seen
+
+
+def test_odds_point_where_the_label_loss_points_and_further_in_single_precision():
+    """Both are functions of p(y) alone, so double precision has one direction for both; of a sure network only the odds keep it."""
+    x, weight = draw("x", ROWS, FEATURES), draw("several", 3, FEATURES, 5)  # three draws
+    y = torch.randint(5, (ROWS,), generator=fork(1))
+
+    def logs(x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.log_softmax(x @ (scale * weight.to(x.dtype)), -1)
+
+    p = logs(x).exp().mean(0).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    assert_close(odds_loss(logs, y)(x), (1 / p - 1).log())
+    assert torch.equal(direction(odds_loss(logs, y), x), direction(label_loss(logs, y), x))
+
+    own = logs(x, 200.0)[0].argmax(-1)  # of one draw, so sure that p(y) is 1
+    sure = lambda x: logs(x, 200.0)[:1]  # noqa: E731
+    exact = direction(odds_loss(sure, own), x)
+    single = x.float()
+    assert torch.equal(direction(odds_loss(sure, own), single).double(), exact)
+    assert not torch.equal(direction(label_loss(sure, own), single).double(), exact)
+    top = logs(x, 200.0)[0].topk(2).indices
+    assert_close(exact, (weight[0][:, top[:, 1]] - weight[0][:, top[:, 0]]).T.sign(), rtol=0, atol=0)  # of the runner-up's lead

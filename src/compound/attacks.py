@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from compound.types import log_mean_exp
 
@@ -21,11 +22,20 @@ Range = tuple[float, float]  # the smallest and the largest number an input may 
 
 def label_loss(log_probs: Function, y: Tensor) -> Function:
     """-log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes) whose leading axes count draws."""
+    return lambda x: -_log_mean(log_probs(x), y)
+
+
+def odds_loss(log_probs: Function, y: Tensor) -> Function:
+    """Log-odds against y, of the mean over draws: they grow where `label_loss` does, and keep their gradient where p(y | x) rounds to 1.
+
+    There the gradient of -log p(y | x) is zero, or lacks the part of y's own logit, and an attack that follows it fails for no merit of
+    the network.
+    """
 
     def loss(x: Tensor) -> Tensor:  # (rows,)
         logs = log_probs(x)
-        picked = logs.gather(-1, y.expand(logs.shape[:-1]).unsqueeze(-1)).squeeze(-1)  # (..., rows)
-        return -log_mean_exp(picked.reshape(-1, len(y)), 0)
+        others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(-1)  # (..., rows)
+        return log_mean_exp(others.reshape(-1, len(y)), 0) - _log_mean(logs, y)
 
     return loss
 
@@ -70,6 +80,12 @@ def pgd(
             better = loss(other) > loss(best)  # (..., rows)
         best = torch.where(better.unsqueeze(-1), other, best)
     return best
+
+
+def _log_mean(log_probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
+    """Log of the mean over draws of p(y | x)."""
+    picked = log_probs.gather(-1, y.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)  # (..., rows)
+    return log_mean_exp(picked.reshape(-1, len(y)), 0)
 
 
 def direction(loss: Function, x: Tensor) -> Tensor:
