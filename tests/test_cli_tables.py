@@ -205,6 +205,21 @@ def test_truth_values_with_gaps_are_read_alike_by_fit_and_predict(here: Path):
     np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(x), rtol=1e-6)
 
 
+def test_tables_of_numbers_alone_keep_the_names_of_their_columns(here: Path):
+    table = frame(80)[["weight", "size", "price"]]
+    table.to_csv("t.csv", index=False)
+    good("fit", "t.csv", "--target", "price", "--method", "map", "--epochs", 1)
+    model = load("t.model")
+    assert [column.name for column in model.encoder_.columns] == ["weight", "size"]
+    table[["size", "price", "weight"]].to_csv("turned.csv", index=False)
+    good("predict", "t.model", "turned.csv", "--out", "a.csv")
+    np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(table[["weight", "size"]]), rtol=1e-6)
+    good("evaluate", "t.model", "t.csv", "--out", "e.html")
+    assert "weight" in good("explain", "t.model", "t.csv", "--row", 3).output
+    table.rename(columns={"size": "length"}).to_csv("other.csv", index=False)
+    refused(run("predict", "t.model", "other.csv"), "no column 'size'")
+
+
 @pytest.mark.parametrize("value", ["2024-05-01", "2024-05-01 10:30:00", "10:30:00"])
 def test_times_are_refused_by_fit(here: Path, value: str):
     write("t.csv", TABLE.replace("Ulm", value))

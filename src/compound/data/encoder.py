@@ -55,9 +55,10 @@ class Encoder:
     columns: tuple[Number | Category, ...]
 
     @classmethod
-    def fit(cls, table: "pd.DataFrame | np.ndarray[Any, Any]") -> "Encoder":
+    def fit(cls, table: "pd.DataFrame | np.ndarray[Any, Any]", names: "Sequence[str] | None" = None) -> "Encoder":
+        """`names` are those of an array's columns; without them they are x0, x1 and so on."""
         if isinstance(table, np.ndarray):
-            return cls(tuple(_learn_numbers([f"x{i}" for i in range(table.shape[1])], table)))
+            return cls(tuple(_learn_numbers(names or [f"x{i}" for i in range(table.shape[1])], table)))
         return cls(tuple(_learn(str(name), table.iloc[:, i]) for i, name in enumerate(table.columns)))
 
     @property
