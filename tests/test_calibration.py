@@ -9,6 +9,7 @@ from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
+from compound.estimators import calibration
 from compound.estimators.asking import precise
 from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
 from compound.estimators.regressor import held_out, member
@@ -194,3 +195,16 @@ def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monk
     for rows, rate in ((99, 0.01), (150, 0.01), (150, 0.05)):
         assert Strangeness.fit(torch.zeros(rows, 1), rate, fork(0)).threshold == pytest.approx((rows + 1) * (1 - rate))
     assert Strangeness.fit(torch.zeros(20, 1), 0.01, fork(0)).threshold == 20  # too few to tell: the farthest
+
+
+def test_quantiles_take_few_steps_and_end_at_the_root(monkeypatch):
+    """Newton's steps, not a bisection down to the last bit: rounding used to throw it back into the bracket's middle."""
+    means, variances = 3 * torch.randn(50, 400, 1, generator=fork(0, "m")), torch.rand(50, 400, 1, generator=fork(0, "v"))
+    answer = precise(GaussianPredictive(*(torch.zeros(400, 1) for _ in range(3)), means, 0.01 + variances))
+    calls, log_cdf = [], calibration._log_cdf
+    monkeypatch.setattr(calibration, "_log_cdf", lambda *given: calls.append(1) or log_cdf(*given))
+    for z in (-2.5, -0.3, 1.6):
+        calls.clear()
+        y = quantile(answer, torch.tensor([z], dtype=torch.float64))
+        assert len(calls) <= 20
+        np.testing.assert_allclose(answer.cdf(y), norm.cdf(z), rtol=1e-9)

@@ -134,9 +134,10 @@ def quantile(answer: GaussianPredictive, z: Tensor) -> Tensor:  # (rows, targets
         low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
         density = weighted_log_sum(_log_density(y, means, std), answer.log_weights)
         step = y - excess * (excess + goal - density).exp()  # F / f = exp(log F - log f)
+        # a small step ends it even where rounding points out of the bracket: halving would start all over from there
+        done = done | ((step - y).abs() <= 1e-12 * (y.abs() + std.amax(0)))
         fresh = torch.where((step > low) & (step < high), step, 0.5 * (low + high))
-        close = (fresh - y).abs() <= 1e-12 * (y.abs() + std.amax(0))
-        y, done = torch.where(done, y, fresh), done | close  # a row that is done stays, whatever its neighbours do
+        y = torch.where(done, y, fresh)  # a row that is done stays, whatever its neighbours do
         if bool(done.all()):
             break
     return side * y
