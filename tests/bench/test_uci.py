@@ -127,11 +127,18 @@ def test_bars_count_sets_and_pool_splits():
 
 def test_who_wins_is_told_split_by_split():
     def runs(values: list[float]) -> list[dict]:
-        return [{"nll": value, "rmse": -value} for value in values]
+        return [{"nll": value, "rmse": -value, "split": split} for split, value in enumerate(values)]
 
     # b is worse by about 0.1 on every split, though splits differ by much more; c only on average
     found = {("boston", "a"): runs([1, 2, 3]), ("boston", "b"): runs([1.1, 2.11, 3.1]), ("boston", "c"): runs([0.5, 2.5, 3.2])}
-    assert uci_page.wins(found, ["boston"], ["a", "b", "c"]) == ["boston: a has the lowest NLL (2.000), level with c; b the lowest RMSE."]
+    words = "boston (3 splits, 3 methods): a has the lowest NLL (2.000), level with c; b the lowest RMSE."
+    assert uci_page.wins(found, ["boston"], ["a", "b", "c"]) == [words]
+    found["boston", "a"] = runs([1, 2, 3, 100])[::-1]  # a split that the others lack, in another order
+    assert uci_page.wins(found, ["boston"], ["a", "b", "c"]) == [words]
+    found["boston", "c"] = runs([0.5, 2.5, 3.2])[:1]
+    words = "boston (1 split, 3 methods): c has the lowest NLL (0.500); b the lowest RMSE."
+    assert uci_page.wins(found, ["boston"], ["a", "b", "c", "d"]) == [words]
+    assert uci_page._counted([1.0, 3.0], 4) == "2.0 ± 1.0 (2)" and uci_page._counted([], 4) is None
     assert uci_page.said([1.0, 3.0]) == "2.0 ± 1.0" and uci_page.said([0.00050, 0.00054]) == "0.000520 ± 0.000020"
 
 

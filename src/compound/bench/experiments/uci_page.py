@@ -36,15 +36,20 @@ Found = dict[tuple[str, str], list[dict[str, Any]]]  # (set, method) -> metrics 
 def draw(results: Sequence[Result], page: Page) -> list[Bar]:
     found: Found = {}
     for result in results:
-        found.setdefault((result.run.data, result.run.method), []).append(result.metrics)
+        found.setdefault((result.run.data, result.run.method), []).append({**result.metrics, "split": result.run.seed})
     sets = [name for name in dict.fromkeys(data for data, _ in found) if not name.endswith(REGION)]
     methods = list(dict.fromkeys(method for _, method in found))
     published = json.loads(files("compound.bench").joinpath("published.json").read_text())["uci_regression"]["methods"]
     page.text(
         "Nine tables, the splits that papers share, one setting for all. Every number is a mean over splits with its standard error; "
-        "published numbers stand beside ours. Methods that stop early do so by a tenth of the training rows, never by test rows."
+        "published numbers stand beside ours. Methods that stop early do so by a tenth of the training rows, never by test rows. "
+        "In tables a method that ran fewer splits than the row says has their number behind it; the figure and who wins look only at "
+        "splits that every method of the set has run."
     )
-    caption = "NLL by set (lower is better), mean and standard error. Lines: published Deep Ensembles (full), tuned MC-dropout (dashed)."
+    caption = (
+        "NLL by set (lower is better), mean and standard error over the splits all its methods have run. "
+        "Lines: published Deep Ensembles (full), tuned MC-dropout (dashed), over all splits."
+    )
     columns = ("set", "method", "split", *TABLES)
     page.picture("uci", _figure(found, sets, methods, published), caption, columns, _data(results))
     bars = bars_of(found, sets, published)
@@ -58,7 +63,7 @@ def draw(results: Sequence[Result], page: Page) -> list[Bar]:
         rows: list[list[Cell]] = []
         for name in sets:
             splits = max(len(found.get((name, method), [])) for method in methods)
-            ours = [said(values(found, name, method, key)) for method in methods]
+            ours = [_counted(values(found, name, method, key), splits) for method in methods]
             rows.append([f"{name} ({splits})", *ours, *(_published(row, name) for row in beside.values())])
         page.table(("set (splits)", *methods, *(f"{label}, published" for label in beside)), rows)
     _strangers(found, methods, page)
@@ -87,6 +92,18 @@ def said(numbers: Sequence[float]) -> str | None:
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
+def _counted(numbers: Sequence[float], splits: int) -> str | None:
+    text = said(numbers)
+    return text if text is None or len(numbers) == splits else f"{text} ({len(numbers)})"
+
+
+def alike(found: Found, name: str, methods: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Method -> its metrics on those splits of the set that all methods with any have run, in their order."""
+    own = {m: {metrics["split"]: metrics for metrics in found[name, m]} for m in methods if (name, m) in found}
+    shared = sorted(set.intersection(*(set(splits) for splits in own.values()))) if own else []
+    return {m: [splits[k] for k in shared] for m, splits in own.items()}
+
+
 def _published(row: dict[str, Any], name: str) -> str | None:
     value = row.get(name)
     return None if value is None or value[0] is None else f"{value[0]:g}" + ("" if value[1] is None else f" ± {value[1]:g}")
@@ -102,20 +119,23 @@ def wins(found: Found, sets: Sequence[str], methods: Sequence[str]) -> list[str]
     """One sentence per set: the lowest mean NLL, and who is within two standard errors of the difference on the same splits."""
     lines = []
     for name in sets:
-        means = {m: fmean(v) for m in methods if (v := values(found, name, m, "nll"))}
-        if len(means) < 2:
+        ran = alike(found, name, methods)
+        nll, rmse = ({m: [one[key] for one in splits] for m, splits in ran.items() if splits} for key in ("nll", "rmse"))
+        if len(nll) < 2:
             continue
-        best = min(means, key=lambda m: means[m])
-        level = [m for m in means if m != best and not _apart(values(found, name, best, "nll"), values(found, name, m, "nll"))]
+        best, sharp = (min(numbers, key=lambda m, numbers=numbers: fmean(numbers[m])) for numbers in (nll, rmse))  # type: ignore[misc]
+        level = [m for m in nll if m != best and not _apart(nll[best], nll[m])]
+        count = len(nll[best])
         beyond = f", level with {', '.join(level)}" if level else ", ahead of all others"
-        sharp = min((m for m in methods if values(found, name, m, "rmse")), key=lambda m: fmean(values(found, name, m, "rmse")))
-        lines.append(f"{name}: {best} has the lowest NLL ({means[best]:.3f}){beyond}; {sharp} the lowest RMSE.")
+        beyond = "" if count == 1 else beyond  # one split tells nothing of scatter
+        words = f"{name} ({count} split{'s' * (count > 1)}, {len(nll)} methods)"
+        lines.append(f"{words}: {best} has the lowest NLL ({fmean(nll[best]):.3f}){beyond}; {sharp} the lowest RMSE.")
     return lines or ["One method alone has nobody to win against."]
 
 
 def _apart(best: Sequence[float], other: Sequence[float]) -> bool:
     """Whether the second is worse by more than two standard errors of the difference, split by split."""
-    gaps = [b - a for a, b in zip(best, other, strict=False)]
+    gaps = [b - a for a, b in zip(best, other, strict=True)]
     return len(gaps) > 1 and fmean(gaps) > 2 * stdev(gaps) / math.sqrt(len(gaps))
 
 
@@ -197,19 +217,20 @@ def _strangers(found: Found, methods: Sequence[str], page: Page) -> None:
 def _figure(found: Found, sets: Sequence[str], methods: Sequence[str], published: dict[str, Any]) -> Figure:
     across = min(3, len(sets)) or 1
     down = max(1, math.ceil(len(sets) / across))
-    figure = Figure(figsize=(3.4 * across, (1.2 + 0.22 * len(methods)) * down), layout="constrained")
+    ran = {name: alike(found, name, methods) for name in sets}
+    figure = Figure(figsize=(3.4 * across, (1.2 + 0.22 * max(map(len, ran.values()), default=1)) * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).flat
     for panel in panels[len(sets) :]:
         panel.set_visible(False)
     for name, panel in zip(sets, panels, strict=False):
-        for place, method in enumerate(methods):
-            mine = values(found, name, method, "nll")
+        for place, (method, splits) in enumerate(ran[name].items()):
+            mine = [metrics["nll"] for metrics in splits]
             if mine:
                 error = stdev(mine) / math.sqrt(len(mine)) if len(mine) > 1 else 0.0
                 panel.errorbar(fmean(mine), place, xerr=error, fmt="o", color="tab:orange" if method == DEFAULT else "tab:blue")
         for row, line in ((ENSEMBLES, "-"), (DROPOUT, "--")):
             panel.axvline(published[row]["nll"]["values"][name][0], color="black", linewidth=0.8, linestyle=line)
-        panel.set_yticks(range(len(methods)), methods, fontsize=7)
-        panel.invert_yaxis()
+        panel.set_yticks(range(len(ran[name])), list(ran[name]), fontsize=7)
+        panel.set_ylim(len(ran[name]) - 0.5, -0.5)  # the first on top
         panel.set_title(name, fontsize=9)
     return figure
