@@ -237,6 +237,20 @@ class TestThrough:
         x = pixels(some(5))
         assert_close(Front.of(network, network(x))(x), Front.of(network, network(x)).standard(network(x)))
 
+    def test_sound_direction_of_a_very_sure_head_is_that_of_the_runner_up(self, tiny):
+        """-log p(y) would have lost it, even in double precision: p(y) is 1 to the last bit."""
+        front, x = self.front(tiny), pixels(some(60, "attacked")).double()
+        model = build(Method("map", widths=()), 24, TASK, 1).double()
+        weight = model.network.layers[0].weight.detach()[0].mul_(300)  # (features, classes)
+        inputs = x.clone().requires_grad_()
+        logits = front(inputs) @ weight + model.network.layers[0].bias.detach()[0]
+        ordered = logits.topk(3)
+        (first, second, third), y = ordered.values.T, ordered.indices[:, 0]
+        sure = (first - second > 50) & (first - second < 600) & (second - third > 40)
+        (slope,) = torch.autograd.grad((second - first).sum(), inputs)
+        assert sure.sum() > 5
+        assert torch.equal(through.signs(front, model, x, y, 1, fork(7)).double()[sure], slope.sign()[sure])
+
     def test_sound_direction_is_autograd_through_both(self, tiny):
         front, x = self.front(tiny), pixels(some(60, "attacked")).double()  # more rows than pass together
         y = torch.randint(3, (60,), generator=fork(3))

@@ -120,6 +120,8 @@ def test_attacks_of_a_very_sure_network_need_double_precision():
     y, sure = logits.argmax(-1), (first - second > 110) & (first - second < 700)
     expected = (weight[:, runner_up] - weight[:, y]).T.sign()
     exact = robust.exact(model)
+    answer = exact.answer(x.double(), robust.Draws.of(1), fork(0))
+    assert_close(robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0)  # a third class adds at most log 2
     assert sure.sum() > 50 and robust.precision(model) == torch.float32
     assert not robust.signs(model, x, y, 1, fork(0))[sure].any()
     assert torch.equal(robust.signs(exact, x, y, 1, fork(0))[sure], expected[sure])

@@ -22,9 +22,7 @@ def signs(front: Front, model: Model, x: Tensor, y: Tensor, draws: int, generato
     state = generator.get_state()
 
     def slopes(z: Tensor, labels: Tensor) -> list[Tensor]:
-        slope = gradient(label_loss(model, labels, draws, generator, state, odds), z.to(precision(model)))  # (rows, features)
-        scale = slope.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)  # only signs are asked for
-        return [(slope / scale).to(z.dtype)]
+        return [gradient(label_loss(model, labels, draws, generator, state, odds), z.to(precision(model))).to(z.dtype)]
 
     return pulled(front, x, y, slopes)[0]
 
