@@ -20,7 +20,7 @@ from compound.models.base import Draws, Loss, Model, resolved, trained, weighted
 from compound.models.far import choose_ramp, judging, learn_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
-from compound.nn.networks import hidden, saturated
+from compound.nn.networks import hidden, saturated, tame
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
 
@@ -100,7 +100,7 @@ class _CDN(Model):
     def _last(self, x: Tensor, generator: Streams, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
         samples, rows = self.config.samples, len(x)
-        x = saturated(x).expand(self.members, -1, -1)
+        x = tame(x).expand(self.members, -1, -1)
         shared = self._shared()
         once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
         first, *rest = self.layers

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
-from compound.nn.networks import Linear, Network, hidden, saturated
+from compound.nn.networks import Linear, Network, hidden, saturated, tame
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, single
 
@@ -78,7 +78,7 @@ class MCDropout(Model):
         return hidden(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
-        stream, h = single(generator), saturated(batch.x)  # (rows, inputs)
+        stream, h = single(generator), tame(batch.x)  # (rows, inputs)
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
             h = hidden(h) if k else h
             h = layer.alone(h * mask(rate, h.shape, h, stream) if rate else h)

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
-from compound.nn.networks import LIMIT, hidden
+from compound.nn.networks import hidden, saturated, tame
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, normal, single
 
@@ -79,7 +79,7 @@ class MNF(Model):
 
     def loss(self, batch: Batch, generator: Streams) -> Loss:
         generator, samples, anneal = single(generator), self.config.samples, self.config.anneal
-        x = batch.x.clamp(-LIMIT, LIMIT)
+        x = tame(batch.x)
         first, *rest = self.layers
         h, bound = first(x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator)  # (samples rows, width)
         for layer in rest:
@@ -91,7 +91,7 @@ class MNF(Model):
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x, draws = x.clamp(-LIMIT, LIMIT), n.outer * n.inner
+        x, draws = saturated(x), n.outer * n.inner
         noises = [(layer.draw(draws, generator), normal(generator, (draws, 1, layer.outputs), x)) for layer in self.layers]
         first, *rest = self.layers
         std = first.std(x)  # (rows, width): the same for all draws

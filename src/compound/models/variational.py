@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
-from compound.nn.networks import Network, hidden, saturated
+from compound.nn.networks import Network, hidden, saturated, tame
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, normal, single
 
@@ -75,16 +75,16 @@ class Variational(Model):
     def loss(self, batch: Batch, generator: Streams) -> Loss:
         stream, samples, rows = single(generator), self.config.samples, len(batch)
         first, *rest = self.layers
-        x = saturated(batch.x)
+        x = tame(batch.x)
         h, kl = first.sample(x, normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
         for layer in rest:
             noise = normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
             h, more = layer.sample(hidden(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
         f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
-        nll = self.head.nll(f, batch.y, batch.weight).mean()
-        kl = kl / batch.size
-        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+        nll = self.head.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
+        nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
+        return Loss(nll + kl, nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         x = saturated(x)

@@ -215,15 +215,12 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:
     return torch.addmm(weight[-1], h, weight[:-1])
 
 
-def towards_weight(h: Tensor, d_out: Tensor, weight: Tensor, decay: float) -> Tensor:
-    """The gradient of `affine` towards W, plus decay W, what a Gaussian prior adds to it, at no further pass."""
-    gradient = torch.empty_like(weight)
-    if weight.shape[1] <= FEW:
-        torch.add(torch.mm(d_out.mT, h).mT, weight[:-1], alpha=decay, out=gradient[:-1])
-    else:
-        torch.addmm(weight[:-1], h.mT, d_out, beta=decay, out=gradient[:-1])
-    torch.add(d_out.sum(0), weight[-1], alpha=decay, out=gradient[-1])
-    return gradient
+def towards_weight(h: Tensor, d_out: Tensor, prior: Tensor) -> Tensor:
+    """The gradient of `affine` towards W, added to that of the prior, (in + 1, out), in its place."""
+    rows = prior[:-1]
+    _ = rows.add_(torch.mm(d_out.mT, h).mT) if prior.shape[1] <= FEW else rows.addmm_(h.mT, d_out)
+    prior[-1].add_(d_out.sum(0))
+    return prior
 
 
 def total(values: Tensor) -> Tensor:
@@ -259,4 +256,4 @@ class _Sample(torch.autograd.Function):
         d_row = torch.cat([torch.mv(squares.mT, d_q), d_q.sum().view(1)]).add_(decay * ctx.sums[1]).mul_(row).sub_(half * len(col))
         d_col = torch.mv(product.mT, scale).mul_(0.5).add_(col, alpha=decay * ctx.sums[0]).sub_(half * len(row))
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.outer(d_q, row[:-1]), h, value=2) if ctx.needs_input_grad[0] else None
-        return d_h, towards_weight(h, d_mean, mean, 2 * decay), d_row.unsqueeze(0), d_col, None, None, None
+        return d_h, towards_weight(h, d_mean, mean * (2 * decay)), d_row.unsqueeze(0), d_col, None, None, None

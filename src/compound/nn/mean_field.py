@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from compound.nn.matrix_gaussian import affine, total, towards_weight
 
+SQUARE = 2 / math.log(2)  # exp(2 x) = 2^(SQUARE x)
+
 
 class MeanFieldLinear(nn.Module):
     """Weights W_ij ~ N(mean_ij, S_ij²) with prior N(0, prior_variance); the last row is the bias."""
@@ -39,7 +41,7 @@ class _Sample(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, h: Tensor, mean: Tensor, log_std: Tensor, noise: Tensor, precision: float
     ) -> tuple[Tensor, Tensor]:
-        logs, variance = log_std.sum().item(), (2 * log_std).exp_()
+        logs, variance = log_std.sum().item(), (log_std * SQUARE).exp2_()  # powers of 2 take half of the time
         trace = variance.sum().item()  # sums are taken while their array is in the cache
         squares = h * h
         std = affine(squares, variance).sqrt_()
@@ -54,9 +56,9 @@ class _Sample(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, variance, slope = ctx.saved_tensors
-        factor = d_kl.item()
-        decay = factor * ctx.precision
+        decay = d_kl.item() * ctx.precision
         d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that towards std²
-        d_log = towards_weight(squares, d_q, variance, 0.0).add_(decay).mul_(variance).sub_(factor)
+        d_log = towards_weight(squares, d_q, torch.full_like(variance, decay))  # towards the variance, twice
+        torch.addcmul(-d_kl, d_log, variance, out=d_log)
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h) if ctx.needs_input_grad[0] else None
-        return d_h, towards_weight(h, d_mean, mean, decay), d_log, None, None
+        return d_h, towards_weight(h, d_mean, mean * decay), d_log, None, None
