@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.nn.networks import hidden, saturated, tame
@@ -85,10 +85,10 @@ class MNF(Model):
         for layer in rest:
             h, more = layer(hidden(h), self.config.groups, generator)
             bound = bound + more
-        log_prob = self.head.log_prob(h if samples == 1 else h.view(samples, len(x), -1), batch.y)
-        nll = -weighted(log_prob if samples == 1 else log_prob.mean(0), batch.weight)
+        nll = self.head.nll(h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight)  # () or (S,) or (1,)
+        nll = nll.mean() if nll.ndim else nll
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
-        return Loss((nll + kl).sum(), nll.detach(), kl.detach())
+        return Loss(nll + kl, nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         x, draws = saturated(x), n.outer * n.inner

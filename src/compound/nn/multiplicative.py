@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from compound.nn.flows import flow, start
+from compound.nn.mean_field import SQUARE
 from compound.types import normal
 
 aten = torch.ops.aten
@@ -127,7 +128,7 @@ class _Layer(torch.autograd.Function):
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
-        scaled, variance, bias_var = _scale(x, z), log_std.exp().square_(), bias_log_var.exp()
+        scaled, variance, bias_var = _scale(x, z), (log_std * SQUARE).exp2_(), bias_log_var.exp()
         out = torch.addmm(bias, scaled, mean)
         square = x * x if ctx.needs_input_grad[1] else torch.mul(x, x, out=scaled)  # only a gradient towards x asks for x z again
         std = torch.addmm(bias_var, square, variance).sqrt_()
@@ -191,7 +192,8 @@ class _Layer(torch.autograd.Function):
                 part = torch.mm(x[k :: len(z)].t(), d[k :: len(z)])  # (in, out)
                 d_mean.addcmul_(part, row.unsqueeze(-1))
                 d_z[k] += part.mul_(mean).sum(1)
-        d_log_std = torch.mm(own.square.t(), d_var).addr_(reader.square(), d_read_var).add_(whole / prior).mul_(variance).sub_(whole)
+        d_log_std = torch.full_like(variance, whole / prior).addmm_(own.square.t(), d_var).addr_(reader.square(), d_read_var)
+        torch.addcmul(-d_bound.sum(), d_log_std, variance, out=d_log_std)
         d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
 
