@@ -64,8 +64,8 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     """
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
-    low, high = torch.aminmax(logs)
-    clipped = low.item() < -options.bound or high.item() > options.bound  # seldom: looking is cheaper than clamping always
+    # seldom: looking is cheaper than clamping always, and at all heads, which lie in one piece, than at their part
+    clipped = _beyond(heads, options.bound) and _beyond(logs, options.bound)
     if clipped:
         logs.clamp_(-options.bound, options.bound)
     log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
@@ -118,6 +118,11 @@ def backward(
     if free is not None:
         heads[..., r:].mul_(free)
     return d_wide, heads, d_basis
+
+
+def _beyond(values: Tensor, bound: float) -> bool:
+    low, high = torch.aminmax(values)
+    return low.item() < -bound or high.item() > bound
 
 
 def _within(variances: Tensor, bound: float) -> Tensor:
