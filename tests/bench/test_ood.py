@@ -83,7 +83,8 @@ def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):
 
 def test_numbers_of_samples_are_runs_of_their_own(few):
     runs = experiments.plan("fgsm-samples", "paper", 1, ["vmg"])
-    assert [run.options["samples"] for run in runs] == [1, 3, 5, 10]
+    assert [run.options.get("samples") for run in runs] == [None, 3, 5, 10]
+    assert runs[0].fit_key == experiments.plan("ood-mnist", "paper", 1, ["vmg"])[0].fit_key  # trained once
     both = experiments.plan("fgsm-samples", "paper", 1, ["vb-cdn"])
     assert [run.data for run in both] == 4 * ["mnist"] + 4 * ["mnist, as published"]
     assert all(run.options["members"] == 1 for run in both) and both[4].options["parametrization"] == "paper"

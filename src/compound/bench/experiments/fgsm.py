@@ -50,7 +50,9 @@ class Fgsm:
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
             own = [replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run for run in runs]
-            runs = [replace(run, options={**run.options, "samples": samples}) for run in own for samples in SAMPLES[preset]]
+            # one draw is every method's default: left unsaid, the model is that of the other experiments
+            draws = [{"samples": samples} if samples > 1 else {} for samples in SAMPLES[preset]]
+            runs = [replace(run, options={**run.options, **number}) for run in own for number in draws]
         if self.kind == "strong":  # published forms also with the most draws in training, which the paper found hardest to fool
             most = {"samples": SAMPLES[preset][-1]}
             runs += [replace(run, options={**run.options, **most}) for run in runs if run.data.endswith("published")]

@@ -59,7 +59,7 @@ def grouped(results: Sequence[Result]) -> Groups:
     for result in results:
         published = ", published" if result.run.data.endswith("published") else ""
         drawn = result.run.experiment == "fgsm-samples" or (published and "samples" in result.run.options)
-        samples = f", S={result.run.options['samples']}" if drawn else ""
+        samples = f", S={result.run.options.get('samples', 1)}" if drawn else ""
         groups.setdefault(f"{result.run.method}{published}{samples}", []).append(result.metrics)
     return groups
 
