@@ -48,7 +48,7 @@ def agreement(results: Sequence[Result]) -> list[Finding]:
         by_name.setdefault(result.run.experiment, []).append(result)
     if "ood-mnist" in by_name:
         found += _table_1(ood_page.grouped(by_name["ood-mnist"]))
-    for name, words in (("fgsm-mnist", "MNIST"), ("fgsm-fashion", "Fashion-MNIST")):
+    for name, words in (("fgsm-mnist", "MNIST"), ("fgsm-fashion", "Fashion-MNIST"), ("fgsm-cifar", "CIFAR-10")):
         if name in by_name:
             found += _attacks(fgsm_page.grouped(by_name[name]), words)
     if "fgsm-samples" in by_name:
