@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from compound.models import METHODS, Draws, Method, build
 from compound.models.files import load_model, save_model
+from compound.nn.networks import LIMIT
 from compound.train import Settings, fit
 from compound.types import Batch, Task, fork, whole
 
@@ -255,6 +256,15 @@ class TestLaws:
                 fresh = build(Method(name, **options), 3, task, 0)
                 fit(fresh, odd, FAST, 0)
                 assert all(bool(torch.isfinite(value).all()) for value in numbers(fresh.predict(odd.x, 20, fork(1))))
+
+    def test_wild_rows_teach_what_saturated_ones_do(self, name, options, task):
+        wild = data_of(task)
+        wild = replace(wild, x=1e6 * wild.x, x_ood=-1e6 * wild.x, weight=None)
+        tame = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
+        model = build(Method(name, **options), 3, task, 0)
+        model.start(tame, fork(0))
+        a, b = (model.loss(batch, [fork(k, "noise") for k in range(model.members)]) for batch in (wild, tame))
+        assert torch.isfinite(a.total) and torch.equal(a.total, b.total)
 
     def test_smallest_data(self, name, options, task):
         y = torch.zeros(1, dtype=torch.long) if task.kind == "classes" else torch.ones(1, task.size)
