@@ -56,13 +56,13 @@ def test_gradients_of_the_fused_layer(kl, bound):
         torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()], (x, heads, basis))
 
 
-@pytest.mark.parametrize(("scale", "logs"), [(1.0, 0.2), (9.0, 0.01), (1.0, 0.01)])  # clamped, only s large, all within
+@pytest.mark.parametrize(("scale", "logs"), [(1.0, 0.2), (1.0, -0.2), (9.0, 0.01), (1.0, 0.01)])  # too high, too low, only s large
 def test_log_variances_are_held_within_their_bound(scale, logs):
     x, heads, basis = (normal(fork(k), shape, torch.empty(0).double()) for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2))))
-    s, log = scale * heads[..., :4], logs * heads[..., 4:]
+    s, log = scale * heads[..., :4], logs * heads[..., 4:].abs()
     found = moments(x, torch.cat([s, log], -1), basis, Options(0.1, True, True))
     expected = moments(x, torch.cat([s, log.clamp(-0.1, 0.1)], -1), basis, Options(20.0, True, True))
-    assert bool((log.abs() > 0.1).any()) == (logs == 0.2)
+    assert bool((log.abs() > 0.1).any()) == (abs(logs) == 0.2)
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b, rtol=1e-12, atol=1e-12)
 
