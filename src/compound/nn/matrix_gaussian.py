@@ -217,8 +217,10 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:
 
 def towards_weight(h: Tensor, d_out: Tensor, prior: Tensor) -> Tensor:
     """The gradient of `affine` towards W, added to that of the prior, (in + 1, out), in its place."""
-    rows = prior[:-1]
-    _ = rows.add_(torch.mm(d_out.mT, h).mT) if prior.shape[1] <= FEW else rows.addmm_(h.mT, d_out)
+    if prior.shape[1] <= FEW:
+        prior[:-1].add_(torch.mm(d_out.mT, h).mT)
+    else:
+        prior[:-1].addmm_(h.mT, d_out)
     prior[-1].add_(d_out.sum(0))
     return prior
 

@@ -65,7 +65,7 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     r, c = basis.shape[-2:]
     scale, logs = heads[..., :r], heads[..., r:]
     # seldom: looking is cheaper than clamping always, and at all heads, which lie in one piece, than at their part
-    clipped = _beyond(heads, options.bound) and _beyond(logs, options.bound)
+    clipped = beyond(heads, options.bound) and beyond(logs, options.bound)
     if clipped:
         logs.clamp_(-options.bound, options.bound)
     log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
@@ -120,7 +120,8 @@ def backward(
     return d_wide, heads, d_basis
 
 
-def _beyond(values: Tensor, bound: float) -> bool:
+def beyond(values: Tensor, bound: float) -> bool:
+    """Whether some value lies outside ± bound."""
     low, high = torch.aminmax(values)
     return low.item() < -bound or high.item() > bound
 

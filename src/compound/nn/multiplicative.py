@@ -161,7 +161,8 @@ class _Layer(torch.autograd.Function):
         own, kept, reverse_kept = Kept(*tensors[:count]), tensors[count : ctx.middle], tensors[ctx.middle :]
         x, z, mean, variance = own.x, own.z, own.mean, own.variance
         _, _, reader, centre, log_precision = own.vectors
-        each, whole = d_bound.unsqueeze(-1), float(d_bound.sum())  # (groups, 1)
+        each, summed = d_bound.unsqueeze(-1), d_bound.sum()  # (groups, 1), ()
+        whole = summed.item()
         d_log_det = -d_bound
 
         # r: towards its Gaussian's mean, its log-precision, and c^T W
@@ -193,7 +194,7 @@ class _Layer(torch.autograd.Function):
                 d_mean.addcmul_(part, row.unsqueeze(-1))
                 d_z[k] += part.mul_(mean).sum(1)
         d_log_std = torch.full_like(variance, whole / prior).addmm_(own.square.t(), d_var).addr_(reader.square(), d_read_var)
-        torch.addcmul(-d_bound.sum(), d_log_std, variance, out=d_log_std)
+        torch.addcmul(-summed, d_log_std, variance, out=d_log_std)
         d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
 
