@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from compound.kernels import suits
 from compound.nn.fused import ACTIVATIONS, compound_layer
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, mix, widen
 from compound.nn.moments import Gaussian, Options, dot, forward, moments
@@ -101,7 +102,7 @@ class CompoundLinear(nn.Module):
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
         wide = widen(x)
         options = Options(self.form.bound, self.form.scaled, kl)
-        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes):
+        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes) and suits(wide, self.basis):
             return compound_layer(wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator)  # type: ignore[arg-type]
         heads = self.hyper(wide, generator, shared)
         out = moments(wide, heads, self.basis, options)
@@ -127,7 +128,9 @@ class CompoundLinear(nn.Module):
         weights, basis = psi
         wide = widen(x)
         heads, options = self.hyper.at(wide, weights), Options(self.form.bound, self.form.scaled, kl=False)
-        return moments(wide, heads, basis, options) if torch.is_grad_enabled() else forward(wide, heads, basis, options)[0]
+        if torch.is_grad_enabled() or not suits(wide, heads, basis):
+            return moments(wide, heads, basis, options)
+        return forward(wide, heads, basis, options)[0]
 
     def kl(self) -> Tensor:  # (*members,)
         """KL of the posterior over ψ, and what V's own treatment adds."""

@@ -13,10 +13,11 @@ from torch.autograd.function import once_differentiable
 
 from compound.nn import matrix_gaussian, moments
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, widen
-from compound.nn.moments import Gaussian, Options, dot, keep, kept_by
+from compound.nn.moments import Gaussian, Options, dot
 from compound.types import Streams, normal
 
 aten = torch.ops.aten
+MOMENTS, MAP = len(moments.Kept._fields), len(matrix_gaussian.Kept._fields)  # tensors kept
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
@@ -58,7 +59,7 @@ class _Layer(torch.autograd.Function):
             if k < len(noises) - 1:
                 h = widen(ACTIVATIONS[activation](out))
         result, moments_kept = moments.forward(wide, out, basis, options)
-        keep(ctx, moments_kept, *saved)
+        ctx.save_for_backward(*moments_kept, *saved)
         ctx.how = (activation, options, [noise is not None for noise in noises], blocks)
         return tuple(result)
 
@@ -67,16 +68,15 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]
-        tensors = ctx.saved_tensors
+        moments_kept, saved = moments.Kept(*ctx.saved_tensors[:MOMENTS]), list(ctx.saved_tensors[MOMENTS:])
         # memory is used again, so this backward runs once: torch refuses a second one
-        d_wide, d_out, d_basis = moments.backward(kept_by(tensors, ctx), options, d_mean, d_std, d_kl, inputs)
-        saved = list(tensors[9 if ctx.kl else 6 :])
+        d_wide, d_out, d_basis = moments.backward(moments_kept, options, d_mean, d_std, d_kl, inputs)
         gradients: list[Tensor] = []
         d_h: Any
         for k in reversed(range(len(noisy))):
             if noisy[k]:
-                kept = matrix_gaussian.Kept(*saved[-5:])
-                h, saved = kept.wide, saved[:-5]
+                kept = matrix_gaussian.Kept(*saved[-MAP:])
+                h, saved = kept.wide, saved[:-MAP]
                 d_h, *d_parameters = matrix_gaussian.backward(kept, blocks[k], d_out, k > 0 or inputs)
             else:
                 h, weight = saved[-2:]

@@ -8,12 +8,16 @@ Backward passes are written by hand: they walk over arrays of the size of the in
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from compound import kernels
+from compound.kernels import at, suits
 from compound.nn.moments import dot
 from compound.types import Streams, normal
 
@@ -82,7 +86,8 @@ class MatrixGaussianLinear(nn.Module):
         """Draws of h~ W for wide = h~. Rows come in `shared` equal parts: row b of every part uses the same W."""
         noise = normal(generator, (*self.mean.shape[:-2], wide.shape[-2], self.mean.shape[-1]), self.mean)
         if shared == 1:
-            return _NoisyAffine.apply(wide, self.mean, self.log_row, self.log_col, noise, self.blocks)
+            draw = _NoisyAffine.apply if suits(wide, self.mean) else plain
+            return draw(wide, self.mean, self.log_row, self.log_col, noise, self.blocks)  # type: ignore[no-any-return]
         rows = self.log_row.exp().unbind(-2)
         parts = [mix(wide, row, block, shared) for row, block in zip(rows, noise.split(self.blocks, -1), strict=True)]
         return torch.addcmul(wide @ self.mean, torch.cat(parts, -1), (0.5 * self.log_col).exp().unsqueeze(-2))
@@ -129,37 +134,42 @@ class Kept(NamedTuple):
     wide: Tensor
     mean: Tensor
     row: Tensor  # (*members, blocks, in + 1) variances
+    col: Tensor  # (*members, out) standard deviations
     scale: Tensor  # (*members, rows, blocks) sqrt(sum_i h~_i² row_i)
-    noise: Tensor  # (*members, rows, out) times the column scale
+    noise: Tensor  # (*members, rows, out)
+
+
+def plain(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> Tensor:
+    """h~ W for W drawn per row."""
+    scale = ((wide * wide) @ log_row.exp().mT).sqrt()  # (*members, rows, blocks)
+    parts = [part * scale[..., k : k + 1] for k, part in enumerate(noise.split(blocks, -1))]
+    return torch.addcmul(wide @ mean, torch.cat(parts, -1), (0.5 * log_col).exp().unsqueeze(-2))
 
 
 def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, Kept]:
-    """h~ W for W drawn per row; uses up `noise`."""
-    out = dot(wide, mean)
-    row = log_row.exp()
-    scale = dot(wide * wide, row.mT).sqrt_()
-    noise *= (0.5 * log_col).exp_().unsqueeze(-2)
-    if len(blocks) == 1:
-        out.addcmul_(noise, scale)
-    else:
-        for k, (block, part) in enumerate(zip(out.split(blocks, -1), noise.split(blocks, -1), strict=True)):
-            block.addcmul_(part, scale[..., k : k + 1])
-    return out, Kept(wide, mean, row, scale, noise)
+    """`plain`, compiled."""
+    out, row, col = dot(wide, mean), log_row.exp(), (0.5 * log_col).exp_()
+    scale = wide.new_empty((*wide.shape[:-1], len(blocks)))
+    sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
+    kernels.noisy(*map(at, (wide, row, col, noise, scale, out)), _starts(blocks), *sizes)
+    return out, Kept(wide, mean, row, col, scale, noise)
 
 
 def backward(kept: Kept, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Gradients towards h~ (where `inputs`), mean, log_row and log_col."""
-    wide, mean, row, scale, noise = kept
-    product = d_out * noise  # towards scale and log col alike
-    if len(blocks) == 1:
-        d_scale, d_col = product.sum(-1, keepdim=True), dot(scale.mT, product)
-    else:
-        parts = product.split(blocks, -1)
-        d_scale = torch.cat([part.sum(-1, keepdim=True) for part in parts], -1)  # (*members, rows, blocks)
-        d_col = torch.cat([dot(scale[..., k : k + 1].mT, part) for k, part in enumerate(parts)], -1)
-    d_q = d_scale.div_(scale).mul_(0.5)
-    d_wide = dot(d_out, mean.mT).addcmul_(dot(d_q, row), wide, value=2) if inputs else None
-    return d_wide, dot(wide.mT, d_out), dot(d_q.mT, wide * wide).mul_(row), d_col.squeeze(-2).mul_(0.5)
+    wide, mean, row, col, scale, noise = kept
+    d_out = d_out.contiguous()
+    d_wide = dot(d_out, mean.mT) if inputs else wide.new_empty(0)
+    d_row, d_col = torch.zeros_like(row), torch.zeros_like(col)
+    sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
+    kernels.noisy_back(*map(at, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col)), _starts(blocks), *sizes, inputs)
+    return d_wide if inputs else None, dot(wide.mT, d_out), d_row.mul_(row), d_col
+
+
+@lru_cache(maxsize=64)
+def _starts(blocks: tuple[int, ...]) -> Any:
+    """Where each block begins, and where the last one ends."""
+    return np.cumsum([0, *blocks])
 
 
 class _NoisyAffine(torch.autograd.Function):
@@ -167,7 +177,7 @@ class _NoisyAffine(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]
     ) -> Tensor:
-        out, kept = forward(wide, mean, log_row, log_col, noise, blocks)
+        out, kept = forward(wide.contiguous(), mean, log_row, log_col, noise, blocks)
         ctx.save_for_backward(*kept)
         ctx.blocks = blocks
         return out

@@ -4,15 +4,19 @@ W ~ MN(diag(s) V, diag(exp lr), diag(exp lc)) and h~ = [h; 1] give, exactly and 
 
     W^T h~ ~ N( V^T (s * h~),  (sum_i h~_i² exp(lr_i)) exp(lc) )
 
-Backward is written by hand: autograd would walk more often over arrays of the size of the input, and keep more of them.
+`plain` is the formula. `forward` and `backward` are the same in single precision, compiled: torch would walk over arrays of the
+size of the input a dozen times, and keep several of them.
 """
 
-from functools import lru_cache
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from compound import kernels
+from compound.kernels import at, suits
 
 
 class Gaussian(NamedTuple):
@@ -32,11 +36,10 @@ class Kept(NamedTuple):
     wide: Tensor
     heads: Tensor  # (*members, rows, 2 r + c) now s, exp(lr), exp(lc)
     basis: Tensor
-    q: Tensor  # (*members, rows, 1)
-    std: Tensor
     scaled: Tensor  # (*members, rows, r) s * h~
-    sums: tuple[Tensor, Tensor, Tensor] | None  # for the KL: of row and column variances, and squared norms of V's rows
-    clipped: bool
+    std: Tensor
+    sums: Tensor  # (*members, rows, 3) of h~² exp(lr) / fan-in, and of row and of column variances
+    norms: Tensor  # (*members, r) squared norms of V's rows, where the KL is asked for
 
 
 class Options(NamedTuple):
@@ -51,73 +54,47 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return product(b.mT, a.mT).mT.contiguous() if b.shape[-1] <= 16 else product(a, b)
 
 
-@lru_cache(maxsize=64)
-def _log_weights(r: int, c: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # (2 r + c, 1)
-    """What the KL takes of the heads: nothing of s, -c of each row's log-variance, -r of each column's."""
-    return torch.cat([torch.full((n, 1), value) for n, value in ((r, 0.0), (r, -float(c)), (c, -float(r)))]).to(device, dtype)
+def plain(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> Gaussian:
+    """Pre-activations for h~ (*members, rows, r = in + 1), from the heads (s, lr, lc), (*members, rows, 2 r + c), and V."""
+    r, c = basis.shape[-2:]
+    scale, log_row, log_col = heads.split([r, r, c], -1)
+    log_row, log_col = (logs.clamp(-options.bound, options.bound) for logs in (log_row, log_col))
+    row, col = log_row.exp(), log_col.exp()
+    fan = r if options.fan_in else 1
+    std = ((wide * wide * row).sum(-1, keepdim=True) * col / fan).sqrt()
+    divergence = std.new_empty(0)
+    if options.kl:
+        squares = (scale * scale) @ basis.square().sum(-1, keepdim=True)
+        trace = row.sum(-1) * col.sum(-1) + fan * squares.squeeze(-1)
+        divergence = 0.5 * (trace - r * c - c * log_row.sum(-1) - r * log_col.sum(-1))
+    return Gaussian(dot(scale * wide, basis), std, divergence)
 
 
 def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Gaussian, Kept]:
-    """Pre-activations for h~ (*members, rows, r = in + 1), from the heads (s, lr, lc), (*members, rows, 2 r + c), and V.
-
-    Uses up `heads`: fresh memory of this size costs more than the arithmetic on it.
-    """
-    r, c = basis.shape[-2:]
-    scale, logs = heads[..., :r], heads[..., r:]
-    # seldom: looking is cheaper than clamping always, and at all heads, which lie in one piece, than at their part
-    clipped = beyond(heads, options.bound) and beyond(logs, options.bound)
-    if clipped:
-        logs.clamp_(-options.bound, options.bound)
-    log_sum = heads @ _log_weights(r, c, heads.dtype, heads.device) if options.kl else None
-    row, col = logs.exp_()[..., :r], heads[..., 2 * r :]
-    buffer = row * wide  # one buffer, three uses
-    q = buffer.mul_(wide).sum(-1, keepdim=True)
-    if options.fan_in:
-        q /= r
-    std = (q * col).sqrt_()
-    sums = None
-    divergence = q.new_empty(0)
-    if log_sum is not None:
-        sums = row.sum(-1, keepdim=True), col.sum(-1, keepdim=True), basis.square().sum(-1, keepdim=True)
-        divergence = log_sum.addcmul_(sums[0], sums[1])
-        divergence.add_(torch.mul(scale, scale, out=buffer) @ sums[2], alpha=r if options.fan_in else 1)
-        divergence = divergence.sub_(r * c).mul_(0.5).squeeze(-1)
-    torch.mul(scale, wide, out=buffer)
-    return Gaussian(dot(buffer, basis), std, divergence), Kept(wide, heads, basis, q, std, buffer, sums, clipped)
+    """`plain`, compiled. Uses up `heads`: fresh memory of this size costs more than the arithmetic on it."""
+    *members, r, c = basis.shape
+    shape = wide.shape[:-1]
+    scaled, std = torch.empty_like(wide), heads.new_empty((*shape, c))
+    sums, norms, divergence = (heads.new_empty(size) for size in ((*shape, 3), (*members, r), shape if options.kl else 0))
+    arrays = map(at, (wide, heads, basis, scaled, std, sums, norms, divergence))
+    kernels.moments(*arrays, math.prod(members), math.prod(shape), r, c, *options)
+    return Gaussian(dot(scaled, basis), std, divergence), Kept(wide, heads, basis, scaled, std, sums, norms)
 
 
 def backward(
     kept: Kept, options: Options, d_mean: Tensor, d_std: Tensor, d_kl: Tensor, inputs: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients towards h~ (where `inputs`), heads and V. The gradient of the heads takes their own place in memory."""
-    wide, heads, basis, q, std, scaled, sums, clipped = kept
-    r, c = basis.shape[-2:]
-    scale, row, col = heads[..., :r], heads[..., r : 2 * r], heads[..., 2 * r :]
-    free = _within(heads[..., r:], options.bound) if clipped else None
-
-    d_log = (d_std * std).mul_(0.5)  # towards log q and lc alike, (*members, rows, out)
-    d_q = d_log.sum(-1, keepdim=True).div_(q)  # (*members, rows, 1)
-    if options.fan_in:
-        d_q /= r
-    buffer = dot(d_mean, basis.mT)  # towards s * h~, (*members, rows, r)
-    d_basis = dot(scaled.mT, d_mean)
-    d_wide = (row * wide).mul_(2 * d_q).addcmul_(buffer, scale) if inputs else None
-    if sums is not None:
-        row_sum, col_sum, norms = sums
-        half = d_kl.unsqueeze(-1) * 0.5  # (*members, rows, 1)
-        weight = half * (2 * r if options.fan_in else 2)
-        d_basis.addcmul_(torch.mul(scale, scale, out=scaled).mT @ weight, basis)
-        scale.mul_(norms.mT).mul_(weight).addcmul_(buffer, wide)
-        torch.mul(wide, wide, out=buffer).mul_(d_q).add_(half * col_sum)
-        row.mul_(buffer).sub_(half, alpha=c)
-        torch.addcmul(d_log.sub_(half, alpha=r), half * row_sum, col, out=col)
-    else:
-        torch.mul(buffer, wide, out=scale)
-        row.mul_(wide).mul_(wide).mul_(d_q)
-        col.copy_(d_log)
-    if free is not None:
-        heads[..., r:].mul_(free)
-    return d_wide, heads, d_basis
+    wide, heads, basis, scaled, std, sums, norms = kept
+    *members, r, c = basis.shape
+    d_scaled, d_basis = dot(d_mean, basis.mT), dot(scaled.mT, d_mean)
+    d_wide = torch.empty_like(wide) if inputs else wide.new_empty(0)
+    d_norms = torch.zeros_like(norms)
+    arrays = map(at, (wide, heads, norms, std, sums, d_scaled, d_std.contiguous(), d_kl.contiguous(), d_wide, d_norms))
+    kernels.moments_back(*arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
+    if options.kl:
+        d_basis.addcmul_(d_norms.unsqueeze(-1), basis, value=2)
+    return d_wide if inputs else None, heads, d_basis
 
 
 def beyond(values: Tensor, bound: float) -> bool:
@@ -126,39 +103,24 @@ def beyond(values: Tensor, bound: float) -> bool:
     return low.item() < -bound or high.item() > bound
 
 
-def _within(variances: Tensor, bound: float) -> Tensor:
-    """Which log-variances were not clamped; those that were have no gradient."""
-    return variances.log().abs() < bound * (1 - 1e-6)
-
-
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Tensor, ...]:  # type: ignore[override]
-        out, kept = forward(wide, heads.clone(), basis, options)
-        keep(ctx, kept)
+        out, kept = forward(wide.contiguous(), heads.clone(memory_format=torch.contiguous_format), basis, options)
+        ctx.save_for_backward(*kept)
         ctx.options = options
         return tuple(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        kept = kept_by(ctx.saved_tensors, ctx)
-        kept = kept._replace(heads=kept.heads.clone(), scaled=kept.scaled.clone())  # backward may be asked for again
+        kept = Kept(*ctx.saved_tensors)
+        kept = kept._replace(heads=kept.heads.clone())  # backward may be asked for again
         return *backward(kept, ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
 
 
 def moments(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> Gaussian:
-    """`forward` with a gradient; leaves heads alone."""
+    """Compiled where that can be, with a gradient; leaves heads alone."""
+    if not suits(wide, heads, basis):
+        return plain(wide, heads, basis, options)
     return Gaussian(*_Moments.apply(wide, heads, basis, options))
-
-
-def keep(ctx: Any, kept: Kept, *more: Tensor) -> None:
-    """Save for backward what the moments need, and more."""
-    *tensors, sums, ctx.clipped = kept
-    ctx.kl = sums is not None
-    ctx.save_for_backward(*tensors, *(sums or ()), *more)
-
-
-def kept_by(tensors: tuple[Tensor, ...], ctx: Any) -> Kept:
-    wide, heads, basis, q, std, scaled, *more = tensors
-    return Kept(wide, heads, basis, q, std, scaled, (more[0], more[1], more[2]) if ctx.kl else None, ctx.clipped)
