@@ -5,7 +5,7 @@ and devices, and the tests hold these loops against it. numba compiles a loop wh
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,15 @@ def suits(*tensors: Tensor) -> bool:
     return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and torch._C._len_torch_dispatch_stack() == 0
 
 
-def at(values: Tensor) -> int:
-    """Where a tensor lies in memory, which it must fill without gaps: a loop that is handed arrays waits longer for them than it runs."""
-    if not values.is_contiguous():
-        raise ValueError(f"a tensor of shape {tuple(values.shape)} has gaps (strides {values.stride()}): hand over values.contiguous()")
-    return values.data_ptr()
+def run(loop: Callable[..., None], tensors: Sequence[Tensor], *rest: Any) -> None:
+    """A loop over tensors, which it is handed as addresses: making arrays of them takes longer than many a loop.
+
+    Here they are kept alive until the loop is done, and each must fill its memory without gaps.
+    """
+    for values in tensors:
+        if not values.is_contiguous():
+            raise ValueError(f"a tensor of shape {tuple(values.shape)} has gaps (strides {values.stride()}): hand over values.contiguous()")
+    loop(*[values.data_ptr() for values in tensors], *rest)
 
 
 def _kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -200,6 +204,98 @@ def noisy_back(
                 towards = d_wide[b]
                 for i in range(r):
                     towards[i] += F(2) * d_q * variance[i] * x[i]
+
+
+@_kernel(LOOSE)
+def units(mean_: int, std_: int, noise_: int, out_: int, members: int, given: int, samples: int, rows: int, width: int, limit: float) -> None:
+    """[clamp(mean + std * noise, 0, limit); 1] for S draws from `given` Gaussians per row: one for each draw, or one for all."""
+    mean, std = carray(_pointer(mean_), (members, given, rows, width)), carray(_pointer(std_), (members, given, rows, width))
+    noise, out = carray(_pointer(noise_), (members, samples, rows, width)), carray(_pointer(out_), (members, samples, rows, width + 1))
+    high = F(limit)
+    for m in range(members):
+        for s in range(samples):
+            for b in range(rows):
+                centre, spread, draw, result = mean[m, s % given, b], std[m, s % given, b], noise[m, s, b], out[m, s, b]
+                for j in range(width):
+                    result[j] = min(max(centre[j] + spread[j] * draw[j], F(0)), high)
+                result[width] = F(1)
+
+
+@_kernel(LOOSE)
+def units_back(
+    out_: int, noise_: int, d_out_: int, d_mean_: int, d_std_: int,
+    members: int, given: int, samples: int, rows: int, width: int, limit: float,
+) -> None:  # fmt: skip
+    """Gradients of `units` towards mean and std, added up over the draws."""
+    d_mean, d_std = carray(_pointer(d_mean_), (members, given, rows, width)), carray(_pointer(d_std_), (members, given, rows, width))
+    out, noise = carray(_pointer(out_), (members, samples, rows, width + 1)), carray(_pointer(noise_), (members, samples, rows, width))
+    d_out = carray(_pointer(d_out_), (members, samples, rows, width + 1))
+    high = F(limit)
+    for m in range(members):
+        for s in range(samples):
+            for b in range(rows):
+                unit, draw, d, towards_mean, towards_std = out[m, s, b], noise[m, s, b], d_out[m, s, b], d_mean[m, s % given, b], d_std[m, s % given, b]
+                for j in range(width):
+                    slope = d[j] if F(0) < unit[j] < high else F(0)
+                    towards_mean[j] += slope
+                    towards_std[j] += slope * draw[j]
+
+
+@_kernel(LOOSE)
+def divergence(
+    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, total_: int, starts: Any, precisions: Any, members: int, r: int
+) -> None:  # fmt: skip
+    """KL of matrix Gaussians side by side to their priors, and what its gradient needs: sums of row and of column variances."""
+    blocks, c = len(starts) - 1, starts[-1]
+    mean, prior, sums = carray(_pointer(mean_), (members, r, c)), carray(_pointer(prior_), (r, c)), carray(_pointer(sums_), (members, blocks, 2))
+    log_row, log_col = carray(_pointer(log_row_), (members, blocks, r)), carray(_pointer(log_col_), (members, c))
+    total = carray(_pointer(total_), (members,))
+    for m in range(members):
+        kl = 0.0  # double precision: large terms of either sign
+        for k in range(blocks):
+            begin, end, precision = starts[k], starts[k + 1], precisions[k]
+            row, col = log_row[m, k], log_col[m, begin:end]
+            row_sum, row_logs, col_sum, col_logs, squares = F(0), F(0), F(0), F(0), F(0)
+            for i in range(r):
+                row_sum += exp(row[i])
+                row_logs += row[i]
+            for j in range(end - begin):
+                col_sum += exp(col[j])
+                col_logs += col[j]
+            for i in range(r):
+                a, b = mean[m, i, begin:end], prior[i, begin:end]
+                for j in range(end - begin):
+                    squares += (a[j] - b[j]) * (a[j] - b[j])
+            sums[m, k, 0], sums[m, k, 1] = row_sum, col_sum
+            trace = precision * (row_sum * col_sum + squares)
+            kl += 0.5 * (trace - (end - begin) * (r * (1.0 + math.log(precision)) + row_logs) - r * col_logs)
+        total[m] = kl
+
+
+@_kernel(LOOSE)
+def divergence_back(
+    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, d_total_: int, d_mean_: int, d_row_: int, d_col_: int,
+    starts: Any, precisions: Any, members: int, r: int,
+) -> None:  # fmt: skip
+    """Gradients of `divergence` towards the mean and both factors' log-variances."""
+    blocks, c = len(starts) - 1, starts[-1]
+    mean, prior, sums = carray(_pointer(mean_), (members, r, c)), carray(_pointer(prior_), (r, c)), carray(_pointer(sums_), (members, blocks, 2))
+    log_row, log_col = carray(_pointer(log_row_), (members, blocks, r)), carray(_pointer(log_col_), (members, c))
+    d_mean, d_row = carray(_pointer(d_mean_), (members, r, c)), carray(_pointer(d_row_), (members, blocks, r))
+    d_col, d_total = carray(_pointer(d_col_), (members, c)), carray(_pointer(d_total_), (members,))
+    for m in range(members):
+        for k in range(blocks):
+            begin, end, weight = starts[k], starts[k + 1], d_total[m] * F(precisions[k])
+            half, row_sum, col_sum = F(0.5) * d_total[m], sums[m, k, 0], sums[m, k, 1]
+            row, col, towards_row, towards_col = log_row[m, k], log_col[m, begin:end], d_row[m, k], d_col[m, begin:end]
+            for i in range(r):
+                towards_row[i] = F(0.5) * weight * col_sum * exp(row[i]) - half * F(end - begin)
+            for j in range(end - begin):
+                towards_col[j] = F(0.5) * weight * row_sum * exp(col[j]) - half * F(r)
+            for i in range(r):
+                a, b, towards = mean[m, i, begin:end], prior[i, begin:end], d_mean[m, i, begin:end]
+                for j in range(end - begin):
+                    towards[j] = weight * (a[j] - b[j])
 
 
 @_kernel({"contract"})

@@ -144,7 +144,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     count = math.prod(shape)
     out = torch.empty(count + -count % 4)
     key = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    kernels.gaussians(out.data_ptr(), len(out) // 4, key)
+    kernels.run(kernels.gaussians, (out,), len(out) // 4, key)
     return (out if len(out) == count else out[:count]).view(tuple(shape))
 
 

@@ -21,6 +21,7 @@ from compound.models.far import choose_ramp, judging, learn_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
 from compound.nn.networks import hidden, saturated, tame
+from compound.nn.units import units
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
 
@@ -109,8 +110,7 @@ class _CDN(Model):
         for layer in rest:
             mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))  # (members, 1 or S, rows, width)
             noise = normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
-            h = hidden(torch.addcmul(mean, std, noise)).view(self.members, samples * rows, -1)
-            out = layer(h, generator, shared, kl)
+            out = layer.over(units(mean, std, noise), generator, shared, kl)
             total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
         return Gaussian(mean, std, out.kl), total

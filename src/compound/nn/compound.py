@@ -100,7 +100,10 @@ class CompoundLinear(nn.Module):
 
     def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
-        wide = widen(x)
+        return self.over(widen(x), generator, shared, kl)
+
+    def over(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+        """The same of h~ = [x; 1]."""
         options = Options(self.form.bound, self.form.scaled, kl)
         if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes) and suits(wide, self.basis):
             return compound_layer(wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from compound import kernels
-from compound.kernels import at, suits
+from compound.kernels import run, suits
 from compound.nn.moments import dot
 from compound.types import Streams, normal
 
@@ -54,8 +54,6 @@ class MatrixGaussianLinear(nn.Module):
     """
 
     prior_mean: Tensor  # (in + 1, out)
-    prior_inverse: Tensor  # (out, blocks) one over the prior variance where an output belongs to a block
-    count: Tensor  # (blocks,)
 
     def __init__(
         self,
@@ -75,11 +73,8 @@ class MatrixGaussianLinear(nn.Module):
         self.log_col = nn.Parameter(mean.new_full((*members, outputs), log_variance))
         prior = torch.zeros(rows, outputs)
         prior[-1] = 0.0 if prior_bias is None else prior_bias
-        inverse = torch.block_diag(*(torch.full((n, 1), 1 / v) for n, v in zip(self.blocks, prior_variance, strict=True)))
         self.register_buffer("prior_mean", prior, persistent=False)
-        self.register_buffer("prior_inverse", inverse, persistent=False)
-        self.register_buffer("count", torch.tensor(self.blocks, dtype=mean.dtype), persistent=False)  # outputs of each block
-        self.precision = 1 / prior_variance[0]  # of the first block's prior
+        self.precisions = 1 / np.array(prior_variance, dtype=np.float64)  # of each block's prior
         self.constant = rows * sum(n * (1 - math.log(v)) for n, v in zip(self.blocks, prior_variance, strict=True))
 
     def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
@@ -106,11 +101,20 @@ class MatrixGaussianLinear(nn.Module):
 
     def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
         """h~ W from noise (draws, rows, out), which it uses up, and `kl()`; of one block without members and prior mean."""
-        return _Sample.apply(h, self.mean, self.log_row, self.log_col, noise, self.precision, self.constant)
+        return _Sample.apply(h, self.mean, self.log_row, self.log_col, noise, float(self.precisions[0]), self.constant)
 
     def kl(self) -> Tensor:  # (*members,)
         """Of the posterior to the prior, summed over blocks."""
-        return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, self.prior_inverse, self.count, self.constant)
+        if suits(self.mean):
+            how = _starts(self.blocks), self.precisions
+            return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, how)
+        total = torch.zeros(())
+        shifts, cols = (self.mean - self.prior_mean).split(self.blocks, -1), self.log_col.split(self.blocks, -1)
+        for precision, shift, row, col in zip(self.precisions, shifts, self.log_row.unbind(-2), cols, strict=True):
+            trace = precision * (row.exp().sum(-1) * col.exp().sum(-1) + shift.square().sum((-2, -1)))
+            r, c = shift.shape[-2:]
+            total = total + 0.5 * (trace - r * c * (1 + math.log(precision)) - c * row.sum(-1) - r * col.sum(-1))
+        return total
 
 
 def mix(h: Tensor, row: Tensor, noise: Tensor, shared: int) -> Tensor:
@@ -151,7 +155,7 @@ def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise:
     out, row, col = dot(wide, mean), log_row.exp(), (0.5 * log_col).exp_()
     scale = wide.new_empty((*wide.shape[:-1], len(blocks)))
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    kernels.noisy(*map(at, (wide, row, col, noise, scale, out)), _starts(blocks), *sizes)
+    run(kernels.noisy, (wide, row, col, noise, scale, out), _starts(blocks), *sizes)
     return out, Kept(wide, mean, row, col, scale, noise)
 
 
@@ -159,10 +163,10 @@ def backward(kept: Kept, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -
     """Gradients towards h~ (where `inputs`), mean, log_row and log_col."""
     wide, mean, row, col, scale, noise = kept
     d_out = d_out.contiguous()
-    d_wide = dot(d_out, mean.mT) if inputs else wide.new_empty(0)
+    d_wide = dot(mean, d_out.mT).mT.contiguous() if inputs else wide.new_empty(0)  # this way round the product is faster
     d_row, d_col = torch.zeros_like(row), torch.zeros_like(col)
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    kernels.noisy_back(*map(at, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col)), _starts(blocks), *sizes, inputs)
+    run(kernels.noisy_back, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col), _starts(blocks), *sizes, inputs)
     return d_wide if inputs else None, dot(wide.mT, d_out), d_row.mul_(row), d_col
 
 
@@ -189,33 +193,25 @@ class _NoisyAffine(torch.autograd.Function):
 
 
 class _Divergence(torch.autograd.Function):
-    """KL of matrix Gaussians side by side to MN(prior, variance I, I), with its gradient in closed form.
-
-    `inverse` (out, blocks) has one over its block's prior variance at each output, 0 elsewhere.
-    """
+    """`MatrixGaussianLinear.kl`, compiled, with its gradient in closed form."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, inverse: Tensor, count: Tensor, constant: float
-    ) -> Tensor:
-        row, col = log_row.exp(), log_col.exp()
-        rows = row.shape[-1]
-        shift = mean - prior
-        row_sum, col_sum = row.sum(-1), col @ inverse  # (*members, blocks), the latter over the prior variances
-        trace = (row_sum * col_sum).sum(-1) + (shift.square().sum(-2) @ inverse).sum(-1)
-        logs = log_row.sum(-1) @ count + log_col.sum(-1) * rows
-        ctx.save_for_backward(shift, row, col, row_sum, col_sum, inverse, count)
-        return (trace - logs).sub_(constant).mul_(0.5)
+    def forward(ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, how: tuple[Any, Any]) -> Tensor:  # type: ignore[override]
+        *members, blocks, r = log_row.shape
+        sums, total = mean.new_empty((*members, blocks, 2)), mean.new_empty(members)
+        run(kernels.divergence, (mean, prior, log_row, log_col, sums, total), *how, math.prod(members), r)
+        ctx.save_for_backward(mean, prior, log_row, log_col, sums)
+        ctx.how = how
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        shift, row, col, row_sum, col_sum, inverse, count = ctx.saved_tensors
-        d = d_total.unsqueeze(-1)  # (*members, 1)
-        half = 0.5 * d
-        d_row = (row * col_sum.unsqueeze(-1)).sub_(count.unsqueeze(-1)).mul_(half.unsqueeze(-1))
-        d_col = (col * (row_sum @ inverse.mT)).sub_(row.shape[-1]).mul_(half)
-        return shift * (d * inverse.sum(-1)).unsqueeze(-2), d_row, d_col, None, None, None, None
+        kept = ctx.saved_tensors
+        gradients = [torch.empty_like(tensor) for tensor in (kept[0], kept[2], kept[3])]
+        *members, _, r = kept[2].shape
+        run(kernels.divergence_back, (*kept, d_total.contiguous(), *gradients), *ctx.how, math.prod(members), r)
+        return *gradients, None, None
 
 
 def affine(h: Tensor, weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from compound import kernels
-from compound.kernels import at, suits
+from compound.kernels import run, suits
 
 
 class Gaussian(NamedTuple):
@@ -75,9 +75,10 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     *members, r, c = basis.shape
     shape = wide.shape[:-1]
     scaled, std = torch.empty_like(wide), heads.new_empty((*shape, c))
-    sums, norms, divergence = (heads.new_empty(size) for size in ((*shape, 3), (*members, r), shape if options.kl else 0))
-    arrays = map(at, (wide, heads, basis, scaled, std, sums, norms, divergence))
-    kernels.moments(*arrays, math.prod(members), math.prod(shape), r, c, *options)
+    sums, divergence = (heads.new_empty(size) for size in ((*shape, 3), shape if options.kl else 0))
+    norms = heads.new_zeros((*members, r))  # the loop back reads them in any case
+    arrays = wide, heads, basis, scaled, std, sums, norms, divergence
+    run(kernels.moments, arrays, math.prod(members), math.prod(shape), r, c, *options)
     return Gaussian(dot(scaled, basis), std, divergence), Kept(wide, heads, basis, scaled, std, sums, norms)
 
 
@@ -90,8 +91,8 @@ def backward(
     d_scaled, d_basis = dot(d_mean, basis.mT), dot(scaled.mT, d_mean)
     d_wide = torch.empty_like(wide) if inputs else wide.new_empty(0)
     d_norms = torch.zeros_like(norms)
-    arrays = map(at, (wide, heads, norms, std, sums, d_scaled, d_std.contiguous(), d_kl.contiguous(), d_wide, d_norms))
-    kernels.moments_back(*arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
+    arrays = wide, heads, norms, std, sums, d_scaled, d_std.contiguous(), d_kl.contiguous(), d_wide, d_norms
+    run(kernels.moments_back, arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
     if options.kl:
         d_basis.addcmul_(d_norms.unsqueeze(-1), basis, value=2)
     return d_wide if inputs else None, heads, d_basis

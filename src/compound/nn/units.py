@@ -1,0 +1,38 @@
+"""Hidden units drawn from the Gaussians of a layer, ready for the next one: saturating ReLU and the constant of h~ = [h; 1] included."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from compound import kernels
+from compound.kernels import run, suits
+from compound.nn.matrix_gaussian import widen
+from compound.nn.networks import LIMIT, hidden
+
+
+def units(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # (members, S rows, width + 1)
+    """h~ under noise (members, S, rows, width); mean and std are (members, S or 1, rows, width)."""
+    if suits(mean, std, noise):
+        return _Units.apply(mean.contiguous(), std.contiguous(), noise)
+    return widen(hidden(torch.addcmul(mean, std, noise))).flatten(1, 2)
+
+
+class _Units(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # type: ignore[override]
+        members, samples, rows, width = noise.shape
+        out = mean.new_empty((members, samples * rows, width + 1))
+        ctx.sizes = members, mean.shape[1], samples, rows, width, LIMIT
+        run(kernels.units, (mean, std, noise, out), *ctx.sizes)
+        ctx.save_for_backward(out, noise)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        members, given, _, rows, width, _ = ctx.sizes
+        d_mean, d_std = d_out.new_zeros((2, members, given, rows, width)).unbind()
+        run(kernels.units_back, (*ctx.saved_tensors, d_out.contiguous(), d_mean, d_std), *ctx.sizes)
+        return d_mean, d_std, None
