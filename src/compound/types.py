@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound import kernels
+from compound.kernels.basic import run
+from compound.kernels.noise import gaussians
 
 Streams = Generator | Sequence[Generator]  # one stream, or one per member
 type_of = {"classes": "integer labels 0..size-1, shape (rows,)", "targets": "numbers, shape (rows, size)"}
@@ -144,7 +145,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     count = math.prod(shape)
     out = torch.empty(count + -count % 4)
     key = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    kernels.run(kernels.gaussians, (out,), len(out) // 4, key)
+    run(gaussians, (out,), len(out) // 4, key)
     return (out if len(out) == count else out[:count]).view(tuple(shape))
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.kernels import suits
+from compound.kernels.basic import suits
 from compound.nn.fused import ACTIVATIONS, compound_layer
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, mix, widen
 from compound.nn.moments import Gaussian, Options, dot, forward, moments

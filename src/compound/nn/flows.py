@@ -11,6 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.kernels import flows as loops
+from compound.kernels.basic import run, suits
 from compound.types import normal
 
 aten = torch.ops.aten
@@ -79,40 +81,46 @@ class MaskedNVP(Flow):
         return torch.randint(2, (steps, draws, inputs), generator=generator, dtype=self.weight.dtype)
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        weights = self.weight, self.heads
+        if not suits(z, *weights):
+            return self._plain(z, masks)
+        steps, draws, d = masks.shape
+        hidden = self.weight.shape[2]
+        out, log_det = z.clone(memory_format=torch.contiguous_format), z.new_empty(draws)
+        stays, closed, shift = (z.new_empty(masks.shape) for _ in range(3))
+        h = z.new_empty((steps, draws, hidden))
+        run(loops.masked, (masks, *weights, self.bias, out, log_det, stays, h, closed, shift), steps, draws, d, hidden)
+        return out, log_det, (masks, stays, h, closed, shift, *weights)
+
+    def _plain(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         gates, kept = [], []
         biases = self.bias.split([self.weight.shape[2], self.heads.shape[2]], 1)
         for mask, weight, heads, bias, heads_bias in zip(masks, self.weight, self.heads, *biases, strict=True):
             stays = mask * z
             h = torch.addmm(bias, stays, weight).tanh_()
             centre, gate = torch.addmm(heads_bias, h, heads).chunk(2, -1)
-            closed, shift = _moved(torch.sigmoid(-gate), mask), z - centre  # (1 - m) (1 - g) and z - μ
+            closed, shift = (1 - mask) * torch.sigmoid(-gate), z - centre  # (1 - m) (1 - g) and z - μ
             z = torch.addcmul(z, closed, shift, value=-1)
             gates.append(gate)
-            kept += [mask, stays, h, closed, shift, weight, heads]
-        log_det = _moved(functional.logsigmoid(torch.stack(gates)), masks).sum((0, -1))
-        return z, log_det, tuple(kept)
+            kept.append((stays, h, closed, shift))
+        log_det = ((1 - masks) * functional.logsigmoid(torch.stack(gates))).sum((0, -1))
+        return z, log_det, (masks, *map(torch.stack, zip(*kept, strict=True)), self.weight, self.heads)
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
-        d_log_det = d_log_det.unsqueeze(-1)
-        d_hs: list[Tensor] = []
-        d_outs: list[Tensor] = []
-        for k in reversed(range(0, len(kept), 7)):
-            mask, _, h, closed, shift, weight, heads = kept[k : k + 7]
-            d_centre = d_z * closed
-            d_gate = torch.lerp(d_centre * shift, d_log_det, closed)
-            d_out = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
-            d_h = aten.tanh_backward(torch.mm(d_out, heads.t()), h)
-            d_z = (d_z - d_centre).addcmul_(torch.mm(d_h, weight.t()), mask)
-            d_hs.insert(0, d_h)
-            d_outs.insert(0, d_out)
-        d_h, d_out = torch.stack(d_hs), torch.stack(d_outs)
-        d_weight, d_heads = torch.bmm(torch.stack(kept[1::7]).mT, d_h), torch.bmm(torch.stack(kept[2::7]).mT, d_out)
-        return d_z, [d_weight, d_heads, torch.cat([d_h.sum(1), d_out.sum(1)], 1)]
-
-
-def _moved(values: Tensor, mask: Tensor) -> Tensor:
-    """(1 - m) times the values."""
-    return torch.addcmul(values, values, mask, value=-1)
+        masks, stays, h, closed, shift, weight, heads = kept
+        if suits(*kept, d_z):
+            gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
+            d_z = d_z.clone(memory_format=torch.contiguous_format)
+            run(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
+            return d_z, gradients
+        d_hs, d_outs = torch.empty_like(h), heads.new_empty((*masks.shape[:2], heads.shape[2]))
+        for k in reversed(range(len(masks))):
+            d_centre = d_z * closed[k]
+            d_gate = torch.lerp(d_centre * shift[k], d_log_det.unsqueeze(-1), closed[k])
+            d_outs[k] = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
+            d_hs[k] = aten.tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
+            d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), masks[k])
+        return d_z, [torch.bmm(stays.mT, d_hs), torch.bmm(h.mT, d_outs), torch.cat([d_hs.sum(1), d_outs.sum(1)], 1)]
 
 
 class Planar(Flow):

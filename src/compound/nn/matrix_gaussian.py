@@ -16,8 +16,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from compound import kernels
-from compound.kernels import run, suits
+from compound.kernels import layers
+from compound.kernels.basic import run, suits
 from compound.nn.moments import dot
 from compound.types import Streams, normal
 
@@ -155,7 +155,7 @@ def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise:
     out, row, col = dot(wide, mean), log_row.exp(), (0.5 * log_col).exp_()
     scale = wide.new_empty((*wide.shape[:-1], len(blocks)))
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    run(kernels.noisy, (wide, row, col, noise, scale, out), _starts(blocks), *sizes)
+    run(layers.noisy, (wide, row, col, noise, scale, out), _starts(blocks), *sizes)
     return out, Kept(wide, mean, row, col, scale, noise)
 
 
@@ -166,7 +166,7 @@ def backward(kept: Kept, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -
     d_wide = dot(mean, d_out.mT).mT.contiguous() if inputs else wide.new_empty(0)  # this way round the product is faster
     d_row, d_col = torch.zeros_like(row), torch.zeros_like(col)
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    run(kernels.noisy_back, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col), _starts(blocks), *sizes, inputs)
+    run(layers.noisy_back, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col), _starts(blocks), *sizes, inputs)
     return d_wide if inputs else None, dot(wide.mT, d_out), d_row.mul_(row), d_col
 
 
@@ -199,7 +199,7 @@ class _Divergence(torch.autograd.Function):
     def forward(ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, how: tuple[Any, Any]) -> Tensor:  # type: ignore[override]
         *members, blocks, r = log_row.shape
         sums, total = mean.new_empty((*members, blocks, 2)), mean.new_empty(members)
-        run(kernels.divergence, (mean, prior, log_row, log_col, sums, total), *how, math.prod(members), r)
+        run(layers.divergence, (mean, prior, log_row, log_col, sums, total), *how, math.prod(members), r)
         ctx.save_for_backward(mean, prior, log_row, log_col, sums)
         ctx.how = how
         return total
@@ -210,7 +210,7 @@ class _Divergence(torch.autograd.Function):
         kept = ctx.saved_tensors
         gradients = [torch.empty_like(tensor) for tensor in (kept[0], kept[2], kept[3])]
         *members, _, r = kept[2].shape
-        run(kernels.divergence_back, (*kept, d_total.contiguous(), *gradients), *ctx.how, math.prod(members), r)
+        run(layers.divergence_back, (*kept, d_total.contiguous(), *gradients), *ctx.how, math.prod(members), r)
         return *gradients, None, None
 
 

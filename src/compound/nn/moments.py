@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from compound import kernels
-from compound.kernels import run, suits
+from compound.kernels import layers
+from compound.kernels.basic import run, suits
 
 
 class Gaussian(NamedTuple):
@@ -78,7 +78,7 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     sums, divergence = (heads.new_empty(size) for size in ((*shape, 3), shape if options.kl else 0))
     norms = heads.new_zeros((*members, r))  # the loop back reads them in any case
     arrays = wide, heads, basis, scaled, std, sums, norms, divergence
-    run(kernels.moments, arrays, math.prod(members), math.prod(shape), r, c, *options)
+    run(layers.moments, arrays, math.prod(members), math.prod(shape), r, c, *options)
     return Gaussian(dot(scaled, basis), std, divergence), Kept(wide, heads, basis, scaled, std, sums, norms)
 
 
@@ -92,7 +92,7 @@ def backward(
     d_wide = torch.empty_like(wide) if inputs else wide.new_empty(0)
     d_norms = torch.zeros_like(norms)
     arrays = wide, heads, norms, std, sums, d_scaled, d_std.contiguous(), d_kl.contiguous(), d_wide, d_norms
-    run(kernels.moments_back, arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
+    run(layers.moments_back, arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
     if options.kl:
         d_basis.addcmul_(d_norms.unsqueeze(-1), basis, value=2)
     return d_wide if inputs else None, heads, d_basis

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from compound import kernels
-from compound.kernels import run, suits
+from compound.kernels import layers
+from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import widen
 from compound.nn.networks import LIMIT, hidden
 
@@ -25,7 +25,7 @@ class _Units(torch.autograd.Function):
         members, samples, rows, width = noise.shape
         out = mean.new_empty((members, samples * rows, width + 1))
         ctx.sizes = members, mean.shape[1], samples, rows, width, LIMIT
-        run(kernels.units, (mean, std, noise, out), *ctx.sizes)
+        run(layers.units, (mean, std, noise, out), *ctx.sizes)
         ctx.save_for_backward(out, noise)
         return out
 
@@ -34,5 +34,5 @@ class _Units(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         members, given, _, rows, width, _ = ctx.sizes
         d_mean, d_std = d_out.new_zeros((2, members, given, rows, width)).unbind()
-        run(kernels.units_back, (*ctx.saved_tensors, d_out.contiguous(), d_mean, d_std), *ctx.sizes)
+        run(layers.units_back, (*ctx.saved_tensors, d_out.contiguous(), d_mean, d_std), *ctx.sizes)
         return d_mean, d_std, None

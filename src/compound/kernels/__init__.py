@@ -1,0 +1,1 @@
+"""Loops over float32 arrays, compiled."""

@@ -1,0 +1,105 @@
+"""Loops over float32 arrays, compiled: what takes torch a dozen passes over a batch, each with its own start, takes one here.
+
+Every formula stands in plain torch where it is used (`nn.moments.plain`, `nn.matrix_gaussian.plain`); that form serves other dtypes
+and devices, and the tests hold these loops against it. numba compiles a loop when it is first called and keeps it on disk.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+from torch import Tensor
+
+F = np.float32
+# sums may be taken in any order and products fused; infinities and NaN stay what they are
+LOOSE = {"reassoc", "contract", "nsz"}
+
+
+def suits(*tensors: Tensor) -> bool:
+    """Whether the loops may work on these; not while a trace looks on, which sees only what torch does."""
+    return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and torch._C._len_torch_dispatch_stack() == 0
+
+
+def run(loop: Callable[..., None], tensors: Sequence[Tensor], *rest: Any) -> None:
+    """A loop over tensors, which it is handed as addresses: making arrays of them takes longer than many a loop.
+
+    Here they are kept alive until the loop is done, and each must fill its memory without gaps.
+    """
+    for values in tensors:
+        if not values.is_contiguous():
+            raise ValueError(f"a tensor of shape {tuple(values.shape)} has gaps (strides {values.stride()}): hand over values.contiguous()")
+    loop(*[values.data_ptr() for values in tensors], *rest)
+
+
+def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compiles a loop at its first call. What was compiled is kept beside the file, and made anew when *that* file changes: after a change
+    of a function that other files call, `make clean`.
+    """
+
+    def wrap(loop: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return njit(fastmath=flags, error_model="numpy", cache=True)(loop)
+        except RuntimeError:  # no place on disk may be written: compiled anew in every process
+            return njit(fastmath=flags, error_model="numpy")(loop)
+
+    return wrap
+
+
+@intrinsic
+def as_float(_: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+    return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.float32))
+
+
+@intrinsic
+def as_bits(_: Any, value: Any) -> Any:
+    return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.int32))
+
+
+@intrinsic
+def pointer(_: Any, address: Any) -> Any:
+    kind = types.CPointer(types.float32)
+    return kind(types.int64), lambda context, builder, _, args: builder.inttoptr(args[0], context.get_value_type(kind))
+
+
+@kernel(LOOSE)
+def array(address: int, shape: Any) -> Any:
+    """The float32 array at an address."""
+    return carray(pointer(address), shape)  # type: ignore[call-arg]
+
+
+ROUND = F(1.5 * 2**23)  # adding and taking it off rounds to a whole number; needs operations in the order written
+
+
+@kernel({"contract"})
+def exp(x: Any) -> Any:
+    """e^x to the last bit or two for |x| < 87, in operations that run for many numbers at once (a call of the C library would not)."""
+    n = (x * F(1.4426950408889634) + ROUND) - ROUND
+    f = (x - n * F(0.693359375)) - n * F(-2.12194440e-4)  # |f| <= ln 2 / 2; Cephes' polynomial
+    p = F(1.9875691500e-4) * f + F(1.3981999507e-3)
+    p = ((p * f + F(8.3334519073e-3)) * f + F(4.1665795894e-2)) * f + F(1.6666665459e-1)
+    p = (p * f + F(5.0000001201e-1)) * f * f + f + F(1)
+    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))  # type: ignore[call-arg]
+
+
+@kernel({"contract"})
+def log(x: Any) -> Any:
+    """ln x for ordinary positive x, likewise."""
+    bits: Any = as_bits(x)  # type: ignore[call-arg]
+    power = (bits - np.int32(0x3F3504F3)) >> np.int32(23)
+    f = as_float(bits - (power << np.int32(23))) - F(1)  # type: ignore[call-arg]  # x = 2^power (1 + f), sqrt(1/2) <= 1 + f < sqrt(2)
+    p = ((F(7.0376836292e-2) * f - F(1.1514610310e-1)) * f + F(1.1676998740e-1)) * f - F(1.2420140846e-1)
+    p = ((p * f + F(1.4249322787e-1)) * f - F(1.6668057665e-1)) * f + F(2.0000714765e-1)
+    p = (p * f - F(2.4999993993e-1)) * f + F(3.3333331174e-1)
+    return F(np.float32(power)) * F(math.log(2)) + (f + f * f * (f * p - F(0.5)))
+
+
+@kernel({"contract"})
+def log1p(x: Any) -> Any:
+    """ln(1 + x) for x >= 0; what 1 + x rounds away is put back."""
+    u = F(1) + x
+    return log(u) - ((u - F(1)) - x) / u

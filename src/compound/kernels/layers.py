@@ -1,0 +1,236 @@
+"""Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.units` say what they compute, and check it in the tests."""
+
+import math
+from typing import Any
+
+from compound.kernels.basic import LOOSE, F, array, exp, kernel
+
+
+@kernel(LOOSE)
+def moments(
+    wide_: int, heads_: int, basis_: int, scaled_: int, std_: int, sums_: int, norms_: int, kl_: int,
+    members: int, rows: int, r: int, c: int, bound: Any, scaled_form: bool, kl: bool,
+) -> None:  # fmt: skip
+    """`nn.moments.plain` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
+    wide, heads, basis = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(basis_, (members, r, c))
+    scaled, std, sums = array(scaled_, (rows, r)), array(std_, (rows, c)), array(sums_, (rows, 3))
+    norms, kls = array(norms_, (members, r)), array(kl_, (rows,))
+    bound, fan = F(bound), F(r if scaled_form else 1)
+    if kl:
+        for m in range(members):
+            for i in range(r):
+                v, square = basis[m, i], F(0)
+                for j in range(c):
+                    square += v[j] * v[j]
+                norms[m, i] = square
+    for b in range(rows):
+        x, s, row, col, out, norm = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], scaled[b], norms[b // (rows // members)]
+        q_sum, row_sum, row_logs, squares = F(0), F(0), F(0), F(0)
+        for i in range(r):
+            log = min(max(row[i], -bound), bound)
+            variance = exp(log)
+            row[i] = variance
+            out[i] = s[i] * x[i]
+            q_sum += x[i] * x[i] * variance
+            row_sum += variance
+            row_logs += log
+            squares += s[i] * s[i] * norm[i]
+        q_sum /= fan
+        deviation, col_sum, col_logs = std[b], F(0), F(0)
+        for j in range(c):
+            log = min(max(col[j], -bound), bound)
+            variance = exp(log)
+            col[j] = variance
+            deviation[j] = math.sqrt(q_sum * variance)
+            col_sum += variance
+            col_logs += log
+        sums[b, 0], sums[b, 1], sums[b, 2] = q_sum, row_sum, col_sum
+        if kl:
+            kls[b] = F(0.5) * (row_sum * col_sum + fan * squares - F(r * c) - F(c) * row_logs - F(r) * col_logs)
+
+
+@kernel(LOOSE)
+def moments_back(
+    wide_: int, heads_: int, norms_: int, std_: int, sums_: int, d_scaled_: int, d_std_: int, d_kl_: int, d_wide_: int, d_norms_: int,
+    members: int, rows: int, r: int, c: int, bound: Any, scaled_form: bool, kl: bool, inputs: bool,
+) -> None:  # fmt: skip
+    """Gradients of `moments` towards the heads, in their place, towards h~ (where `inputs`) and, added up, towards |V_i|²."""
+    wide, heads, std = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(std_, (rows, c))
+    sums, norms, d_norms = array(sums_, (rows, 3)), array(norms_, (members, r)), array(d_norms_, (members, r))
+    d_scaled, d_std, d_kl = array(d_scaled_, (rows, r)), array(d_std_, (rows, c)), array(d_kl_, (rows,))
+    d_wide = array(d_wide_, (rows, r))
+    bound, fan = F(bound), F(r if scaled_form else 1)
+    low, high = exp(-bound), exp(bound)  # a clamped log-variance has no gradient
+    for b in range(rows):
+        m = b // (rows // members)
+        x, s, row, col, d, norm, towards = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], d_scaled[b], norms[m], d_norms[m]
+        half = F(0.5) * d_kl[b] if kl else F(0)
+        d_deviation, deviation, row_sum, d_q = d_std[b], std[b], sums[b, 1], F(0)
+        for j in range(c):
+            d_log = F(0.5) * d_deviation[j] * deviation[j]  # towards log q and lc alike
+            d_q += d_log
+            variance = col[j]
+            col[j] = d_log + half * (row_sum * variance - F(r)) if low < variance < high else F(0)
+        d_q /= sums[b, 0] * fan
+        if inputs:
+            out = d_wide[b]
+            for i in range(r):
+                out[i] = F(2) * d_q * row[i] * x[i] + d[i] * s[i]
+        trace, weight = half * sums[b, 2], F(2) * half * fan
+        for i in range(r):
+            variance = row[i]
+            row[i] = variance * (x[i] * x[i] * d_q + trace) - half * F(c) if low < variance < high else F(0)
+        for i in range(r):
+            towards[i] += half * fan * s[i] * s[i]
+            s[i] = d[i] * x[i] + weight * s[i] * norm[i]
+
+
+@kernel(LOOSE)
+def noisy(
+    wide_: int, row_: int, col_: int, noise_: int, scale_: int, out_: int, starts: Any, members: int, rows: int, r: int
+) -> None:  # fmt: skip
+    """Adds noise * sqrt(sum_i h~_i² row_i) * col to out; outputs starts[k] to starts[k + 1] have the row variances row[:, k]."""
+    blocks, c = len(starts) - 1, starts[-1]
+    wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
+    noise, scale, out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(out_, (rows, c))
+    for b in range(rows):
+        m, x = b // (rows // members), wide[b]
+        for k in range(blocks):
+            begin, end = starts[k], starts[k + 1]
+            variance, deviation, draw, result = row[m, k], col[m, begin:end], noise[b, begin:end], out[b, begin:end]
+            q = F(0)
+            for i in range(r):
+                q += x[i] * x[i] * variance[i]
+            q = F(math.sqrt(q))
+            scale[b, k] = q
+            for j in range(end - begin):
+                result[j] += q * draw[j] * deviation[j]
+
+
+@kernel(LOOSE)
+def noisy_back(
+    wide_: int, row_: int, col_: int, noise_: int, scale_: int, d_out_: int, d_wide_: int, d_row_: int, d_col_: int,
+    starts: Any, members: int, rows: int, r: int, inputs: bool,
+) -> None:  # fmt: skip
+    """Gradients of `noisy`: towards h~ (where `inputs`), the row variances and the logarithms of the column variances, all added up."""
+    blocks, c = len(starts) - 1, starts[-1]
+    wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
+    noise, scale, d_out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(d_out_, (rows, c))
+    d_wide, d_row, d_col = array(d_wide_, (rows, r)), array(d_row_, (members, blocks, r)), array(d_col_, (members, c))
+    for b in range(rows):
+        m, x = b // (rows // members), wide[b]
+        for k in range(blocks):
+            begin, end = starts[k], starts[k + 1]
+            variance, deviation, draw, d = row[m, k], col[m, begin:end], noise[b, begin:end], d_out[b, begin:end]
+            towards_row, towards_col, half, d_scale = d_row[m, k], d_col[m, begin:end], F(0.5) * scale[b, k], F(0)
+            for j in range(end - begin):
+                product = d[j] * draw[j] * deviation[j]
+                d_scale += product
+                towards_col[j] += half * product
+            d_q = F(0.5) * d_scale / scale[b, k]
+            for i in range(r):
+                towards_row[i] += d_q * x[i] * x[i]
+            if inputs:
+                towards = d_wide[b]
+                for i in range(r):
+                    towards[i] += F(2) * d_q * variance[i] * x[i]
+
+
+@kernel(LOOSE)
+def units(
+    mean_: int, std_: int, noise_: int, out_: int, members: int, given: int, samples: int, rows: int, width: int, limit: float
+) -> None:
+    """[clamp(mean + std * noise, 0, limit); 1] for S draws from `given` Gaussians per row: one for each draw, or one for all."""
+    mean, std = array(mean_, (members, given, rows, width)), array(std_, (members, given, rows, width))
+    noise, out = array(noise_, (members, samples, rows, width)), array(out_, (members, samples, rows, width + 1))
+    high = F(limit)
+    for m in range(members):
+        for s in range(samples):
+            for b in range(rows):
+                centre, spread, draw, result = mean[m, s % given, b], std[m, s % given, b], noise[m, s, b], out[m, s, b]
+                for j in range(width):
+                    result[j] = min(max(centre[j] + spread[j] * draw[j], F(0)), high)
+                result[width] = F(1)
+
+
+@kernel(LOOSE)
+def units_back(
+    out_: int, noise_: int, d_out_: int, d_mean_: int, d_std_: int,
+    members: int, given: int, samples: int, rows: int, width: int, limit: float,
+) -> None:  # fmt: skip
+    """Gradients of `units` towards mean and std, added up over the draws."""
+    d_mean, d_std = array(d_mean_, (members, given, rows, width)), array(d_std_, (members, given, rows, width))
+    out, noise = array(out_, (members, samples, rows, width + 1)), array(noise_, (members, samples, rows, width))
+    d_out = array(d_out_, (members, samples, rows, width + 1))
+    high = F(limit)
+    for m in range(members):
+        for s in range(samples):
+            for b in range(rows):
+                unit, draw, d, towards_mean, towards_std = (
+                    out[m, s, b],
+                    noise[m, s, b],
+                    d_out[m, s, b],
+                    d_mean[m, s % given, b],
+                    d_std[m, s % given, b],
+                )
+                for j in range(width):
+                    slope = d[j] if F(0) < unit[j] < high else F(0)
+                    towards_mean[j] += slope
+                    towards_std[j] += slope * draw[j]
+
+
+@kernel(LOOSE)
+def divergence(
+    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, total_: int, starts: Any, precisions: Any, members: int, r: int
+) -> None:  # fmt: skip
+    """KL of matrix Gaussians side by side to their priors, and what its gradient needs: sums of row and of column variances."""
+    blocks, c = len(starts) - 1, starts[-1]
+    mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
+    log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
+    total = array(total_, (members,))
+    for m in range(members):
+        kl = 0.0  # double precision: large terms of either sign
+        for k in range(blocks):
+            begin, end, precision = starts[k], starts[k + 1], precisions[k]
+            row, col = log_row[m, k], log_col[m, begin:end]
+            row_sum, row_logs, col_sum, col_logs, squares = F(0), F(0), F(0), F(0), F(0)
+            for i in range(r):
+                row_sum += exp(row[i])
+                row_logs += row[i]
+            for j in range(end - begin):
+                col_sum += exp(col[j])
+                col_logs += col[j]
+            for i in range(r):
+                a, b = mean[m, i, begin:end], prior[i, begin:end]
+                for j in range(end - begin):
+                    squares += (a[j] - b[j]) * (a[j] - b[j])
+            sums[m, k, 0], sums[m, k, 1] = row_sum, col_sum
+            trace = precision * (row_sum * col_sum + squares)
+            kl += 0.5 * (trace - (end - begin) * (r * (1.0 + math.log(precision)) + row_logs) - r * col_logs)
+        total[m] = kl
+
+
+@kernel(LOOSE)
+def divergence_back(
+    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, d_total_: int, d_mean_: int, d_row_: int, d_col_: int,
+    starts: Any, precisions: Any, members: int, r: int,
+) -> None:  # fmt: skip
+    """Gradients of `divergence` towards the mean and both factors' log-variances."""
+    blocks, c = len(starts) - 1, starts[-1]
+    mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
+    log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
+    d_mean, d_row = array(d_mean_, (members, r, c)), array(d_row_, (members, blocks, r))
+    d_col, d_total = array(d_col_, (members, c)), array(d_total_, (members,))
+    for m in range(members):
+        for k in range(blocks):
+            begin, end, weight = starts[k], starts[k + 1], d_total[m] * F(precisions[k])
+            half, row_sum, col_sum = F(0.5) * d_total[m], sums[m, k, 0], sums[m, k, 1]
+            row, col, towards_row, towards_col = log_row[m, k], log_col[m, begin:end], d_row[m, k], d_col[m, begin:end]
+            for i in range(r):
+                towards_row[i] = F(0.5) * weight * col_sum * exp(row[i]) - half * F(end - begin)
+            for j in range(end - begin):
+                towards_col[j] = F(0.5) * weight * row_sum * exp(col[j]) - half * F(r)
+            for i in range(r):
+                a, b, towards = mean[m, i, begin:end], prior[i, begin:end], d_mean[m, i, begin:end]
+                for j in range(end - begin):
+                    towards[j] = weight * (a[j] - b[j])

@@ -1,0 +1,213 @@
+"""Compiled loops in single precision against the plain formulas in double precision, gradients included."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from torch import Tensor
+from torch.testing import assert_close
+
+from compound.kernels import basic
+from compound.kernels.basic import run, suits
+from compound.kernels.noise import gaussians
+from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
+from compound.nn.flows import MaskedNVP
+from compound.nn.moments import Options, moments
+from compound.nn.networks import LIMIT
+from compound.nn.units import units
+from compound.types import fork, normal
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_not_zero():
+    """torch fills memory that nobody has written to with NaN: a loop that reads it shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=fork(seed, *shape), dtype=torch.float64)
+
+
+def agree(call, inputs: list[Tensor], rtol: float = 2e-5) -> None:
+    """Values and gradients of the compiled form, float32, and of the plain one, float64; inputs round to the same numbers."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [value.float().to(dtype).requires_grad_() for value in inputs]
+        assert suits(*leaves) == (dtype is torch.float32)
+        outputs = [out for out in call(*leaves) if out.numel()]
+        loss = sum((out.double() * numbers(*out.shape, seed=9)).sum() for out in outputs)
+        found.append([*outputs, *torch.autograd.grad(loss, leaves, allow_unused=True)])
+    for fast, slow in zip(*found, strict=True):
+        assert (fast is None) == (slow is None)
+        if fast is not None:
+            assert_close(fast.double(), slow, rtol=rtol, atol=rtol * float(slow.detach().abs().max()))
+
+
+def test_what_runs_without_gaps():
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) has gaps"):
+        run(lambda address: None, (torch.zeros(2, 3).T,))
+
+
+def each(function):
+    """A function of numbers on all of an array."""
+
+    @njit
+    def loop(x):
+        out = np.empty_like(x)
+        for i in range(len(x)):
+            out[i] = function(x[i])
+        return out
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "ulps"),
+    [
+        ("exp", np.linspace(-87, 88, 20_001), 2),
+        ("log", np.geomspace(1e-37, 1e37, 20_001), 2),
+        ("log", np.linspace(0.5, 2.0, 20_001), 4),
+        ("log1p", np.geomspace(1e-30, 1.0, 20_001), 4),
+    ],
+)
+def test_functions_are_right_to_the_last_bits(name, x, ulps):
+    x = x.astype(np.float32)
+    exact = getattr(np, name)(x.astype(np.float64))
+    error = np.abs(each(getattr(basic, name))(x) - exact) / np.maximum(np.spacing(np.abs(exact).astype(np.float32)), np.float32(1e-40))
+    assert error.max() <= ulps
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    for _ in range(7):
+        high, low = (divmod(counter[k] * m, 2**32) for k, m in ((2, 0xCD9E8D57), (0, 0xD2511F53)))
+        counter = [high[0] ^ counter[1] ^ key[0], high[1], low[0] ^ counter[3] ^ key[1], low[1]]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter
+
+
+def test_noise_is_philox_through_box_and_muller():
+    assert philox([0] * 4, [0] * 2) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]  # the authors' own vectors
+    assert philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]
+    key, out = 0x1234567_89ABCDEF, torch.empty(4000)
+    run(gaussians, (out,), 1000, key)
+    expected = torch.empty(4, 1000, dtype=torch.float64)
+    for i in range(1000):
+        words = philox([i, 0, 0, 0], [key % 2**32, key >> 32])
+        for k in (0, 2):
+            radius = math.sqrt(-2 * math.log(((words[k] >> 8) + 1) / 2**24))
+            angle = math.pi * (((words[k + 1] ^ 2**31) - 2**31) >> 8) / 2**23  # as a signed number
+            expected[k, i], expected[k + 1, i] = radius * math.sin(angle), radius * math.cos(angle)
+    assert_close(out.double(), expected.flatten(), rtol=1e-5, atol=2e-6)
+
+
+def test_noise_is_normal_and_independent():
+    from scipy.stats import kstest, kurtosis
+
+    n = 2_000_000
+    draws = normal(fork(3), (n,), torch.empty(0)).double().numpy()
+    assert kstest(draws, "norm").pvalue > 1e-4
+    assert abs(draws.mean()) < 5 / math.sqrt(n) and abs(kurtosis(draws)) < 5 * math.sqrt(24 / n)
+    for lag in (1, 2, n // 4, n // 2):
+        for power in (1, 2):
+            a, b = draws[lag:] ** power, draws[:-lag] ** power
+            assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(n - lag)
+
+
+def test_a_stream_goes_on_and_starts_again():
+    stream, like = fork(1), torch.empty(0)
+    first, second = (normal(stream, (5, 3), like) for _ in range(2))
+    assert torch.equal(first, normal(fork(1), (5, 3), like)) and not torch.equal(first, second)
+    assert torch.equal(normal([fork(1), fork(2)], (2, 7), like)[1], normal(fork(2), (7,), like))
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize(("kl", "fan_in", "bound"), list(itertools.product((True, False), (True, False), (10.0, 0.7))))
+def test_moments(kl, fan_in, bound):
+    """At 0.7 many log-variances are clamped."""
+    inputs = [numbers(2, 5, 4), numbers(2, 5, 11), numbers(2, 4, 3)]
+    agree(lambda *a: moments(*a, Options(bound, fan_in, kl)), inputs)
+
+
+def test_noisy_maps_and_their_kl(monkeypatch):
+    fixed = numbers(2, 5, 6, seed=3)
+    monkeypatch.setattr("compound.nn.matrix_gaussian.normal", lambda _, shape, like: fixed.to(like.dtype))
+    layer = MatrixGaussianLinear(torch.zeros(2, 4, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), numbers(6).float())
+    names = ["mean", "log_row", "log_col"]
+
+    def call(wide, *parameters):
+        layer.to(wide.dtype)
+        given = dict(zip(names, parameters, strict=True))
+        return [torch.func.functional_call(layer, given, (wide, fork(0)))]
+
+    def divergence(*parameters):
+        layer.to(parameters[0].dtype)
+        for name, value in zip(names, parameters, strict=True):
+            delattr(layer, name) if name in layer._parameters else None
+            setattr(layer, name, value)
+        return [layer.kl()]
+
+    parameters = [numbers(2, 4, 6), 0.5 * numbers(2, 3, 4), 0.5 * numbers(2, 6)]
+    agree(call, [numbers(2, 5, 4), *parameters])
+    agree(divergence, parameters)
+
+
+@pytest.mark.parametrize("given", [1, 3])
+def test_units(given):
+    noise = numbers(2, 3, 5, 4, seed=4)
+    mean, std = numbers(2, given, 5, 4), numbers(2, given, 5, 4, seed=5).exp()
+    mean[0, 0, 0] = 3 * LIMIT  # saturated: no gradient
+    agree(lambda m, s: [units(m, s, noise.to(m.dtype))], [mean, std])
+
+
+FORMS = {
+    "ml": Form((7,)),
+    "ml, paper": Form((7, 5), parametrization="paper"),
+    "vb": Form((7,), "tanh", bayes=True),
+    "vb, two maps": Form((7, 5), "tanh", bayes=True),
+}
+
+
+@pytest.mark.parametrize("kl", [True, False])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_whole_layer(name, kl, monkeypatch):
+    for room in ("fused", "matrix_gaussian"):
+        monkeypatch.setattr(f"compound.nn.{room}.normal", lambda _, shape, like: numbers(*shape, seed=6).to(like.dtype))
+    layer = CompoundLinear(9, 4, FORMS[name], fork(0), (2,))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * numbers(*parameter.shape).float()
+    x = numbers(2, 6, 9).float()
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        own = x.to(dtype).requires_grad_()
+        out = layer(own, fork(1), kl=kl)
+        loss = (out.mean * out.std).sum() + (0.1 * out.kl.sum() if kl else 0.0)
+        found.append([*out, *torch.autograd.grad(loss, [own, *layer.parameters()])])
+    for fast, slow in zip(*found, strict=True):
+        if slow.numel():
+            assert_close(fast.double(), slow, rtol=1e-4, atol=1e-5 * float(slow.detach().abs().max()))
+
+
+@pytest.mark.parametrize(("inputs", "draws", "steps"), [(6, 3, 2), (5, 1, 1)])
+def test_masked_flows(inputs, draws, steps):
+    flow = MaskedNVP(inputs, steps, 4, fork(1))
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter += 0.5 * numbers(*parameter.shape).float()
+        flow.bias[0, -inputs:] = torch.linspace(-30, 30, inputs)  # gates that are shut, and open
+    masks = flow.masks(draws, fork(2))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        flow.to(dtype)
+        with torch.no_grad():
+            out, log_det, kept = flow.at(numbers(draws, inputs).float().to(dtype), masks.to(dtype))
+            d_z, gradients = flow.backward(kept, numbers(draws, inputs, seed=7).to(dtype), numbers(draws, seed=8).to(dtype))
+        found.append([out, log_det, d_z, *gradients])
+    for fast, slow in zip(*found, strict=True):
+        assert_close(fast.double(), slow, rtol=2e-5, atol=2e-6 * float(slow.detach().abs().max()))
