@@ -23,6 +23,7 @@ from compound.train import Settings
 from compound.types import Task, fork, whole
 
 FEATURES, CLASSES, ROWS = 784, 10, 200
+RATE = 1e-12  # a network that learnt its 200 rows by heart would be slow: gradients next to 0 have denormal squares
 TASK = Task("classes", CLASSES)
 TRAINING = {  # a training step against the plain network's
     "mc-dropout": 1.3,
@@ -154,7 +155,7 @@ def network() -> nn.Sequential:
 
 def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
     model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), RATE, fused=True)
 
     def call() -> None:
         optimizer.zero_grad()
@@ -166,7 +167,7 @@ def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
 
 def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     model = build(method, FEATURES, TASK)
-    optimizer = model.optimizer(Settings(rate=1e-3))
+    optimizer = model.optimizer(Settings(rate=RATE))
     batch = whole(x, y, TASK, x_ood=x.flip(1))
     model.start(batch, fork(0, "start"))
     streams = tuple(fork(k, "noise") for k in range(model.members))
@@ -187,7 +188,7 @@ def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], 
     maps = [[nn.Parameter(0.01 * torch.randn(*shape, generator=fork(0))) for shape in group] for group in shapes]
     logs = [[nn.Parameter(torch.full((sum(shape),), -3.0)) for shape in group[:2]] for group in shapes]
     generator = fork(1)
-    optimizer = torch.optim.Adam([p for group in (*maps, *logs) for p in group], 1e-3, fused=True)
+    optimizer = torch.optim.Adam([p for group in (*maps, *logs) for p in group], RATE, fused=True)
 
     def through(h: Tensor, weight: Tensor, log: Tensor) -> Tensor:
         wide = torch.cat([h, h.new_ones(len(h), 1)], -1)

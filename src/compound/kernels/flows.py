@@ -31,15 +31,15 @@ def masked(
             for i in range(d):
                 stay[i] = m[i] * x[i]
                 if m[i] != F(0):
-                    row = weight[k, i]
+                    row, value = weight[k, i], stay[i]
                     for j in range(hidden):
-                        unit[j] += stay[i] * row[j]
+                        unit[j] += value * row[j]
             out[:] = bias[k, hidden:]
             for j in range(hidden):
-                unit[j] = math.tanh(unit[j])
-                row = heads[k, j]
+                row, value = heads[k, j], F(math.tanh(unit[j]))
+                unit[j] = value
                 for i in range(2 * d):
-                    out[i] += unit[j] * row[i]
+                    out[i] += value * row[i]
             centre, gate, total = out[:d], out[d:], F(0)
             for i in range(d):
                 small = exp(max(-abs(gate[i]), F(-87)))

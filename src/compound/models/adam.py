@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+ONE = torch.tensor(1.0)
+
 
 class Adam(torch.optim.Adam):
     """torch's fused Adam without what it looks up again at every step: devices, dtypes and options that never change.
@@ -22,7 +24,7 @@ class Adam(torch.optim.Adam):
             if parameters:
                 states = [self.state[p] for p in parameters]
                 counts = [state["step"] for state in states]
-                torch._foreach_add_(counts, 1)
+                torch._foreach_add_(counts, ONE)  # a number would be made a tensor for each of them
                 torch._fused_adam_(
                     parameters,
                     [p.grad for p in parameters],  # type: ignore[misc]

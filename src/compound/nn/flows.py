@@ -78,7 +78,7 @@ class MaskedNVP(Flow):
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         steps, inputs, _ = self.weight.shape
-        return torch.randint(2, (steps, draws, inputs), generator=generator, dtype=self.weight.dtype)
+        return (normal(generator, (steps, draws, inputs), self.weight) > 0).to(self.weight.dtype)  # signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         weights = self.weight, self.heads
