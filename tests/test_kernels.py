@@ -15,6 +15,7 @@ from compound.kernels.basic import run, suits
 from compound.kernels.noise import gaussians
 from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
 from compound.nn.flows import MaskedNVP
+from compound.nn.mean_field import spread
 from compound.nn.moments import Options, moments
 from compound.nn.networks import LIMIT
 from compound.nn.units import units
@@ -154,6 +155,12 @@ def test_noisy_maps_and_their_kl(monkeypatch):
     parameters = [numbers(2, 4, 6), 0.5 * numbers(2, 3, 4), 0.5 * numbers(2, 6)]
     agree(call, [numbers(2, 5, 4), *parameters])
     agree(divergence, parameters)
+
+
+def test_spread():
+    mean, log_std = numbers(7, 5), numbers(7, 5, seed=2) - 3
+    for fast, slow in zip(spread(mean.float(), log_std.float()), spread(mean.float().double(), log_std.float().double()), strict=True):
+        assert_close(torch.as_tensor(fast).double(), torch.as_tensor(slow).double(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("given", [1, 3])

@@ -143,10 +143,10 @@ def normal(generator: Streams, shape: Sequence[int], like: Tensor) -> Tensor:
 def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     """Standard normal numbers three times as fast as torch draws them: the generator gives a key, the key the numbers."""
     count = math.prod(shape)
-    out = torch.empty(count + -count % 4)
-    key = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    run(gaussians, (out,), len(out) // 4, key)
-    return (out if len(out) == count else out[:count]).view(tuple(shape))
+    quarter = -(-count // 4)
+    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,))
+    run(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return out if count == 4 * quarter else out[:count].view(tuple(shape))
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:

@@ -234,3 +234,24 @@ def divergence_back(
                 a, b, towards = mean[m, i, begin:end], prior[i, begin:end], d_mean[m, i, begin:end]
                 for j in range(end - begin):
                     towards[j] = weight * (a[j] - b[j])
+
+
+@kernel(LOOSE)
+def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int, rows: int, width: int) -> None:
+    """exp(2 log S), sums of mean² along the rows, and the sums of S² and of log S."""
+    mean, log_std, variance = array(mean_, (rows, width)), array(log_std_, (rows, width)), array(variance_, (rows, width))
+    squares, sums = array(squares_, (rows,)), array(sums_, (2,))
+    trace, logs = 0.0, 0.0
+    for i in range(rows):
+        centre, deviation, out = mean[i], log_std[i], variance[i]
+        square, own, own_logs = F(0), F(0), F(0)
+        for j in range(width):
+            value = exp(min(max(F(2) * deviation[j], F(-87)), F(87)))
+            out[j] = value
+            own += value
+            own_logs += deviation[j]
+            square += centre[j] * centre[j]
+        squares[i] = square
+        trace += float(own)
+        logs += float(own_logs)
+    sums[0], sums[1] = trace, logs

@@ -5,15 +5,34 @@ draws. Blundell et al. (2015); the pre-activations drawn in place of the weights
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from compound.kernels import layers
+from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import affine, total, towards_weight
 
-SQUARE = 2 / math.log(2)  # exp(2 x) = 2^(SQUARE x)
+
+class Spread(NamedTuple):
+    """What weights with means and independent deviations S give a divergence."""
+
+    variance: Tensor  # (in, out) S²
+    squares: Tensor  # (in,) sums of mean² along its rows
+    trace: float  # sum of S²
+    logs: float  # sum of log S
+
+
+def spread(mean: Tensor, log_std: Tensor) -> Spread:
+    """Compiled where that can be: one pass."""
+    if not suits(mean, log_std):
+        variance = (2 * log_std).exp()
+        return Spread(variance, mean.square().sum(1), variance.sum().item(), log_std.sum().item())
+    variance, squares, sums = torch.empty_like(mean), mean.new_empty(len(mean)), mean.new_empty(2)
+    run(layers.spread, (mean, log_std, variance, squares, sums), *mean.shape)
+    return Spread(variance, squares, *sums.tolist())
 
 
 class MeanFieldLinear(nn.Module):
@@ -41,12 +60,11 @@ class _Sample(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, h: Tensor, mean: Tensor, log_std: Tensor, noise: Tensor, precision: float
     ) -> tuple[Tensor, Tensor]:
-        logs, variance = log_std.sum().item(), (log_std * SQUARE).exp2_()  # powers of 2 take half of the time
-        trace = variance.sum().item()  # sums are taken while their array is in the cache
+        variance, sizes, trace, logs = spread(mean, log_std)
         squares = h * h
         std = affine(squares, variance).sqrt_()
         out = torch.addcmul(affine(h, mean), std, noise)
-        trace += torch.dot(mean.view(-1), mean.view(-1)).item()
+        trace += sizes.sum().item()
         kl = 0.5 * (precision * trace - mean.numel() * (1 + math.log(precision))) - logs
         ctx.save_for_backward(h, squares, mean, variance, noise.div_(std))
         ctx.precision = precision

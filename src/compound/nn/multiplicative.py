@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from compound.nn.flows import flow, start
-from compound.nn.mean_field import SQUARE
+from compound.nn.mean_field import spread
 from compound.types import normal
 
 aten = torch.ops.aten
@@ -128,16 +128,16 @@ class _Layer(torch.autograd.Function):
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
-        scaled, variance, bias_var = _scale(x, z), (log_std * SQUARE).exp2_(), bias_log_var.exp()
+        variance, sizes, trace, logs = spread(mean, log_std)
+        scaled, bias_var = _scale(x, z), bias_log_var.exp()
         out = torch.addmm(bias, scaled, mean)
         square = x * x if ctx.needs_input_grad[1] else torch.mul(x, x, out=scaled)  # only a gradient towards x asks for x z again
         std = torch.addmm(bias_var, square, variance).sqrt_()
         out.addcmul_(std, noise.out)
 
-        sizes = (mean * mean).sum(1)
-        free_of_z = float(variance.sum() + bias_var.sum() + bias.dot(bias)) / prior  # E[|W|² + |b|² | z] without z² M²
+        free_of_z = (trace + float(bias_var.sum() + bias.dot(bias))) / prior  # E[|W|² + |b|² | z] without z² M²
         numbers = (layer.inputs + 1) * layer.outputs
-        given = 0.5 * (free_of_z + numbers * (math.log(prior) - 1)) - float(log_std.sum() + 0.5 * bias_log_var.sum())
+        given = 0.5 * (free_of_z + numbers * (math.log(prior) - 1)) - logs - 0.5 * float(bias_log_var.sum())
         entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs)  # of z_0, in place of -log q(z_0); log 2π is in r's density, too
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
@@ -147,8 +147,8 @@ class _Layer(torch.autograd.Function):
         log_reverse, *guess = _guess(behind, read, centre, log_precision)
         bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
-        spread = (std, noise.out, z, z_std, noise.z)
-        own = Kept(x, scaled, square, *spread, mean, sizes, variance, layer.bias, bias_var, layer.vectors, read_std, noise.read, *guess)
+        random = (std, noise.out, z, z_std, noise.z)
+        own = Kept(x, scaled, square, *random, mean, sizes, variance, layer.bias, bias_var, layer.vectors, read_std, noise.read, *guess)
         ctx.save_for_backward(*own, *kept, *reverse_kept)
         ctx.layer, ctx.middle = layer, len(own) + len(kept)
         return out, bound
