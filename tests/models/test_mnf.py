@@ -127,7 +127,8 @@ def test_masked_steps_can_be_undone_and_keep_what_they_say():
     masks = flow.masks(6, fork(4))
     back = flow.at(z, masks)[0]
     hidden = flow.weight.shape[2]
-    for mask, a, c, bias in reversed(list(zip(masks, flow.weight, flow.heads, flow.bias, strict=True))):
+    for coins, a, c, bias in reversed(list(zip(masks, flow.weight, flow.heads, flow.bias, strict=True))):
+        mask = (coins > 0).double()
         centre, gate = ((mask * back @ a + bias[:hidden]).tanh() @ c + bias[hidden:]).chunk(2, -1)
         g = gate.sigmoid()
         back = torch.where(mask == 1, back, (back - (1 - g) * centre) / g)
@@ -135,8 +136,7 @@ def test_masked_steps_can_be_undone_and_keep_what_they_say():
 
 
 def test_masks_are_halves_drawn_for_every_draw_and_step():
-    masks = MaskedNVP(50, 2, 3, fork(1)).masks(100, fork(2))
-    assert ((masks == 0) | (masks == 1)).all()
+    masks = (MaskedNVP(50, 2, 3, fork(1)).masks(100, fork(2)) > 0).float()
     assert abs(masks.mean() - 0.5) < 5 * 0.5 / 100  # 10,000 of them
     rows = masks.flatten(0, 1)
     assert len(rows.unique(dim=0)) == 200

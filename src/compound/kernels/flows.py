@@ -9,29 +9,25 @@ from compound.kernels.basic import LOOSE, F, array, exp, kernel, log1p
 
 @kernel(LOOSE)
 def masked(
-    masks_: int, weight_: int, heads_: int, bias_: int, z_: int, log_det_: int, stays_: int, h_: int, closed_: int, shift_: int,
-    steps: int, draws: int, d: int, hidden: int,
+    masks_: int, weight_: int, heads_: int, bias_: int, z_: int, log_det_: int, work_: int, steps: int, draws: int, d: int, hidden: int
 ) -> None:  # fmt: skip
-    """All steps of the flow on z, in its place, with the log-determinants and what `masked_back` needs."""
+    """All steps of the flow on z, in its place, with the log-determinants and, in `work`, what `masked_back` needs."""
     masks, z, log_det = array(masks_, (steps, draws, d)), array(z_, (draws, d)), array(log_det_, (draws,))
     weight, heads, bias = array(weight_, (steps, d, hidden)), array(heads_, (steps, hidden, 2 * d)), array(bias_, (steps, hidden + 2 * d))
-    stays, h, closed, shift = (
-        array(stays_, (steps, draws, d)),
-        array(h_, (steps, draws, hidden)),
-        array(closed_, (steps, draws, d)),
-        array(shift_, (steps, draws, d)),
-    )
+    work = array(work_, (steps, draws, 3 * d + hidden))  # m z, (1 - m) (1 - g), z - μ, h
     out = np.empty(2 * d, np.float32)
     for n in range(draws):
         log_det[n] = F(0)
     for k in range(steps):
         for n in range(draws):
-            x, m, stay, unit, shut, away = z[n], masks[k, n], stays[k, n], h[k, n], closed[k, n], shift[k, n]
+            x, coins, own = z[n], masks[k, n], work[k, n]
+            stay, shut, away, unit = own[:d], own[d : 2 * d], own[2 * d : 3 * d], own[3 * d :]
             unit[:] = bias[k, :hidden]
             for i in range(d):
-                stay[i] = m[i] * x[i]
-                if m[i] != F(0):
-                    row, value = weight[k, i], stay[i]
+                stay[i] = F(0)
+                if coins[i] > F(0):
+                    row, value = weight[k, i], x[i]
+                    stay[i] = value
                     for j in range(hidden):
                         unit[j] += value * row[j]
             out[:] = bias[k, hidden:]
@@ -43,7 +39,7 @@ def masked(
             centre, gate, total = out[:d], out[d:], F(0)
             for i in range(d):
                 small = exp(max(-abs(gate[i]), F(-87)))
-                moves = F(1) - m[i]
+                moves = F(0) if coins[i] > F(0) else F(1)
                 shut[i] = moves * (small if gate[i] > F(0) else F(1)) / (F(1) + small)  # (1 - m) (1 - g)
                 total += moves * (min(gate[i], F(0)) - log1p(small))
                 away[i] = x[i] - centre[i]
@@ -53,17 +49,12 @@ def masked(
 
 @kernel(LOOSE)
 def masked_back(
-    masks_: int, stays_: int, h_: int, closed_: int, shift_: int, weight_: int, heads_: int,
-    d_z_: int, d_log_det_: int, d_weight_: int, d_heads_: int, d_bias_: int, steps: int, draws: int, d: int, hidden: int,
+    masks_: int, work_: int, weight_: int, heads_: int, d_z_: int, d_log_det_: int, d_weight_: int, d_heads_: int, d_bias_: int,
+    steps: int, draws: int, d: int, hidden: int,
 ) -> None:  # fmt: skip
     """Gradients towards z, in the place of d_z, and towards the parameters."""
-    masks, stays, h = array(masks_, (steps, draws, d)), array(stays_, (steps, draws, d)), array(h_, (steps, draws, hidden))
-    closed, shift, d_z, d_log_det = (
-        array(closed_, (steps, draws, d)),
-        array(shift_, (steps, draws, d)),
-        array(d_z_, (draws, d)),
-        array(d_log_det_, (draws,)),
-    )
+    masks, work = array(masks_, (steps, draws, d)), array(work_, (steps, draws, 3 * d + hidden))
+    d_z, d_log_det = array(d_z_, (draws, d)), array(d_log_det_, (draws,))
     weight, heads = array(weight_, (steps, d, hidden)), array(heads_, (steps, hidden, 2 * d))
     d_weight, d_heads, d_bias = (
         array(d_weight_, (steps, d, hidden)),
@@ -74,16 +65,8 @@ def masked_back(
     for back in range(steps):
         k = steps - 1 - back
         for n in range(draws):
-            d_x, m, shut, away, d_centre, d_gate, unit, d_unit = (
-                d_z[n],
-                masks[k, n],
-                closed[k, n],
-                shift[k, n],
-                d_out[n, :d],
-                d_out[n, d:],
-                h[k, n],
-                d_h[n],
-            )
+            d_x, coins, shut, away = d_z[n], masks[k, n], work[k, n, d : 2 * d], work[k, n, 2 * d : 3 * d]
+            unit, d_unit, d_centre, d_gate = work[k, n, 3 * d :], d_h[n], d_out[n, :d], d_out[n, d:]
             for i in range(d):
                 moved = d_x[i] * shut[i]
                 slope = moved * away[i]
@@ -96,11 +79,11 @@ def masked_back(
                     total += row[i] * both[i]
                 d_unit[j] = total * (F(1) - unit[j] * unit[j])
             for i in range(d):
-                if m[i] != F(0):
+                if coins[i] > F(0):
                     row, total = weight[k, i], F(0)
                     for j in range(hidden):
                         total += row[j] * d_unit[j]
-                    d_x[i] += m[i] * total
+                    d_x[i] += total
         for n in range(draws):  # weights are walked over once, all draws together
             bias, both, d_unit = d_bias[k], d_out[n], d_h[n]
             for j in range(hidden):
@@ -110,7 +93,7 @@ def masked_back(
         for j in range(hidden):
             row = d_heads[k, j]
             for n in range(draws):
-                both, unit_j = d_out[n], h[k, n, j]
+                both, unit_j = d_out[n], work[k, n, 3 * d + j]
                 if n == 0:
                     for i in range(2 * d):
                         row[i] = unit_j * both[i]
@@ -120,7 +103,7 @@ def masked_back(
         for i in range(d):
             row = d_weight[k, i]
             for n in range(draws):
-                d_unit, stay = d_h[n], stays[k, n, i]
+                d_unit, stay = d_h[n], work[k, n, i]
                 if n == 0:
                     for j in range(hidden):
                         row[j] = stay * d_unit[j]

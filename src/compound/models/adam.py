@@ -1,35 +1,46 @@
 """Adam for small networks, whose steps cost more in preparation than in arithmetic."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
-ONE = torch.tensor(1.0)
+ONE = torch.tensor(1.0)  # a number would be made a tensor for every count
 
 
 class Adam(torch.optim.Adam):
-    """torch's fused Adam without what it looks up again at every step: devices, dtypes and options that never change.
+    """torch's fused Adam without what it looks up again at every step: devices, dtypes, options and states that never change.
 
     The same bits, and a state that either loads.
     """
+
+    _known: dict[int, tuple[list[Tensor], ...]]  # by group: parameters, both moments and counts
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self._known = {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            return super().zero_grad(False)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not all(self.state[p] for p in parameters):
-                self._init_group(group, [], [], [], [], [], [])
+        for k, group in enumerate(self.param_groups):
+            parameters, means, squares, counts = self._states(k, group)
             if parameters:
-                states = [self.state[p] for p in parameters]
-                counts = [state["step"] for state in states]
-                torch._foreach_add_(counts, ONE)  # a number would be made a tensor for each of them
+                torch._foreach_add_(counts, ONE)
                 torch._fused_adam_(
                     parameters,
                     [p.grad for p in parameters],  # type: ignore[misc]
-                    [state["exp_avg"] for state in states],
-                    [state["exp_avg_sq"] for state in states],
+                    means,
+                    squares,
                     [],
                     counts,
                     lr=group["lr"],
@@ -41,3 +52,17 @@ class Adam(torch.optim.Adam):
                     maximize=False,
                 )
         return loss
+
+    def _states(self, k: int, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
+        """Parameters of a group that have a gradient, and their states, started where they are new."""
+        if not hasattr(self, "_known"):
+            self._known = {}
+        parameters = [p for p in group["params"] if p.grad is not None]
+        known = self._known.get(k)
+        if known is None or len(known[0]) != len(parameters) or any(a is not b for a, b in zip(known[0], parameters, strict=True)):
+            if not all(self.state[p] for p in parameters):
+                self._init_group(group, [], [], [], [], [], [])
+            states = [self.state[p] for p in parameters]
+            known = parameters, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            self._known[k] = known
+        return known

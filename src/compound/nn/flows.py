@@ -78,48 +78,47 @@ class MaskedNVP(Flow):
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         steps, inputs, _ = self.weight.shape
-        return (normal(generator, (steps, draws, inputs), self.weight) > 0).to(self.weight.dtype)  # signs are the fastest coins
+        return normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        weights = self.weight, self.heads
-        if not suits(z, *weights):
+        if not suits(z, masks, self.weight):
             return self._plain(z, masks)
         steps, draws, d = masks.shape
         hidden = self.weight.shape[2]
-        out, log_det = z.clone(memory_format=torch.contiguous_format), z.new_empty(draws)
-        stays, closed, shift = (z.new_empty(masks.shape) for _ in range(3))
-        h = z.new_empty((steps, draws, hidden))
-        run(loops.masked, (masks, *weights, self.bias, out, log_det, stays, h, closed, shift), steps, draws, d, hidden)
-        return out, log_det, (masks, stays, h, closed, shift, *weights)
+        out, work = z.clone(memory_format=torch.contiguous_format), z.new_empty((steps, draws, 3 * d + hidden))
+        log_det = z.new_empty(draws)
+        run(loops.masked, (masks, self.weight, self.heads, self.bias, out, log_det, work), steps, draws, d, hidden)
+        return out, log_det, (masks, work, self.weight, self.heads)
 
     def _plain(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        gates, kept = [], []
+        log_det, work = z.new_zeros(len(z)), []
         biases = self.bias.split([self.weight.shape[2], self.heads.shape[2]], 1)
-        for mask, weight, heads, bias, heads_bias in zip(masks, self.weight, self.heads, *biases, strict=True):
+        for coins, weight, heads, bias, heads_bias in zip(masks, self.weight, self.heads, *biases, strict=True):
+            mask = (coins > 0).to(z.dtype)
             stays = mask * z
             h = torch.addmm(bias, stays, weight).tanh_()
             centre, gate = torch.addmm(heads_bias, h, heads).chunk(2, -1)
             closed, shift = (1 - mask) * torch.sigmoid(-gate), z - centre  # (1 - m) (1 - g) and z - μ
             z = torch.addcmul(z, closed, shift, value=-1)
-            gates.append(gate)
-            kept.append((stays, h, closed, shift))
-        log_det = ((1 - masks) * functional.logsigmoid(torch.stack(gates))).sum((0, -1))
-        return z, log_det, (masks, *map(torch.stack, zip(*kept, strict=True)), self.weight, self.heads)
+            log_det = log_det + ((1 - mask) * functional.logsigmoid(gate)).sum(-1)
+            work.append(torch.cat([stays, closed, shift, h], -1))
+        return z, log_det, (masks, torch.stack(work), self.weight, self.heads)
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
-        masks, stays, h, closed, shift, weight, heads = kept
+        masks, work, weight, heads = kept
         if suits(*kept, d_z):
             gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
             d_z = d_z.clone(memory_format=torch.contiguous_format)
             run(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
             return d_z, gradients
+        stays, closed, shift, h = work.split([*[masks.shape[2]] * 3, weight.shape[2]], -1)
         d_hs, d_outs = torch.empty_like(h), heads.new_empty((*masks.shape[:2], heads.shape[2]))
         for k in reversed(range(len(masks))):
             d_centre = d_z * closed[k]
             d_gate = torch.lerp(d_centre * shift[k], d_log_det.unsqueeze(-1), closed[k])
             d_outs[k] = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
             d_hs[k] = aten.tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
-            d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), masks[k])
+            d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), (masks[k] > 0).to(d_z.dtype))
         return d_z, [torch.bmm(stays.mT, d_hs), torch.bmm(h.mT, d_outs), torch.cat([d_hs.sum(1), d_outs.sum(1)], 1)]
 
 
