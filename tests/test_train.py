@@ -547,3 +547,25 @@ def test_the_bar_keeps_silent_for_two_seconds(monkeypatch, capsys):
 
 if __name__ == "__main__":
     work(sys.argv[1])
+
+
+def test_what_has_faded_becomes_zero():
+    parameter = nn.Parameter(torch.tensor([1e-31, -1e-40, 1e-29, -2.0]))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.grad = torch.zeros(4)
+    optimizer.step()
+    state = optimizer.state[parameter]
+    state["exp_avg"].copy_(torch.tensor([1e-39, -1e-25, 0.0, -3e-31]))
+    averaged = torch.tensor([0.0, 1e-30, -1e-45, 1.0])
+    train.settle([parameter], optimizer, [averaged])
+    assert parameter.tolist() == [0.0, 0.0, torch.tensor(1e-29).item(), -2.0]
+    assert state["exp_avg"].tolist() == [0.0, torch.tensor(-1e-25).item(), 0.0, 0.0] and state["step"] == 1
+    assert averaged.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch):
+    """Left below 1e-38 they would slow every product down."""
+    seen = []
+    monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
+    fit(Small(), table(20), Settings(steps=2 * train.SETTLE + 1, checks=0), 0)
+    assert seen == [[3, 3, 3]] * 2  # all parameters each time

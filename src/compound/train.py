@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from compound import persist
 from compound.models.base import Model
 from compound.types import Batch, Task, fork, member_seed, seed_of
 
+SETTLE, FADED = 50, 1e-30  # steps, and the size below which a number is taken for 0
 COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
 
 
@@ -182,6 +184,8 @@ def fit(
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
+        if state.step % SETTLE == 0:
+            settle(parameters, optimizer, state.averaged)
 
         if state.step % every == 0 or state.step == settings.steps:
             if check is not None:
@@ -290,6 +294,18 @@ def clip_gradients(gradients: list[Tensor], members: int, clip_value: float | No
         torch._foreach_clamp_min_(gradients, -clip_value)
         torch._foreach_clamp_max_(gradients, clip_value)
     return len(bad)
+
+
+@torch.no_grad()
+def settle(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()) -> None:
+    """Weights and moments that have faded to next to nothing become 0.
+
+    Below 1e-38 a processor works out every number by hand. Weights that only a prior pulls end there, such as those of pixels that are
+    always dark: on MNIST steps were three times slower.
+    """
+    states = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
+    for tensor in (*parameters, *averaged, *(value for value in states if isinstance(value, Tensor) and value.ndim)):
+        tensor.copy_(functional.hardshrink(tensor, FADED))
 
 
 @torch.no_grad()
