@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from compound.kernels import basic
-from compound.kernels.basic import run, suits
+from compound.kernels.basic import largest, run, suits
 from compound.kernels.noise import gaussians
 from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
 from compound.nn.flows import MaskedNVP
 from compound.nn.mean_field import spread
 from compound.nn.moments import Options, moments
-from compound.nn.networks import LIMIT
+from compound.nn.networks import LIMIT, saturated, tame
 from compound.nn.units import units
 from compound.types import fork, normal
 
@@ -52,6 +52,16 @@ def agree(call, inputs: list[Tensor], rtol: float = 2e-5) -> None:
 def test_what_runs_without_gaps():
     with pytest.raises(ValueError, match=r"shape \(3, 2\) has gaps"):
         run(lambda address: None, (torch.zeros(2, 3).T,))
+
+
+def test_the_largest_number():
+    x = torch.tensor([0.5, -3.0, 2.0, -0.0])
+    assert run(largest, (x,), 4) == 3.0 and run(largest, (x[3:],), 1) == 0.0 and run(largest, (x[:1],), 1) == 0.5
+    assert math.isnan(run(largest, (torch.tensor([torch.inf, torch.nan]),), 2))
+    for value, changed in ((-1e4, False), (-1.01e4, True), (1e12, True)):
+        rows = torch.tensor([[1.0, value]])
+        for given in (rows, rows.double()):
+            assert torch.equal(tame(given), saturated(given)) and (tame(given) is given) != changed
 
 
 def each(function):

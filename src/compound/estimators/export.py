@@ -35,8 +35,8 @@ AFTER = ("total", "aleatoric", "epistemic", "distance")
 class _Fixed(TorchFunctionMode):
     """Nothing in the program hangs on chance or on values.
 
-    Whatever takes a generator is computed outside the trace and becomes a constant. Layers clamp log-variances only where some are
-    out of bounds: a range without bounds makes them clamp always.
+    Whatever takes a generator is computed outside the trace and becomes a constant. `dpn` bounds its outputs only where some are
+    out of bounds: a range without bounds makes it do so always.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,15 +24,15 @@ def suits(*tensors: Tensor) -> bool:
     return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and torch._C._len_torch_dispatch_stack() == 0
 
 
-def run(loop: Callable[..., None], tensors: Sequence[Tensor], *rest: Any) -> None:
-    """A loop over tensors, which it is handed as addresses: making arrays of them takes longer than many a loop.
+def run(loop: Callable[..., Any], tensors: Sequence[Tensor], *rest: Any) -> Any:
+    """A loop over tensors, and what it returns. It is handed addresses: making arrays of tensors takes longer than many a loop.
 
-    Here they are kept alive until the loop is done, and each must fill its memory without gaps.
+    Here the tensors are kept alive until the loop is done, and each must fill its memory without gaps.
     """
     for values in tensors:
         if not values.is_contiguous():
             raise ValueError(f"a tensor of shape {tuple(values.shape)} has gaps (strides {values.stride()}): hand over values.contiguous()")
-    loop(*[values.data_ptr() for values in tensors], *rest)
+    return loop(*[values.data_ptr() for values in tensors], *rest)
 
 
 def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -49,18 +49,23 @@ def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return wrap
 
 
-@intrinsic
+def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:
+    """Of one argument, whatever mypy makes of the context that numba adds."""
+    return intrinsic(typed)
+
+
+@_intrinsic
 def as_float(_: Any, bits: Any) -> Any:
     """The float32 with these bits."""
     return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.float32))
 
 
-@intrinsic
+@_intrinsic
 def as_bits(_: Any, value: Any) -> Any:
     return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.int32))
 
 
-@intrinsic
+@_intrinsic
 def pointer(_: Any, address: Any) -> Any:
     kind = types.CPointer(types.float32)
     return kind(types.int64), lambda context, builder, _, args: builder.inttoptr(args[0], context.get_value_type(kind))
@@ -69,7 +74,16 @@ def pointer(_: Any, address: Any) -> Any:
 @kernel(LOOSE)
 def array(address: int, shape: Any) -> Any:
     """The float32 array at an address."""
-    return carray(pointer(address), shape)  # type: ignore[call-arg]
+    return carray(pointer(address), shape)
+
+
+@kernel(LOOSE)
+def largest(x_: int, count: int) -> float:
+    """The largest size of a number; NaN counts as larger than all."""
+    x, bits = array(x_, (count,)), np.int32(0)
+    for i in range(count):
+        bits = max(bits, as_bits(x[i]) & np.int32(0x7FFFFFFF))  # without their sign, bits are ordered as the numbers are
+    return as_float(bits)
 
 
 ROUND = F(1.5 * 2**23)  # adding and taking it off rounds to a whole number; needs operations in the order written
@@ -83,15 +97,15 @@ def exp(x: Any) -> Any:
     p = F(1.9875691500e-4) * f + F(1.3981999507e-3)
     p = ((p * f + F(8.3334519073e-3)) * f + F(4.1665795894e-2)) * f + F(1.6666665459e-1)
     p = (p * f + F(5.0000001201e-1)) * f * f + f + F(1)
-    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))  # type: ignore[call-arg]
+    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
 @kernel({"contract"})
 def log(x: Any) -> Any:
     """ln x for ordinary positive x, likewise."""
-    bits: Any = as_bits(x)  # type: ignore[call-arg]
+    bits = as_bits(x)
     power = (bits - np.int32(0x3F3504F3)) >> np.int32(23)
-    f = as_float(bits - (power << np.int32(23))) - F(1)  # type: ignore[call-arg]  # x = 2^power (1 + f), sqrt(1/2) <= 1 + f < sqrt(2)
+    f = as_float(bits - (power << np.int32(23))) - F(1)  # x = 2^power (1 + f), sqrt(1/2) <= 1 + f < sqrt(2)
     p = ((F(7.0376836292e-2) * f - F(1.1514610310e-1)) * f + F(1.1676998740e-1)) * f - F(1.2420140846e-1)
     p = ((p * f + F(1.4249322787e-1)) * f - F(1.6668057665e-1)) * f + F(2.0000714765e-1)
     p = (p * f - F(2.4999993993e-1)) * f + F(3.3333331174e-1)

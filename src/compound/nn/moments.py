@@ -98,12 +98,6 @@ def backward(
     return d_wide if inputs else None, heads, d_basis
 
 
-def beyond(values: Tensor, bound: float) -> bool:
-    """Whether some value lies outside ± bound."""
-    low, high = torch.aminmax(values)
-    return low.item() < -bound or high.item() > bound
-
-
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Tensor, ...]:  # type: ignore[override]

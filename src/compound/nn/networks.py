@@ -8,7 +8,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from compound.nn.moments import beyond, dot
+from compound.kernels.basic import largest, run, suits
+from compound.nn.moments import dot
 from compound.types import normal
 
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
@@ -21,7 +22,10 @@ def saturated(x: Tensor) -> Tensor:
 
 def tame(x: Tensor) -> Tensor:
     """`saturated` for training rows, which nearly always are: a look is cheaper than a copy. Not for traces."""
-    return saturated(x) if beyond(x, LIMIT) else x
+    if suits(x) and x.is_contiguous():
+        return x if run(largest, (x,), x.numel()) <= LIMIT else saturated(x)
+    low, high = torch.aminmax(x)
+    return x if low.item() >= -LIMIT and high.item() <= LIMIT else saturated(x)
 
 
 def hidden(a: Tensor) -> Tensor:
