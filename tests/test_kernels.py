@@ -93,6 +93,11 @@ def test_functions_are_right_to_the_last_bits(name, x, ulps):
     assert error.max() <= ulps
 
 
+def test_the_exponential_stays_within_float32():
+    low, high, none = each(basic.exp)(np.array([-1e6, 1e6, np.nan], dtype=np.float32))
+    assert 0 <= low < 1e-37 and 1e38 < high < np.inf and np.isnan(none)
+
+
 def philox(counter: list[int], key: list[int]) -> list[int]:
     for _ in range(7):
         high, low = (divmod(counter[k] * m, 2**32) for k, m in ((2, 0xCD9E8D57), (0, 0xD2511F53)))

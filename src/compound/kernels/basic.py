@@ -91,7 +91,12 @@ ROUND = F(1.5 * 2**23)  # adding and taking it off rounds to a whole number; nee
 
 @kernel({"contract"})
 def exp(x: Any) -> Any:
-    """e^x to the last bit or two for |x| < 87, in operations that run for many numbers at once (a call of the C library would not)."""
+    """e^x to the last bit or two, in operations that run for many numbers at once (a call of the C library would not).
+
+    Beyond -87 and 88, where float32 ends, it stays what it is there; NaN stays NaN.
+    """
+    x = F(-87) if x < F(-87) else x
+    x = F(88) if x > F(88) else x
     n = (x * F(1.4426950408889634) + ROUND) - ROUND
     f = (x - n * F(0.693359375)) - n * F(-2.12194440e-4)  # |f| <= ln 2 / 2; Cephes' polynomial
     p = F(1.9875691500e-4) * f + F(1.3981999507e-3)

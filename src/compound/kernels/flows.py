@@ -38,7 +38,7 @@ def masked(
                     out[i] += value * row[i]
             centre, gate, total = out[:d], out[d:], F(0)
             for i in range(d):
-                small = exp(max(-abs(gate[i]), F(-87)))
+                small = exp(-abs(gate[i]))
                 moves = F(0) if coins[i] > F(0) else F(1)
                 shut[i] = moves * (small if gate[i] > F(0) else F(1)) / (F(1) + small)  # (1 - m) (1 - g)
                 total += moves * (min(gate[i], F(0)) - log1p(small))

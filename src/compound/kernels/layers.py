@@ -246,7 +246,7 @@ def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int,
         centre, deviation, out = mean[i], log_std[i], variance[i]
         square, own, own_logs = F(0), F(0), F(0)
         for j in range(width):
-            value = exp(min(max(F(2) * deviation[j], F(-87)), F(87)))
+            value = exp(F(2) * deviation[j])
             out[j] = value
             own += value
             own_logs += deviation[j]
