@@ -26,7 +26,8 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "attacks": {"types"},
     "models": {"types", "distributions", "predictive", "nn", "attacks"},
     "models.files": {"types", "models", "persist"},  # models on disk
-    "train": {"types", "models.base", "persist"},
+    "gradients": set(),
+    "train": {"types", "models.base", "persist", "gradients"},
     "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
     "bench": BELOW_BENCH | {"models.files"},
     "tables": BELOW_BENCH | {"bench"},

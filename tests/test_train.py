@@ -18,9 +18,10 @@ from torch.testing import assert_close
 
 import compound
 from compound import persist, train
+from compound.gradients import clip_gradients, clipper
 from compound.models.base import Draws, Loss, Model
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import COLUMNS, History, Settings, Watch, bar, clip_gradients, fit, hold_out, recipe
+from compound.train import COLUMNS, History, Settings, Watch, bar, fit, hold_out, recipe
 from compound.types import Batch, Task, fork, member_seed, normal, whole
 
 TASK = Task("targets", 1)
@@ -254,7 +255,7 @@ def test_clipping_is_that_of_a_plain_loop(members, value, norm, trouble):
 def test_shared_parameters_are_clipped_apart_from_the_members():
     own, shared, idle = (nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (5,), (2, 2)))
     own.grad, shared.grad = torch.tensor([[3.0, 0, 0], [0, 0.1, 0]]), torch.full((5,), math.inf)
-    assert train._clipper([own, shared, idle], 2, Settings(clip_norm=1.0))() == 1
+    assert clipper([own, shared, idle], 2, None, 1.0)() == 1
     assert_close(own.grad, torch.tensor([[1.0, 0, 0], [0, 0.1, 0]]))
     assert_close(shared.grad, torch.zeros(5))
 
