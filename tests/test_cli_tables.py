@@ -357,8 +357,8 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         assert found.shares[0].strangeness > 0.8
         assert sum(share.strangeness for share in found.shares) == pytest.approx(1)
         x = rows.encoded(model, moved)[0]
-        far, centres = model.strangeness_.far, explaining.centre_rows(model.strangeness_.far)
-        nearest = explaining.distances(far, x, centres).min().item()
+        far = model.strangeness_.far
+        nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
         assert found.prototypes["distance"].iloc[0] == pytest.approx(nearest)
 
@@ -369,7 +369,7 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
     far.fit(x, fork(4))
     assert far.whiten.shape[1] < 80
     asked = x[:5] + torch.randn(5, 80, generator=fork(5))
-    nearest = [explaining.distances(far, row, explaining.centre_rows(far)).min().item() for row in asked]
+    nearest = [explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item() for row in asked]
     np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
 
 

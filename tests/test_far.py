@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.likelihoods import CategoricalLikelihood
-from compound.nn import FarNoise, far
+from compound.nn import FarNoise, clusters
 from compound.nn.far import RIDGE
 from compound.predictive import CategoricalPredictive
 from compound.train import Settings, fit
@@ -45,12 +46,12 @@ def test_wide_inputs_keep_leading_directions_and_lose_little():
     far.fit(x[:2000], fork(1))
     assert far.whiten.shape[1] < 40
     moved = x[2000:2500] + 0.5 * torch.randn(500, 300, generator=g, dtype=torch.float64)  # off the subspace
-    assert far.distance(moved).min() > far.distance(x[2500:]).max()
+    assert far.distance(moved).min() > far.ramp[1] > far.distance(x[2500:]).quantile(0.97)
     ridge = RIDGE[1] * torch.cov(x[:2000].T).diagonal().mean()
     step = torch.randn(300, generator=g, dtype=torch.float64)
     step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(-1)  # outside all leading directions
-    outside = (far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)) / (1e3 * step.norm())).item()
-    assert abs(outside * ridge.sqrt().item() - 1) < 0.05
+    outside = far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
+    assert abs(outside * ridge.sqrt() / far.tightness[far.centres.norm(dim=1).argmin()].sqrt() - 1) < 0.05
 
 
 @pytest.mark.parametrize("rows", [60, 400, 3000])
@@ -206,12 +207,73 @@ def test_unfitted_far_noise_is_silent():
 def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
     """From as many centres as the whole has, and at most a twentieth of a small table's rows is missing."""
     seen = []
-    centres = far._centres
+    k_means = clusters.k_means
 
     def watched(u: torch.Tensor, count: int, seed: int) -> torch.Tensor:
         seen.append((len(u), count))
-        return centres(u, count, seed)
+        return k_means(u, count, seed)
 
-    monkeypatch.setattr(far, "_centres", watched)
+    monkeypatch.setattr(clusters, "k_means", watched)
     FarNoise(2).fit(torch.randn(100, 2, generator=fork(0)), fork(1))
     assert seen == 20 * [(95, 33)] + [(100, 33)]
+
+
+def leaning(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of two clusters, each long in a direction of its own; and which cluster each is of."""
+    g = fork(seed, "leaning")
+    which = torch.randint(2, (rows,), generator=g)
+    scale = torch.full((2, 70), 0.1)
+    scale[0, 0] = scale[1, 1] = 2.0
+    start = torch.zeros(2, 70)
+    start[0, 2], start[1, 2] = 5.0, -5.0
+    return (start[which] + scale[which] * torch.randn(rows, 70, generator=g)).double(), which
+
+
+def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
+    """Against sums over rows and an inverse written out."""
+    x, _ = leaning(400, 0)
+    found = clusters.Clusters.fit(x, 3, True, 0)
+    asked = leaning(20, 1)[0] + torch.randn(20, 70, generator=fork(2), dtype=torch.float64)
+    outside = torch.rand(20, generator=fork(3), dtype=torch.float64)
+    owner = torch.cdist(x, found.centres).argmin(1)
+    shared = sum(torch.outer(v, v) for v in x - found.centres[owner]) / len(x)
+    for row, beyond, distance in zip(asked, outside, found.distance(asked, outside), strict=True):
+        k = int((row - found.centres).norm(dim=1).argmin())
+        own = x[owner == k] - found.centres[k]
+        shape = (sum(torch.outer(v, v) for v in own) + 20 * shared) / (len(own) + 20) + 0.1 * torch.eye(70, dtype=torch.float64)
+        gap = row - found.centres[k]
+        assert_close(distance, (gap @ torch.linalg.solve(shape, gap) + beyond * 70 / shape.trace()).sqrt())
+
+
+def test_what_only_another_cluster_does_is_far():
+    """A step of one length, along the direction in which the cluster's own rows differ, and along that of the other's."""
+    x, which = leaning(2000, 0)
+    far = FarNoise(70).double()
+    far.fit(x, fork(0))
+    some = x[which == 0][:50]
+    step = torch.zeros(70, dtype=torch.float64)
+    step[1] = 3.0
+    assert far.distance(some + step).min() > far.ramp[1]
+    assert far.distance(some + step.roll(-1)).median() < far.ramp[1]
+
+
+def test_rows_together_are_measured_as_one_by_one_and_under_a_trace():
+    x, _ = leaning(500, 0)
+    far = FarNoise(70).double()
+    far.fit(x, fork(0))
+    asked = leaning(60, 1)[0]
+    together = far.distance(asked)
+    assert_close(torch.cat([far.distance(row.unsqueeze(0)) for row in asked]), together)
+    traced = make_fx(lambda rows: far.distance(rows))(asked)
+    other = leaning(60, 2)[0]  # near to other centres
+    assert_close(traced(other), far.distance(other))
+    assert torch.autograd.gradcheck(far.distance, asked[:9].requires_grad_())
+
+
+def test_a_file_without_shapes_is_measured_without_them():
+    far = FarNoise(6)
+    far.fit(blobs(200, 6), fork(0))
+    old = {name: value for name, value in far.state_dict().items() if name not in ("roots", "tightness")}
+    again = FarNoise(6)
+    again.load_state_dict(old)
+    assert_close(again.distance(blobs(20, 6, 1)), far.distance(blobs(20, 6, 1)))

@@ -253,5 +253,5 @@ def fit_far(far: FarNoise) -> None:
     """Centres for inputs with the spectrum of images: a few hundred directions hold almost all variance."""
     g = fork(2)
     mix = torch.randn(FEATURES, FEATURES, generator=g) * torch.arange(1, FEATURES + 1) ** -0.9
-    far.fit(0.5 + 0.1 * torch.randn(2000, FEATURES, generator=g) @ mix.T, g)
+    far.fit(0.5 + 0.1 * torch.randn(5000, FEATURES, generator=g) @ mix.T, g)
     far.set_ramp(-6.0, 6.0, 14.0)

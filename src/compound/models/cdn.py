@@ -242,7 +242,7 @@ class VBCDN(_CDN):
 
 # What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
 _COMMON: dict[str, dict[str, Any]] = {
-    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 5, "log_col": (-6.0,), "lam": 1e-5},
+    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 5, "log_col": (-6.0,), "lam": 5e-6},
     "targets": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
 }
 _COMMON["targets"]["lam"] = (3e-3, 1e-6)

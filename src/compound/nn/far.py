@@ -1,25 +1,28 @@
 """Far noise: doubt that grows with the distance of an input from the training data, whatever was learnt there.
 
-    u = A (x - m),   d(x) = min_k |u - c_k|,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
+    u = A (x - m),   d(x) = |u - c_k|_k,   t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
 and beyond every ordinary row exp(t) grows at least with the sixth power of the distance, up to SURE (or the cap) at 2.9 d99:
 however gently the ramp had to be chosen, what is three times farther away than d99 is met with full doubt.
 
-A whitens with a ridge, c_k are k-means centres of the whitened training inputs, d50 and d99 are quantiles of the distances of
-rows whose centres were fitted without them. What the loudness t means the task decides: for classes the log-odds that nothing
+A whitens with a ridge, c_k is the nearest of the k-means centres of the whitened training inputs; lengths are ordinary ones for narrow
+inputs, in the shape of the centre's own rows for wide ones (`nn.clusters`). d50 and d99 are quantiles of the distances of rows whose
+centres were fitted without them. What the loudness t means the task decides: for classes the log-odds that nothing
 is known, for targets a log-variance. No outlier is ever looked at.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from compound.nn.clusters import Clusters
+
 RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
-CENTRES = 500
+CENTRES = 500, 200  # at most, for narrow and for wide inputs
+ROWS_EACH = 3, 20  # distinct rows per centre, at least
 FOLDS = 20, 5  # at most, where rows are few and each fold takes neighbours that new rows would find, and at least
 ENOUGH = 20_000  # folds times rows
 FULL_RANK = 64  # inputs up to this wide are whitened fully
@@ -34,6 +37,8 @@ class FarNoise(nn.Module):
     whiten: Tensor  # (features, rank)
     rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
     centres: Tensor  # (centres, rank)
+    roots: Tensor  # (centres, rank, rank) of the inverse shapes around them; none where lengths are ordinary ones
+    tightness: Tensor  # (centres,) what a square outside the leading directions counts there
     ramp: Tensor  # (6,) d50, d99, edge (the farthest ordinary row, at most 2 d99), level, kappa, cap
 
     def __init__(self, features: int):
@@ -42,22 +47,29 @@ class FarNoise(nn.Module):
         self.register_buffer("whiten", torch.zeros(features, 0))
         self.register_buffer("rest", torch.zeros(()))
         self.register_buffer("centres", torch.zeros(0, 0))
+        self.register_buffer("roots", torch.zeros(0, 0, 0))
+        self.register_buffer("tightness", torch.zeros(0))
         self.register_buffer("ramp", torch.zeros(6))
 
     @property
     def fitted(self) -> bool:
         return len(self.centres) > 0
 
+    @property
+    def clusters(self) -> Clusters:
+        return Clusters(self.centres, self.roots, self.tightness)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("whiten", "centres"):  # their sizes come from the data
+        for name in ("whiten", "centres", "roots", "tightness"):  # their sizes come from the data
             if prefix + name in state_dict:
                 setattr(self, name, torch.empty_like(state_dict[prefix + name]))
+            elif prefix + "centres" in state_dict:  # a file from before there were shapes
+                state_dict[prefix + name] = getattr(self, name)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def distance(self, x: Tensor) -> Tensor:  # (rows,)
-        """Whitened distance to the nearest centre."""
-        u, outside = self._whitened(x)
-        return (nearest(u, self.centres).square() + outside).sqrt()
+        """Whitened distance from the nearest centre."""
+        return self.clusters.distance(*self._whitened(x))
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
         """Loudness of the far noise."""
@@ -83,15 +95,16 @@ class FarNoise(nn.Module):
         u, outside = self._whitened(x)
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
         out = torch.full((len(x),), torch.inf, dtype=u.dtype)
-        count = _count(u[sample])  # in folds too: with fewer centres their rows would seem farther than new rows are
+        wide = x.shape[1] > FULL_RANK
+        count = _count(u[sample], wide)  # in folds too: with fewer centres their rows would seem farther than new rows are
         folds = min(FOLDS[0], max(FOLDS[1], ENOUGH // len(sample)), len(sample))
         for fold in range(folds if len(sample) > 1 else 0):
             mine = sample[fold::folds]
             others = torch.cat([sample[other::folds] for other in range(folds) if other != fold])
-            out[mine] = (nearest(u[mine], _centres(u[others], count, seed)).square() + outside[mine]).sqrt()
-        self.centres = _centres(u[sample], count, seed)
+            out[mine] = Clusters.fit(u[others], count, wide, seed).distance(u[mine], outside[mine])
+        self.centres, self.roots, self.tightness = Clusters.fit(u[sample], count, wide, seed)
         left = torch.isinf(out)
-        out[left] = (nearest(u[left], self.centres).square() + outside[left]).sqrt()
+        out[left] = self.clusters.distance(u[left], outside[left])
         d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
         d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
         edge = min(max(d99, float(out[sample].max())), 2 * d99)
@@ -124,26 +137,6 @@ class FarNoise(nn.Module):
         return u, self.rest.square() * (centred.square().sum(-1) - inside).clamp_min(0)
 
 
-def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)
-    """Euclidean distance to the nearest centre: found by one product, then measured without cancellation."""
-    index = torch.addmm(0.5 * centres.square().sum(-1), u, centres.T, alpha=-1).argmin(-1)
-    return (u - centres[index]).square().sum(-1).sqrt()
-
-
-def _count(u: Tensor) -> int:
-    """One centre per three distinct rows, at most CENTRES."""
-    return max(1, min(CENTRES, len(np.unique(u.numpy(), axis=0)) // 3))
-
-
-def _centres(u: Tensor, count: int, seed: int) -> Tensor:
-    """k-means centres."""
-    from sklearn.cluster import MiniBatchKMeans
-    from threadpoolctl import threadpool_limits
-
-    points = u.double().numpy()
-    count = min(count, len(points))
-    # one thread: sums in a fixed order, so that equal seeds give equal bits
-    with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # duplicated rows are allowed
-        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed).fit(points)
-    return torch.from_numpy(means.cluster_centers_).to(u.dtype)
+def _count(u: Tensor, wide: bool) -> int:
+    """One centre per ROWS_EACH distinct rows, at most CENTRES."""
+    return max(1, min(CENTRES[wide], len(np.unique(u.numpy(), axis=0)) // ROWS_EACH[wide]))

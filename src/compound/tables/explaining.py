@@ -2,7 +2,8 @@
 
 Strangeness. The score is the length of the whitened difference between the row and the nearest prototype. Turned back by the
 eigenvectors (zero-phase whitening: of all whitened coordinates the ones closest to the columns, Kessy et al. 2018) each coordinate
-belongs to one encoded number; their squares add up to the squared score, those of one column are its share.
+belongs to one encoded number; their squares add up to the squared score, those of one column are its share. Shapes of clusters, which
+wide tables have, turn the whitened difference by a symmetric root, which keeps that.
 
 Doubt. The row is reached from the nearest prototype in small equal steps along a straight line, so that on the way columns keep
 going together; within a step the columns move one after the other. A column's share is what the epistemic part rises by when it
@@ -69,10 +70,8 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     """`row` is a table of one row."""
     x, encoder = encoded(estimator, row), estimator.encoder_
     far = estimator.strangeness_.far
-    centres = centre_rows(far)
-    near = distances(far, x[0], centres).argsort()[:PROTOTYPES]
-    squares = contributions(far, x[0], centres[near[0]])
-    parts = _by_column(encoder, squares.numpy())
+    centres, near = centre_rows(far), near_centres(far, x[0])
+    parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
     rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
     spelt = pd.DataFrame([spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns])
     total = max(float(parts.sum()), np.finfo(np.float64).tiny)
@@ -81,7 +80,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
         for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
     ]
     shares.sort(key=lambda share: -share.strangeness)
-    spelt["distance"] = distances(far, x[0], centres[near]).numpy()
+    spelt["distance"] = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
     return Explanation(ask(estimator, row), estimator.threshold_, shares, spelt, usual)
 
 
@@ -92,20 +91,23 @@ def centre_rows(far: FarNoise) -> Tensor:  # (centres, width) float64
     return far.shift.double() + far.centres.double() @ (whiten / lengths).T
 
 
-def contributions(far: FarNoise, x: Tensor, centre: Tensor) -> Tensor:  # (width,)
-    """Squares that add up to the squared distance of x from a centre (both encoded)."""
+def near_centres(far: FarNoise, x: Tensor) -> list[int]:
+    """The PROTOTYPES nearest ones, in ordinary whitened length; the first is the one that the score is measured from."""
+    u = (x.double() - far.shift.double()) @ far.whiten.double()
+    return (u - far.centres.double()).square().sum(-1).argsort()[:PROTOTYPES].tolist()
+
+
+def contributions(far: FarNoise, x: Tensor, k: int) -> Tensor:  # (width,)
+    """Squares that add up to the squared distance of x (encoded) from centre k."""
     whiten = far.whiten.double()
     length = whiten.square().sum(0).sqrt()
     vectors = whiten / length  # (width, rank), orthonormal
-    difference = x.double() - centre.double()
+    difference = x.double() - far.shift.double()
     along = difference @ vectors
-    inside = (along * length) @ vectors.T
-    beyond = (difference - along @ vectors.T) * far.rest.double()
-    return (inside + beyond).square()
-
-
-def distances(far: FarNoise, x: Tensor, centres: Tensor) -> Tensor:  # (centres,)
-    return torch.stack([contributions(far, x, centre).sum().sqrt() for centre in centres])
+    gap, rest = along * length - far.centres[k].double(), far.rest.double()
+    if len(far.roots):
+        gap, rest = gap @ far.roots[k].double(), rest * far.tightness[k].double().sqrt()
+    return (gap @ vectors.T + rest * (difference - along @ vectors.T)).square()
 
 
 def path_shares(estimator: Estimator, x: Tensor, start: Tensor, generator: Generator) -> tuple[Array, float]:
