@@ -15,8 +15,10 @@ from compound.kernels.basic import largest, run, suits
 from compound.kernels.noise import gaussians
 from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
 from compound.nn.flows import MaskedNVP
+from compound.nn.guess import guess
 from compound.nn.mean_field import spread
 from compound.nn.moments import Options, moments
+from compound.nn.multiplicative import MultiplicativeLinear, Noise
 from compound.nn.networks import LIMIT, saturated, tame
 from compound.nn.units import units
 from compound.types import fork, normal
@@ -233,3 +235,38 @@ def test_masked_flows(inputs, draws, steps):
         found.append([out, log_det, d_z, *gradients])
     for fast, slow in zip(*found, strict=True):
         assert_close(fast.double(), slow, rtol=2e-5, atol=2e-6 * float(slow.detach().abs().max()))
+
+
+@pytest.mark.parametrize(("rows", "groups", "flows"), [(8, 2, (1, 1)), (7, 3, (0, 0)), (5, 1, (2, 1))])
+@pytest.mark.parametrize("loud", [1.0, 40.0])
+def test_layers_with_random_scales(rows, groups, flows, loud):
+    """Loud: log-precisions of the guess beyond their bound."""
+    layer = MultiplicativeLinear(6, 5, fork(1), flows, flow_hidden=4, prior=0.7, log_std=-1.0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * numbers(*parameter.shape).float()
+        layer.vectors[4] *= loud
+    noise = [numbers(groups, 6), layer.flow.masks(groups, fork(2)), numbers(rows, 5), numbers(groups, 5, seed=3)]
+    noise.append(layer.reverse_flow.masks(groups, fork(4)))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        x = numbers(rows, 6).float().to(dtype).requires_grad_()
+        out, bound = layer.at(x, Noise(*[value.float().to(dtype) for value in noise]))
+        loss = (out * numbers(rows, 5, seed=5).to(dtype)).sum() + bound @ numbers(groups, seed=6).abs().to(dtype)
+        found.append([out, bound, *torch.autograd.grad(loss, [x, *layer.parameters()])])
+    for fast, slow in zip(*found, strict=True):
+        assert_close(fast.double(), slow, rtol=1e-4, atol=2e-5 * float(slow.detach().abs().max()))
+
+
+def test_the_guess_meets_its_bound():
+    layer = MultiplicativeLinear(6, 5, fork(1), (0, 0), log_std=-1.0)
+    with torch.no_grad():
+        layer.vectors[4] = torch.tensor([400.0, -400.0, 0.1, 0.2, 0.3, 0.4])
+        layer.mean += 0.5
+        _, kept = guess(
+            numbers(2, 6).float(), numbers(2, 6, seed=1).float(), layer.mean, layer.log_std.exp(), layer.vectors, torch.zeros(2, 5)
+        )
+        precision = (kept.pull / kept.distance).log()
+    assert_close(precision[:, :2].abs(), torch.full((2, 2), 15.0), rtol=1e-5, atol=0)
+    assert (precision[:, 2:].abs() < 1).all()

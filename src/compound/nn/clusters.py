@@ -2,8 +2,8 @@
 
     d(u)² = v' v   or   v' (C_k + RIDGE I)⁻¹ v,    v = u - c_k,    C_k = (Σ_i v_i v_i' + SHARED C) / (n_k + SHARED)
 
-c_k is the nearest centre, v_i are the differences of the n_k rows around centre k from it, C is their second moment over all rows. In a shape, what a cluster's
-own rows do is near and what none of them does is far: ones may lean, but not be thick where all ones are thin.
+c_k is the nearest centre, v_i are the differences of its n_k rows from it, C is their second moment over all rows. In a shape, what a
+cluster's own rows do is near and what none of them does is far: ones may lean, but not be thick where all ones are thin.
 """
 
 import warnings

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from compound.kernels import multiplicative as loops
+from compound.kernels.basic import run, suits
 from compound.nn.flows import flow, start
+from compound.nn.guess import Back, Guess, guess, guess_back
 from compound.nn.mean_field import spread
 from compound.types import normal
-
-aten = torch.ops.aten
-BOUND = 15.0  # of r's log-precisions
 
 
 class Noise(NamedTuple):
@@ -38,10 +37,9 @@ class Noise(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs, besides that of the flows."""
+    """What the backward pass needs, besides that of the guess and of the flows."""
 
     x: Tensor
-    scaled: Tensor  # (rows, in) x z, or x² where nobody asks for a gradient towards x
     square: Tensor  # (rows, in) x²
     std: Tensor  # (rows, out)
     noise: Tensor  # (rows, out)
@@ -54,13 +52,6 @@ class Kept(NamedTuple):
     bias: Tensor
     bias_var: Tensor  # (out,)
     vectors: Tensor
-    read_std: Tensor  # (out,)
-    read_noise: Tensor  # (groups, out)
-    bent: Tensor  # (groups, out) tanh(c^T W)
-    level: Tensor  # (groups, 1) s
-    free: Tensor  # (groups, in) log-precisions before their bound
-    distance: Tensor  # (groups, in)
-    pull: Tensor  # (groups, in) distance times precision
 
 
 class MultiplicativeLinear(nn.Module):
@@ -124,14 +115,14 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: MultiplicativeLinear, x: Tensor, noise: Noise, *parameters: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, log_std, prior, (bias, bias_log_var) = layer.mean, layer.log_std, layer.prior, layer.bias
-        z_mean, z_log_var, reader, centre, log_precision = layer.vectors
+        z_mean, z_log_var, *_ = layer.vectors
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
         variance, sizes, trace, logs = spread(mean, log_std)
         scaled, bias_var = _scale(x, z), bias_log_var.exp()
         out = torch.addmm(bias, scaled, mean)
-        square = x * x if ctx.needs_input_grad[1] else torch.mul(x, x, out=scaled)  # only a gradient towards x asks for x z again
+        square = torch.mul(x, x, out=scaled)
         std = torch.addmm(bias_var, square, variance).sqrt_()
         out.addcmul_(std, noise.out)
 
@@ -141,79 +132,63 @@ class _Layer(torch.autograd.Function):
         entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs)  # of z_0, in place of -log q(z_0); log 2π is in r's density, too
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
-        read_std = torch.mv(variance.t(), reader.square()).sqrt_()
-        read = torch.addcmul(torch.mm(reader * z, mean), read_std, noise.read)  # c^T W (groups, out)
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
-        log_reverse, *guess = _guess(behind, read, centre, log_precision)
+        log_reverse, guessed = guess(z, behind, mean, variance, layer.vectors, noise.read)
         bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
-        random = (std, noise.out, z, z_std, noise.z)
-        own = Kept(x, scaled, square, *random, mean, sizes, variance, layer.bias, bias_var, layer.vectors, read_std, noise.read, *guess)
-        ctx.save_for_backward(*own, *kept, *reverse_kept)
-        ctx.layer, ctx.middle = layer, len(own) + len(kept)
+        own = Kept(x, square, std, noise.out, z, z_std, noise.z, mean, sizes, variance, layer.bias, bias_var, layer.vectors)
+        ctx.save_for_backward(*own, *guessed, *kept, *reverse_kept)
+        ctx.layer, ctx.middle = layer, len(own) + len(guessed) + len(kept)
         return out, bound
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor, d_bound: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         layer, prior, tensors = ctx.layer, ctx.layer.prior, ctx.saved_tensors
-        count = len(Kept._fields)
-        own, kept, reverse_kept = Kept(*tensors[:count]), tensors[count : ctx.middle], tensors[ctx.middle :]
-        x, z, mean, variance = own.x, own.z, own.mean, own.variance
-        _, _, reader, centre, log_precision = own.vectors
-        each, summed = d_bound.unsqueeze(-1), d_bound.sum()  # (groups, 1), ()
-        whole = summed.item()
+        first, second = len(Kept._fields), len(Kept._fields) + len(Guess._fields)
+        own, guessed = Kept(*tensors[:first]), Guess(*tensors[first:second])
+        kept, reverse_kept = tensors[second : ctx.middle], tensors[ctx.middle :]
+        x, z, whole = own.x, own.z, d_bound.sum().item()
         d_log_det = -d_bound
 
-        # r: towards its Gaussian's mean, its log-precision, and c^T W
-        d_z = each * own.pull  # towards flow_r(z), and against the mean
-        d_log = aten.hardtanh_backward(torch.addcmul(-0.5 * each, d_z, own.distance, value=0.5), own.free, -BOUND, BOUND)
-        d_level = torch.addmv(torch.mv(d_log, log_precision), d_z, centre, alpha=-1).unsqueeze(-1) / layer.outputs
-        d_read = aten.tanh_backward(d_level.expand_as(own.bent), own.bent)
-        d_centre, d_log_precision = torch.mm(own.level.t(), d_z).neg_(), torch.mm(own.level.t(), d_log)  # (1, in)
-        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, d_z, d_log_det)
-        d_both = torch.mm(d_read, mean.t())  # (groups, in): towards c z
-        d_read_var = (d_read * own.read_noise).sum(0).div_(own.read_std)  # (out,) twice that of the variance of c^T W
-        d_reader = (d_both * z).sum(0).addcmul_(reader, torch.mv(variance, d_read_var))
-
-        # the products, and the KL given z
-        pulled = each * z
-        d_z = d_z.addcmul_(d_both, reader).addcmul_(pulled, own.sizes, value=1 / prior)
-        d_mean = mean * (pulled * z).sum(0).div_(prior).unsqueeze(-1)
-        d_mean.addmm_((reader * z).t(), d_read)
+        back = guess_back(guessed, own.vectors, d_bound)
+        d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, back.behind, d_log_det)
         d_var = (d * own.noise).div_(own.std)  # twice that of the variance
         d_x = None
         if ctx.needs_input_grad[1]:
-            d_scaled = torch.mm(d, mean.t())
-            d_x = _scale(d_scaled, z).addcmul_(x, torch.mm(d_var, variance.t()))
-            d_z += _fold(d_scaled.mul_(x), len(z))
-            d_mean.addmm_(own.scaled.t(), d)
-        else:  # the groups' own products x^T d give both gradients, without a product with M
-            for k, row in enumerate(z):
-                part = torch.mm(x[k :: len(z)].t(), d[k :: len(z)])  # (in, out)
-                d_mean.addcmul_(part, row.unsqueeze(-1))
-                d_z[k] += part.mul_(mean).sum(1)
-        d_log_std = torch.full_like(variance, whole / prior).addmm_(own.square.t(), d_var).addr_(reader.square(), d_read_var)
-        torch.addcmul(-summed, d_log_std, variance, out=d_log_std)
+            d_x = _scale(torch.mm(d, own.mean.t()), z).addcmul_(x, torch.mm(d_var, own.variance.t()))
+        parts = x.new_empty((len(z), *own.mean.shape))  # the groups' own products x^T d serve M and z
+        for k, part in enumerate(parts):
+            torch.mm(x[k :: len(z)].t(), d[k :: len(z)], out=part)
+        product = torch.mm(own.square.t(), d_var)
+        d_z, d_mean, d_log_std, d_reader = _weights_back(own, back, parts, product, d_bound, d_z, 1 / prior)
         d_bias = torch.add(d.sum(0), own.bias[0], alpha=whole / prior)
         d_bias_log_var = (d_var.sum(0) + whole / prior).mul_(own.bias_var).sub_(whole).mul_(0.5)
 
         d_z, gradients = layer.flow.backward(kept, d_z, d_log_det)
         d_z_log_var = (d_z * own.z_noise).sum(0).mul_(own.z_std).sub_(whole).mul_(0.5)
-        d_vectors = torch.cat([torch.stack([d_z.sum(0), d_z_log_var, d_reader]), d_centre, d_log_precision])
+        d_vectors = torch.cat([torch.stack([d_z.sum(0), d_z_log_var, d_reader]), back.vectors])
         own_gradients = (d_mean, d_log_std, torch.stack([d_bias, d_bias_log_var]), d_vectors)
         return None, d_x, None, *own_gradients, *gradients, *reverse_gradients
 
 
-def _guess(z: Tensor, read: Tensor, centre: Tensor, log_precision: Tensor) -> tuple[Tensor, ...]:  # (groups,)
-    """2 log N(z; s b_1, exp(-s b_2)) without its constant, for s from c^T W = read (groups, out); then what the backward pass needs."""
-    bent = read.tanh()
-    level = bent.mean(-1, keepdim=True)
-    free = level * log_precision
-    log = functional.hardtanh(free, -BOUND, BOUND)  # beyond, its exponential could overflow
-    distance = torch.addcmul(z, level, centre, value=-1)
-    pull = log.exp() * distance
-    return torch.addcmul(log, pull, distance, value=-1).sum(-1), bent, level, free, distance, pull
+def _weights_back(
+    own: Kept, back: Back, parts: Tensor, product: Tensor, d_bound: Tensor, d_z: Tensor, precision: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients towards z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
+    mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
+    if suits(parts, product, mean, variance, z, own.vectors, d_bound, d_z):
+        d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
+        before = (parts, product, mean, variance, z.contiguous(), own.sizes, reader, d_bound.contiguous(), back.read, back.read_var)
+        run(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
+        return d_z, d_mean, product, d_reader
+    whole, pulled = d_bound.sum(), d_bound.unsqueeze(-1) * z  # (), (groups, in)
+    d_both = torch.mm(back.read, mean.t())  # (groups, in): towards c z
+    d_z = d_z + d_both * reader + precision * pulled * own.sizes + (parts * mean).sum(-1)
+    d_mean = mean * (precision * pulled * z).sum(0).unsqueeze(-1) + torch.mm((reader * z).t(), back.read)
+    d_mean = d_mean + (z.unsqueeze(-1) * parts).sum(0)
+    d_log_std = (product + precision * whole + torch.outer(reader.square(), back.read_var)) * variance - whole
+    return d_z, d_mean, d_log_std, (d_both * z).sum(0) + reader * torch.mv(variance, back.read_var)
 
 
 def _scale(x: Tensor, z: Tensor) -> Tensor:
@@ -221,9 +196,3 @@ def _scale(x: Tensor, z: Tensor) -> Tensor:
     if len(x) % len(z):
         return x * z.repeat(len(x) // len(z) + 1, 1)[: len(x)]
     return (x.reshape(-1, *z.shape) * z).reshape(x.shape)
-
-
-def _fold(x: Tensor, groups: int) -> Tensor:  # (groups, in)
-    """Sums of the rows of each group."""
-    whole = x if len(x) % groups == 0 else functional.pad(x, (0, 0, 0, -len(x) % groups))
-    return whole.reshape(-1, groups, x.shape[-1]).sum(0)
