@@ -270,6 +270,14 @@ def test_rows_together_are_measured_as_one_by_one_and_under_a_trace():
     assert torch.autograd.gradcheck(far.distance, asked[:9].requires_grad_())
 
 
+def test_shapes_are_loaded_as_they_were_saved():
+    far, again = FarNoise(70), FarNoise(70)
+    far.fit(leaning(500, 0)[0].float(), fork(0))
+    again.load_state_dict(far.state_dict())
+    asked = leaning(60, 1)[0].float()
+    assert len(again.roots) and torch.equal(again.distance(asked), far.distance(asked))
+
+
 def test_a_file_without_shapes_is_measured_without_them():
     far = FarNoise(6)
     far.fit(blobs(200, 6), fork(0))

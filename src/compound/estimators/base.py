@@ -159,7 +159,7 @@ class Estimator(BaseEstimator, ABC):
         return Decomposition(*(self._shaped(torch.cat(column)) for column in zip(*parts, strict=True)))
 
     def ood_score(self, X: Any) -> Array:  # (rows,)
-        """How unlike the training rows each row is: whitened distance to the nearest centre, higher = stranger."""
+        """How unlike the training rows each row is: whitened distance from the nearest centre, higher = stranger."""
         check_is_fitted(self)
         return self._strange(self._encoded(X))
 

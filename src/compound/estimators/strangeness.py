@@ -1,6 +1,6 @@
 """How unlike the training table a row is, and from where on it counts as strange.
 
-The score is the whitened distance d(x) to the nearest of up to 500 centres of the training rows. The threshold comes from
+The score is the whitened distance d(x) from the nearest of up to 500 centres of the training rows (`nn.far`). The threshold comes from
 training rows whose distance was measured from centres fitted without them, so it holds for new rows: of rows like those
 of training about `false_alarms` are flagged. Fewer than 1 / false_alarms rows cannot tell: then the farthest of them decides.
 """
