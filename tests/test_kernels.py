@@ -16,7 +16,7 @@ from compound.kernels.noise import gaussians
 from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
 from compound.nn.flows import MaskedNVP
 from compound.nn.guess import guess
-from compound.nn.mean_field import spread
+from compound.nn.mean_field import _Sample, spread
 from compound.nn.moments import Options, moments
 from compound.nn.multiplicative import MultiplicativeLinear, Noise
 from compound.nn.networks import LIMIT, saturated, tame
@@ -178,6 +178,16 @@ def test_spread():
     mean, log_std = numbers(7, 5), numbers(7, 5, seed=2) - 3
     for fast, slow in zip(spread(mean.float(), log_std.float()), spread(mean.float().double(), log_std.float().double()), strict=True):
         assert_close(torch.as_tensor(fast).double(), torch.as_tensor(slow).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [3, 20])
+def test_factorised_layers(outputs):
+    noise = numbers(2, 6, outputs, seed=3)
+
+    def call(h, mean, log_std):
+        return _Sample.apply(h, mean, log_std, noise.float().to(h.dtype), 2.5)
+
+    agree(call, [numbers(6, 4), numbers(5, outputs), numbers(5, outputs, seed=2) - 2])
 
 
 @pytest.mark.parametrize("given", [1, 3])

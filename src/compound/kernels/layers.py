@@ -255,3 +255,13 @@ def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int,
         trace += float(own)
         logs += float(own_logs)
     sums[0], sums[1] = trace, logs
+
+
+@kernel(LOOSE)
+def spread_back(mean_: int, variance_: int, d_mean_: int, d_log_: int, size: int, decay: float, whole: float) -> None:
+    """Gradients of products with means and variances, joined in their place by those of a divergence; the second becomes that of log S."""
+    mean, variance, d_mean, d_log = array(mean_, (size,)), array(variance_, (size,)), array(d_mean_, (size,)), array(d_log_, (size,))
+    shrink, rest = F(decay), F(whole)
+    for i in range(size):
+        d_mean[i] += shrink * mean[i]
+        d_log[i] = (d_log[i] + shrink) * variance[i] - rest

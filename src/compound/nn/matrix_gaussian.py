@@ -221,14 +221,15 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:
     return torch.addmm(weight[-1], h, weight[:-1])
 
 
-def towards_weight(h: Tensor, d_out: Tensor, prior: Tensor) -> Tensor:
-    """The gradient of `affine` towards W, added to that of the prior, (in + 1, out), in its place."""
-    if prior.shape[1] <= FEW:
-        prior[:-1].add_(torch.mm(d_out.mT, h).mT)
+def towards_weight(h: Tensor, d_out: Tensor) -> Tensor:  # (in + 1, out)
+    """The gradient of `affine` towards W."""
+    d_weight = h.new_empty((h.shape[1] + 1, d_out.shape[1]))
+    if d_out.shape[1] <= FEW:
+        d_weight[:-1] = torch.mm(d_out.mT, h).mT
     else:
-        prior[:-1].addmm_(h.mT, d_out)
-    prior[-1].add_(d_out.sum(0))
-    return prior
+        torch.mm(h.mT, d_out, out=d_weight[:-1])
+    torch.sum(d_out, 0, out=d_weight[-1])
+    return d_weight
 
 
 def total(values: Tensor) -> Tensor:
@@ -264,4 +265,4 @@ class _Sample(torch.autograd.Function):
         d_row = torch.cat([torch.mv(squares.mT, d_q), d_q.sum().view(1)]).add_(decay * ctx.sums[1]).mul_(row).sub_(half * len(col))
         d_col = torch.mv(product.mT, scale).mul_(0.5).add_(col, alpha=decay * ctx.sums[0]).sub_(half * len(row))
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.outer(d_q, row[:-1]), h, value=2) if ctx.needs_input_grad[0] else None
-        return d_h, towards_weight(h, d_mean, mean * (2 * decay)), d_row.unsqueeze(0), d_col, None, None, None
+        return d_h, towards_weight(h, d_mean).add_(mean, alpha=2 * decay), d_row.unsqueeze(0), d_col, None, None, None

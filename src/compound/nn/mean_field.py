@@ -74,9 +74,18 @@ class _Sample(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, variance, slope = ctx.saved_tensors
-        decay = d_kl.item() * ctx.precision
+        whole = d_kl.item()
         d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that towards std²
-        d_log = towards_weight(squares, d_q, torch.full_like(variance, decay))  # towards the variance, twice
-        torch.addcmul(-d_kl, d_log, variance, out=d_log)
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h) if ctx.needs_input_grad[0] else None
-        return d_h, towards_weight(h, d_mean, mean * decay), d_log, None, None
+        towards = spread_back(mean, variance, towards_weight(h, d_mean), towards_weight(squares, d_q), ctx.precision * whole, whole)
+        return d_h, *towards, None, None
+
+
+def spread_back(mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tensor, decay: float, whole: float) -> tuple[Tensor, Tensor]:
+    """Gradients towards mean and log S: those towards mean and, twice, towards the variance, which are used up, with those of
+    whole times the divergence from a prior of precision decay / whole.
+    """
+    if suits(mean, variance, d_mean, d_variance):
+        run(layers.spread_back, (mean, variance, d_mean, d_variance), mean.numel(), decay, whole)
+        return d_mean, d_variance
+    return d_mean + decay * mean, (d_variance + decay) * variance - whole
