@@ -60,11 +60,11 @@ class FarNoise(nn.Module):
         return Clusters(self.centres, self.roots, self.tightness)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if prefix + "centres" in state_dict and prefix + "roots" not in state_dict:  # a file from before there were shapes
+            state_dict |= {prefix + "roots": torch.zeros(0, 0, 0), prefix + "tightness": torch.zeros(0)}
         for name in ("whiten", "centres", "roots", "tightness"):  # their sizes come from the data
             if prefix + name in state_dict:
                 setattr(self, name, torch.empty_like(state_dict[prefix + name]))
-            elif prefix + "centres" in state_dict:  # a file from before there were shapes
-                state_dict[prefix + name] = getattr(self, name)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def distance(self, x: Tensor) -> Tensor:  # (rows,)
