@@ -34,7 +34,7 @@ def test_five_as_published_for_each_form():
 def test_fits_that_were_chosen_from_serve_the_grid():
     grid = experiments.plan("ood-mnist", "paper", 1, ["ml-cdn", "map"])
     assert [run.data for run in grid] == ["mnist", "mnist, one member", "mnist, as published", "mnist"]
-    usual = chosen(grid, {"mnist, one member": 1e-5, "mnist, as published": 1e-5})
+    usual = chosen(grid, {run.data: lambda_of(run) for run in grid[1:3]})
     assert [run.key for run in usual] == [run.key for run in grid]  # what is finished stays found
     fits = {run.fit_key for run in experiments.plan("select-mnist", "paper", 1)}
     runs = chosen(grid, best := {"mnist, one member": 1e-7, "mnist, as published": 1e-8})
@@ -56,7 +56,7 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ood, "STEPS", {"quick": 80, "paper": 81})
     planned = experiments.plan("ood-mnist", "quick", 1, ["ml-cdn"])
     choice = choose(planned, "quick", tmp_path / "runs", None, 1)
-    assert [run.key for run in choice.runs] == [run.key for run in planned]  # λ = 100 drowns the likelihood
+    assert choice.runs == [with_lambda(run, 1e-5) for run in planned]  # λ = 100 drowns the likelihood
     held = images.load("mnist", "train")
     first = choice.results[0]
     model, _ = ood.Ood.trained(experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs"))
