@@ -93,6 +93,16 @@ def test_few_or_equal_rows_are_no_obstacle(x):
     assert (far(x + 100.0) == 14.0).all()
 
 
+def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
+    far = FarNoise(6)
+    far.fit(blobs(500, 6), fork(0))
+    far.set_ramp(-8.0, 0.5, 14.0)
+    d50, d99, edge, *_ = far.ramp
+    assert_close(far.at(torch.stack([d50, d99, edge])), torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]))
+    middle = (edge + 2.9 * d99) / 2
+    assert_close(far.at(torch.stack([middle, 3 * d99])), torch.tensor([8 - 6 * math.log(2), 8.0]), rtol=1e-4, atol=1e-4)
+
+
 def test_doubt_is_a_mixture_with_all_classes_alike():
     logs = torch.log_softmax(3 * torch.randn(4, 3, 50, 5, generator=fork(3), dtype=torch.float64), -1)
     plain, odds = CategoricalPredictive.of(logs), torch.linspace(-20, 14, 50, dtype=torch.float64)
