@@ -20,8 +20,13 @@ LOOSE = {"reassoc", "contract", "nsz"}
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the loops may work on these; not while a trace looks on, which sees only what torch does."""
-    return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and torch._C._len_torch_dispatch_stack() == 0
+    """Whether the loops may work on these."""
+    return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and not traced()
+
+
+def traced() -> bool:
+    """Whether a trace looks on, which sees only what torch does."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def run(loop: Callable[..., Any], tensors: Sequence[Tensor], *rest: Any) -> Any:

@@ -12,6 +12,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from compound.kernels.basic import traced
+
 RIDGE = 0.1  # in units of the rows' variance, which is about 1: they are whitened
 SHARED = 20.0  # rows' worth of the shape that all clusters have in common
 
@@ -50,8 +52,7 @@ class Clusters(NamedTuple):
 
 def turned(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the root of its centre's shape."""
-    # a few rows; or a trace looks on, and nothing may hang on which centres these rows are near to
-    if len(index) < 8 or torch._C._len_torch_dispatch_stack():
+    if len(index) < 8 or traced():  # in a trace nothing may hang on which centres these rows are near to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
     order = index.argsort()  # one product per centre: a root of its own for every row would be moved through memory row by row
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
