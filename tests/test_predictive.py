@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy, split
+from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
 from compound.types import fork
 
 DOUBLE = torch.float64
@@ -20,9 +20,13 @@ def gaussian(seed: int = 0, outer: int = 4, inner: int = 3) -> GaussianPredictiv
 
 
 def test_variance_shares_add_up_to_the_variance_of_the_mixture():
-    p = gaussian()
-    assert_close(p.total, p.variance, rtol=1e-12, atol=0)
-    assert_close(p.aleatoric + p.epistemic, p.variance, rtol=1e-12, atol=0)
+    """Members without draws of their own are all there is: nothing is estimated."""
+    g = fork(0)
+    means, noise = torch.randn(4, 1, 5, 2, generator=g, dtype=DOUBLE), torch.rand(4, 1, 5, 2, generator=g, dtype=DOUBLE)
+    p = GaussianPredictive.of(means, noise, 2 * noise, members=4)
+    mixture = p.variances.mean(0) + p.means.var(0, correction=0)
+    assert_close(p.variance, mixture, rtol=1e-12, atol=0)
+    assert_close(p.aleatoric + p.epistemic, mixture, rtol=1e-12, atol=0)
 
 
 def test_entropy_shares_add_up():
@@ -30,31 +34,6 @@ def test_entropy_shares_add_up():
     plain = CategoricalPredictive.of(probs.log())
     assert_close(plain.total, entropy(probs.mean((0, 1))), rtol=1e-12, atol=0)
     assert_close(plain.component, entropy(probs).mean((0, 1)), rtol=1e-12, atol=0)
-
-
-def test_the_correction_for_few_inner_draws_is_exact_in_expectation():
-    """y = a + b + noise with Var a = 0.5 (posterior), Var b = 2 (mixing), noise 0.3: the naive posterior would be 0.5 + 2 / 3."""
-    g, n = fork(2), 4000
-    a = math.sqrt(0.5) * torch.randn(60, 1, n, 1, generator=g, dtype=DOUBLE)
-    b = math.sqrt(2.0) * torch.randn(60, 3, n, 1, generator=g, dtype=DOUBLE)
-    noise = torch.full_like(b, 0.3)
-    p = GaussianPredictive.of(a + b, noise, torch.zeros_like(b))
-    error = lambda v: 5 * v.std() / math.sqrt(n)  # noqa: E731
-    assert abs(p.mixing.mean() - 2.0) < error(p.mixing)
-    outer_shrink = 59 / 60  # the outer variance, too, divides by its number of draws
-    assert abs(p.posterior.mean() - (0.5 + 2 / 3) * outer_shrink + 2 / 3) < error(p.posterior)
-
-
-def test_split_never_goes_negative():
-    total = torch.tensor([1.0, 1.0, 0.2])
-    component, mixing, posterior = split(total, torch.tensor([0.5, 1.2, 0.1]), torch.tensor([0.7, 0.1, -0.01]), torch.empty(2, 4))
-    assert_close(component + mixing + posterior, total)
-    assert min(component.min(), mixing.min(), posterior.min()) >= 0
-
-
-def test_one_inner_draw_leaves_everything_to_the_posterior():
-    p = GaussianPredictive.of(*(torch.rand(6, 1, 2, 1, generator=fork(k)) for k in range(3)))
-    assert_close(p.mixing, torch.stack([torch.rand(6, 1, 2, 1, generator=fork(2))]).mean((0, 1, 2)))  # the integrated last layer only
 
 
 def test_samples_follow_the_predictive():
@@ -73,6 +52,8 @@ def weighted_mixture() -> tuple[GaussianPredictive, MixtureSameFamily]:
     means, variances = 2 * torch.randn(3, 5, 2, generator=g, dtype=DOUBLE), 0.1 + torch.rand(3, 5, 2, generator=g, dtype=DOUBLE)
     log_weights = torch.log_softmax(torch.randn(3, 5, 1, generator=g, dtype=DOUBLE), 0)
     parts = torch.zeros(3, 5, 2, dtype=DOUBLE)
+    parts[0] = (log_weights.exp() * variances).sum(0)
+    parts[1] = (log_weights.exp() * means.square()).sum(0) - (log_weights.exp() * means).sum(0).square()
     normals = Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1)
     return GaussianPredictive(*parts, means, variances, log_weights), MixtureSameFamily(Categorical(logits=log_weights[..., 0].T), normals)
 

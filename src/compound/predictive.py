@@ -4,6 +4,9 @@ Three layers of randomness: the component p(y; φ), the mixing distribution (θ 
 Their shares (variances for targets, entropies in nats for classes) add up to the total:
 
     total = component + mixing + posterior,    aleatoric = component + mixing,    epistemic = posterior
+
+Shares are estimated from nested draws: members (all there are), for each of them `outer` draws of what more data would settle,
+and for each of those `inner` draws of the rest. `variance_parts` and `entropy_parts` say how, and with what error.
 """
 
 from abc import ABC, abstractmethod
@@ -65,24 +68,33 @@ class CategoricalPredictive(Predictive):
     probs: Tensor  # (rows, classes)
 
     @classmethod
-    def of(cls, logs: Tensor) -> Self:
-        """From log-probabilities (outer, inner, rows, classes)."""
+    def of(cls, logs: Tensor, members: int = 1, paired: int = 1, component: Tensor | None = None) -> Self:
+        """From log-probabilities (members * outer, inner * paired, rows, classes); `paired` draws side by side are not independent.
+
+        `component` (rows,) is the mean entropy given θ, where it is known better than from these draws.
+        """
         probs = logs.exp()
-        component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
-        means = probs.mean(1)  # (outer, rows, classes)
-        mixing = entropy(means).mean(0) - component
-        mean = means.mean(0)
-        return cls(*split(entropy(mean), component, mixing, probs), mean)
+        if component is None:
+            component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
+        units = probs.unflatten(1, (-1, paired)).mean(2).unflatten(0, (members, -1))  # (members, outer, inner, rows, classes)
+        mean = units.mean(2).mean((0, 1))
+        total = entropy(mean)
+        _, posterior = entropy_parts(units, component, total)
+        component = torch.minimum(component, total)
+        posterior = torch.minimum(posterior.clamp_min(0), total - component)
+        return cls(component, total - component - posterior, posterior, mean)
 
     def doubted(self, log_odds: Tensor) -> Self:
-        """The answer if, with these log-odds (rows,), nothing is known and all classes are alike.
+        """The answer if, with these log-odds (rows,), nothing is known and all classes are alike; the label stays.
 
-        That never lowers the entropy, nor changes the label. What it adds more data would settle: it goes to the posterior.
+        The network's own noise counts only as far as the network is believed: with probability 1 - π. All other entropy is what
+        more data would settle, also where the network itself had given up.
         """
-        doubt = torch.sigmoid(log_odds).unsqueeze(-1)
-        probs = torch.lerp(self.probs, torch.full_like(self.probs, 1 / self.probs.shape[-1]), doubt)
-        added = (entropy(probs) - entropy(self.probs)).clamp_min(0)
-        return replace(self, posterior=self.posterior + added, probs=probs)
+        unknown = torch.sigmoid(log_odds)  # π
+        probs = torch.lerp(self.probs, torch.full_like(self.probs, 1 / self.probs.shape[-1]), unknown.unsqueeze(-1))
+        believed = torch.sigmoid(-log_odds)  # 1 - π, without rounding
+        component, mixing = believed * self.component, believed * self.mixing
+        return replace(self, component=component, mixing=mixing, posterior=(entropy(probs) - component - mixing).clamp_min(0), probs=probs)
 
     @property
     def label(self) -> Tensor:  # (rows,)
@@ -116,19 +128,19 @@ class GaussianPredictive(Predictive):
     log_weights: Tensor | None = None  # (draws, rows, 1), summing to one over the draws
 
     @classmethod
-    def of(cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None) -> Self:
-        """From draws (outer, inner, rows, targets): means, the component's variance, the integrated last layer's variance.
+    def of(cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None, members: int = 1) -> Self:
+        """From draws (members * outer, inner, rows, targets): means, the component's variance, the integrated last layer's variance.
 
         `far` (rows, 1 or targets) is variance that more data around x would remove: it goes to the posterior.
         """
-        inner_mean = means.mean(1)  # (outer, rows, targets)
         component = noise.expand_as(means).mean((0, 1))
-        mixing = (spread.mean(1) + means.var(1, correction=0)).mean(0)
+        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)))
+        drawn = mixing + posterior  # never negative
+        posterior = posterior.clamp_min(0)
         added = torch.zeros_like(component) if far is None else far.expand_as(component)
-        total = component + mixing + inner_mean.var(0, correction=0)
-        component, mixing, posterior = split(total, component, mixing, means)
         variances = (noise + spread + added).expand_as(means)
-        return cls(component, mixing, posterior + added, means.flatten(0, 1), variances.flatten(0, 1))
+        integrated = spread.expand_as(means).mean((0, 1))
+        return cls(component, integrated + drawn - posterior, posterior + added, means.flatten(0, 1), variances.flatten(0, 1))
 
     @property
     def mean(self) -> Tensor:  # (rows, targets)
@@ -136,7 +148,8 @@ class GaussianPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:  # (rows, targets)
-        return weighted_mean(self.variances + (self.means - self.mean).square(), self.log_weights)
+        """Of y. The mixture of the draws at hand has a little less: its own mean varies with them."""
+        return self.total
 
     @property
     def std(self) -> Tensor:
@@ -172,6 +185,18 @@ class GaussianPredictive(Predictive):
         noise = torch.randn((n, rows, targets), generator=generator, dtype=self.means.dtype)
         return self.means.gather(0, pick) + self.variances.gather(0, pick).sqrt() * noise
 
+    def with_far_noise(self, t: Tensor, unit: Tensor) -> Self:
+        """The answer with the variance unit² exp(t) added, t (rows,) at most 0, unit (targets,).
+
+        What is added more data would settle. So it would the network's own noise, as far as the network is not believed there:
+        exp(t) is also the part of the aleatoric variance that counts as epistemic.
+        """
+        unknown, believed = t.exp().unsqueeze(-1), -torch.expm1(t).unsqueeze(-1)  # (rows, 1)
+        added = unit.square() * unknown
+        component, mixing = believed * self.component, believed * self.mixing
+        posterior = self.posterior + unknown * self.aleatoric + added
+        return replace(self, component=component, mixing=mixing, posterior=posterior, variances=self.variances + added)
+
     def rescale(self, shift: Tensor | float, scale: Tensor | float) -> Self:
         """The same answer for shift + scale * y: from standard units back to the original ones."""
         square = scale * scale
@@ -192,16 +217,35 @@ def entropy(probs: Tensor) -> Tensor:
     return -torch.xlogy(probs, probs).sum(-1)
 
 
-def split(total: Tensor, component: Tensor, mixing: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Component, mixing and posterior shares of a total, none negative, from nested draws (outer, inner, ...).
+def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
+    """Mixing and posterior variance of drawn means (members, outer, inner, rows, targets), both without bias; may be negative.
 
-    The spread of K inner means is too large by the inner variance over K; moving mixing / (K - 1) from posterior to mixing
-    is exact in expectation for variances, first order for entropies, and leaves the sum alone. One inner draw cannot
-    separate the two: all of it counts as posterior. With one outer draw there are no means to compare.
+    Members are all there are; within one, with v = the variance of inner draws and w = that of the means of `inner` draws:
+
+        mixing = v,    posterior = w - v / inner + (variance between members' means) - (1 - 1 / members) (w / outer)
+
+    One outer draw has no w: the error of a member's mean is v / inner, and only members differ. One inner draw has no v: all
+    is posterior, the sum is right.
     """
-    outer, inner = draws.shape[:2]
-    component = torch.minimum(component, total)
-    mixing = torch.minimum(mixing.clamp_min(0), total - component)
-    posterior = total - component - mixing
-    move = torch.minimum(posterior, mixing / (inner - 1)) if min(outer, inner) > 1 else torch.zeros_like(posterior)
-    return component, mixing + move, posterior - move
+    members, outer, inner = means.shape[:3]
+    inner_means = means.mean(2)
+    v = means.var(2).mean((0, 1)) if inner > 1 else torch.zeros_like(means[0, 0, 0])
+    w = inner_means.var(1).mean(0) if outer > 1 else v / inner  # of the mean of `inner` draws
+    between = inner_means.mean(1).var(0, correction=0) - (1 - 1 / members) * w / outer
+    return v, w - v / inner + between
+
+
+def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) each
+    """Mixing and posterior share of the total entropy, from probabilities (members, outer, inner, rows, classes); may be negative.
+
+    The entropy of a mean of K draws is too low by about one K-th of what it exceeds the draws' own by. The jackknife over inner
+    draws leaves an error of order 1 / inner² in the mixing share. `total`, the entropy of the mean of all draws, is taken as it
+    is, and so is too low by about (posterior within members + mixing / inner) / (members outer); the posterior share bears it.
+    """
+    inner, mean = probs.shape[2], probs.mean(2, keepdim=True)  # (members, outer, 1, rows, classes)
+    given = entropy(mean).mean((0, 1, 2))  # of y given ψ
+    if inner > 1:
+        # (inner - 1) (H(mean) - H(mean of all but one)), on average a divergence of the latter from the former: no cancellation
+        away = ((mean - probs) / ((inner - 1) * mean.clamp_min(torch.finfo(mean.dtype).tiny))).clamp_min(-1)
+        given = given + (inner - 1) * (mean * (torch.special.xlog1py(1 + away, away) - away)).sum(-1).mean((0, 1, 2))
+    return given - component, total - given

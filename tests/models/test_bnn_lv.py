@@ -288,7 +288,9 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
     inner = torch.from_numpy(stats.entropy(probs.numpy(), axis=-1)).mean((0, 1))
     of_means = torch.from_numpy(stats.entropy(probs.mean(1).numpy(), axis=-1)).mean(0)
     assert_close(p.component, inner, rtol=1e-10, atol=0)
-    assert_close(p.mixing, (of_means - inner) * 8 / 7, rtol=1e-10, atol=0)  # seven differences of eight draws
+    without = torch.stack([probs[:, [k for k in range(8) if k != t]].mean(1) for t in range(8)])  # the jackknife, draw by draw
+    corrected = 8 * of_means - 7 * torch.from_numpy(stats.entropy(without.numpy(), axis=-1)).mean((0, 1))
+    assert_close(p.mixing, corrected - inner, rtol=1e-10, atol=0)
     assert (p.epistemic > 0).all()
 
 

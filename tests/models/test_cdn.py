@@ -174,7 +174,7 @@ def test_tau_narrows_an_overwide_predictive_and_never_widens():
 
 
 def test_fixed_noise_is_taken_at_its_word():
-    model = build(Method("ml-cdn", noise=0.5, members=1), 4, TARGET, 0)
+    model = build(Method("ml-cdn", noise=0.5, members=1, far=0.0), 4, TARGET, 0)
     data = rows(TARGET)
     fit(model, data, Settings(steps=5, checks=0))
     assert_close(model.predict(data.x, 20, fork(0)).component, torch.full((30, 1), 0.25))

@@ -121,7 +121,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
         assert ((products.mean(0) - law.covariance_matrix).abs() < 4 * products.std(0) / math.sqrt(count)).all()
     noise = model.head.variance()[0].detach()
     assert_close(p.component, noise.expand(9, 2))
-    assert_close(p.mixing, p.means.var(0, correction=0))
+    assert_close(p.mixing, p.means.var(0))
     drawn = outputs(model, batch.x, numbers(5, count, 1, 6))
     chance, ours = log_prob(model, drawn, batch.y).exp(), p.log_prob(batch.y).exp()  # the joint density: targets hang together
     assert ((ours - chance.mean(0)).abs() < 5 * chance.std(0) * math.sqrt(2 / count)).all()

@@ -129,6 +129,7 @@ class Estimator(BaseEstimator, ABC):
             table, target, weights = table[kept], target[kept], weights[kept]
 
         task, truth = self._learn_y(target)
+        method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
         settings, members = self._settings(task, len(truth)), method.build(1, task, 0).members

@@ -48,7 +48,8 @@ METHODS: dict[str, type[Model]] = {
 class Method:
     """The light description of a method: Method("ml-cdn", lam=1e-5). Its options are those of the method's `Config`.
 
-    Every method takes `far` besides, far noise on its answer (see far.py); CDNs have it as an option of their own, switched on.
+    Every method takes `far` besides, far noise on its answer (see far.py), 0 for its bounds alone; CDNs have it as an option of
+    their own, switched on.
     """
 
     def __init__(self, name: str, **options: Any):
@@ -70,7 +71,12 @@ class Method:
     def build(self, inputs: int, task: Task, seed: int) -> Model:
         config = self.config()
         model = METHODS[self.name](inputs, task, config, seed)  # type: ignore[call-arg]
-        return model if hasattr(config, "far") or not self.options.get("far") else WithFar(model, self.options["far"])
+        far = self.options.get("far")
+        return model if hasattr(config, "far") or far is None else WithFar(model, far)
+
+    def with_limits(self) -> "Method":
+        """The same with bounds on its answers about targets (see limits.py). CDNs always have them."""
+        return self if "far" in self.options or hasattr(self.config(), "far") else Method(self.name, **self.options, far=0.0)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         return {"name": self.name, **self.options}

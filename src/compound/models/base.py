@@ -32,9 +32,9 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, n: "int | Draws") -> "Draws":
-        """A plain number of draws in all is divided by five where that leaves no rest: 100 is 20 x 5, 7 is 7 x 1."""
+        """A plain number asks for at least so many: five inner ones each, 100 is 20 x 5 and so is 99; 7 is 7 x 1, too few to nest."""
         if isinstance(n, int):
-            n = Draws(n // 5, 5) if n >= 10 and n % 5 == 0 else Draws(n, 1)
+            n = Draws(-(-n // 5), 5) if n >= 10 else Draws(n, 1)
         if n.outer < 1 or n.inner < 1:
             raise ValueError(f"n is {tuple(n)}: ask for at least one draw")
         return n

@@ -178,6 +178,7 @@ class _CDN(Model):
         y = data.y[judges]
         if some:
             self.likelihood.calibrate(draws, y, mask)
+        self.likelihood.bound(draws, data.y[trained(data)])
         if not self.config.far:
             return
         distance = learn_distance(self.far, data, judges, generator)

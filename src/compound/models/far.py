@@ -9,13 +9,13 @@ Classes: with log-odds t(x) nothing is known and all classes are alike, so the l
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
 
 from compound.models.base import Draws, Loss, Model, OptimizerSettings, trained
+from compound.models.limits import Limits
 from compound.nn import FarNoise
 from compound.nn.networks import saturated
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -88,7 +88,7 @@ class WithFar(Model):
         self.inner, self.strength = inner, far
         self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
         self.method, self.config = inner.method, inner.config  # type: ignore[misc]
-        self.far = FarNoise(inner.inputs)
+        self.far, self.limits = FarNoise(inner.inputs), Limits(self.task.size)
         self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1))
 
     def start(self, data: Batch, generator: Generator) -> None:
@@ -109,11 +109,13 @@ class WithFar(Model):
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
         self.inner.finish(data, generator)
-        if not self.strength:
-            return
         held = data.weight.reshape(-1, len(data)) == 0 if data.weight is not None else torch.zeros(1, len(data), dtype=torch.bool)
         judges = judging(data, held, generator)
         plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
+        if isinstance(plain, GaussianPredictive):
+            self.limits.fit(data.y[trained(data)], plain)
+        if not self.strength:
+            return
 
         def scores(t: Tensor | None) -> Tensor:
             return (plain if t is None else self._noisy(plain, t)).log_prob(y).mean().reshape(1)
@@ -122,13 +124,14 @@ class WithFar(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         plain = self.inner.answer(x, n, generator)
+        if isinstance(plain, GaussianPredictive):
+            plain = self.limits(plain)
         return self._noisy(plain, self.far(saturated(x))) if self.far.fitted else plain
 
     def _noisy(self, plain: Predictive, t: Tensor) -> Predictive:
         """The answer with far noise of loudness t (rows,)."""
         if isinstance(plain, GaussianPredictive):
-            added = self.unit.square() * t.exp().unsqueeze(-1)  # (rows, targets)
-            return replace(plain, posterior=plain.posterior + added, variances=plain.variances + added)
+            return plain.with_far_noise(t, self.unit)
         return cast(CategoricalPredictive, plain).doubted(t)
 
     def row_numbers(self, n: Draws) -> int:

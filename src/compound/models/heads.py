@@ -66,7 +66,7 @@ class Softmax(Head):
         return functional.cross_entropy(f, y) if weight is None and f.ndim == 2 else super().nll(f, y, weight)
 
     def predictive(self, f: Tensor) -> CategoricalPredictive:
-        return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1))
+        return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1), len(f))
 
 
 class OneNoise(Head):
@@ -99,7 +99,7 @@ class OneNoise(Head):
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
         noise = self._shaped(f).expand(*f.shape[:2], 1, 1, self.outputs).flatten(0, 1)
-        return GaussianPredictive.of(f.flatten(0, 1), noise, torch.zeros_like(noise))
+        return GaussianPredictive.of(f.flatten(0, 1), noise, torch.zeros_like(noise), members=len(f))
 
 
 class RowNoise(Head):
@@ -125,4 +125,4 @@ class RowNoise(Head):
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
         mean, variance = self.split(f.flatten(0, 1))
-        return GaussianPredictive.of(mean, variance, variance.new_zeros(()).expand_as(variance))
+        return GaussianPredictive.of(mean, variance, variance.new_zeros(()).expand_as(variance), members=len(f))

@@ -15,8 +15,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.distributions import gaussian_log_prob
+from compound.models.limits import Limits
 from compound.nn import Gaussian
-from compound.nn.softmax import expected_softmax
+from compound.nn.softmax import expected_entropy, expected_softmax
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import Streams, Task, log_mean_exp, normal
 
@@ -57,6 +58,9 @@ class Likelihood(nn.Module, ABC):
     def calibrate(self, draws: tuple[Tensor, Tensor], y: Tensor, held: Tensor) -> None:
         """Use held-out rows, marked by 1 in held (members, rows), to correct the spread of the predictive."""
 
+    def bound(self, draws: tuple[Tensor, Tensor], y: Tensor) -> None:
+        """Learn the bounds of the answer from training targets and the draws of some of their rows."""
+
     @abstractmethod
     def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> Predictive:
         """All members' draws as one answer."""
@@ -89,6 +93,7 @@ class GaussianLikelihood(Likelihood):
         self.register_buffer("floor", torch.zeros(targets))
         self.register_buffer("unit", torch.ones(targets))
         self.register_buffer("tau", torch.ones(()))
+        self.limits = Limits(targets)
 
     def start(self, y: Tensor) -> None:
         spread = y.double().std(0, correction=0)  # (targets,)
@@ -137,13 +142,18 @@ class GaussianLikelihood(Likelihood):
         scores = [float((held * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
         self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
 
+    def bound(self, draws: tuple[Tensor, Tensor], y: Tensor) -> None:
+        self.limits.fit(y, self.predictive(draws, None))
+
     def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> GaussianPredictive:
-        means, spread = (draw.flatten(0, 1) for draw in draws)  # (outer, inner, rows, targets)
-        centre = means.mean((0, 1), keepdim=True)
+        means, spread = draws  # (members, outer, inner, rows, targets)
+        centre = means.mean((1, 2), keepdim=True)  # each member's own, as `calibrate` has it
+        means = (centre + self.tau * (means - centre)).flatten(0, 1)
         square = self.tau.square()
-        noise = self.variance().repeat_interleave(len(means) // len(self.log_noise), 0)[:, None, None]  # of each draw's member
-        far = None if t is None else self.unit.square() * t.exp().unsqueeze(-1)
-        return GaussianPredictive.of(centre + self.tau * (means - centre), square * noise + self.floor, square * spread, far)
+        noise = self.variance().repeat_interleave(len(means) // len(draws[0]), 0)[:, None, None]  # of each draw's member
+        answer = GaussianPredictive.of(means, square * noise + self.floor, square * spread.flatten(0, 1), members=len(draws[0]))
+        answer = self.limits(answer)
+        return answer if t is None else answer.with_far_noise(t, self.unit)
 
 
 class CategoricalLikelihood(Likelihood):
@@ -193,9 +203,12 @@ class CategoricalLikelihood(Likelihood):
         return expected_softmax(logits, std) if self.last_layer == "integrate" else torch.softmax(logits, -1)
 
     def predictive(self, draws: tuple[Tensor, Tensor], t: Tensor | None) -> CategoricalPredictive:
-        logits, std = draws
-        logs = _log(self._probs(logits, std)) if self.last_layer == "integrate" else torch.log_softmax(logits, -1)
-        answer = CategoricalPredictive.of(logs.flatten(0, 1))
+        logits, std = (draw.flatten(0, 1) for draw in draws)
+        if self.last_layer == "integrate":
+            component = expected_entropy(logits, std).mean((0, 1))
+            answer = CategoricalPredictive.of(_log(self._probs(logits, std)), len(draws[0]), component=component)
+        else:
+            answer = CategoricalPredictive.of(torch.log_softmax(logits, -1), len(draws[0]), self.last_draws)
         return answer if t is None else answer.doubted(t)
 
 

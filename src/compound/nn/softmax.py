@@ -1,4 +1,4 @@
-"""The expected softmax of independent Gaussian logits, exactly, by two one-dimensional integrals.
+"""The expected softmax of independent Gaussian logits and its expected entropy, exactly, by one-dimensional integrals.
 
 Gumbel-max: softmax_k(z) = P(z_k + G_k is the largest). With F_j, f_j the cdf and density of z_j + G_j,
 
@@ -11,11 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+EULER = 0.5772156649015329
 NUMBERS = 2**22  # of the (rows, classes, u, nodes) array held at once
 
 
 def expected_softmax(mean: Tensor, std: Tensor) -> Tensor:  # (..., classes)
     """E softmax(z) for z_j ~ N(mean_j, std_j²) independent; errors below 1e-8 for std up to 30 in float64."""
+    return _integrals(mean, std)[0].reshape(mean.shape)
+
+
+def expected_entropy(mean: Tensor, std: Tensor) -> Tensor:  # (...)
+    """E of the entropy of softmax(z), likewise: E log-sum-exp(z) - Σ_k E z_k softmax_k(z).
+
+    By Gumbel-max again E log-sum-exp(z) is the mean of the largest z_j + G_j less Euler's constant.
+    """
+    return _integrals(mean, std)[1].reshape(mean.shape[:-1])
+
+
+def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, classes), (rows,)
     largest = float(std.detach().max())
     nodes, weights = _nodes(largest)
     nodes, weights = nodes.to(mean), weights.to(mean)
@@ -25,7 +38,8 @@ def expected_softmax(mean: Tensor, std: Tensor) -> Tensor:  # (..., classes)
     points = math.ceil(float((high - low).max()) / 0.25) + 1
     chunk = max(1, NUMBERS // (mean.shape[-1] * points * len(nodes)))
     pieces = zip(flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True)
-    return torch.cat([_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces]).reshape(mean.shape)
+    probs, entropies = zip(*(_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces), strict=True)
+    return torch.cat(probs), torch.cat(entropies)
 
 
 def _nodes(largest: float) -> tuple[Tensor, Tensor]:
@@ -38,15 +52,21 @@ def _nodes(largest: float) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
 
 
-def _rows(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nodes: Tensor, weights: Tensor) -> Tensor:
+def _rows(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     step = (high - low) / (points - 1)  # (rows,)
     u = low.unsqueeze(-1) + step.unsqueeze(-1) * torch.arange(points, dtype=mean.dtype)  # (rows, points)
     z = mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes  # (rows, classes, nodes)
     gap = (z.unsqueeze(-2) - u[:, None, :, None]).clamp_max(50)  # (rows, classes, points, nodes)
     tail = gap.exp()
     cdf = (-tail).exp() @ weights  # (rows, classes, points)
-    density = (gap - tail).exp() @ weights
+    density = (gap - tail).exp()
     log_cdf = cdf.clamp_min(torch.finfo(cdf.dtype).tiny).log()
     others = (log_cdf.sum(-2, keepdim=True) - log_cdf).exp()
-    inner = density * others
-    return (inner.sum(-1) - 0.5 * (inner[..., 0] + inner[..., -1])) * step.unsqueeze(-1)
+    inner = (density @ weights) * others
+
+    def integral(values: Tensor) -> Tensor:  # (rows, ..., points) -> (rows, ...), by the trapezoid rule
+        return (values.sum(-1) - 0.5 * (values[..., 0] + values[..., -1])) * step.reshape(-1, *[1] * (values.ndim - 2))
+
+    weighted = ((density * z.unsqueeze(-2)) @ weights) * others  # of E z_k softmax_k(z)
+    largest = (inner * u.unsqueeze(1)).sum(1)
+    return integral(inner), integral(largest) - EULER - integral(weighted).sum(-1)

@@ -1,0 +1,139 @@
+"""The split of uncertainty where the truth is known: no share is wrong on average, however few the inner draws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy, entropy_parts, variance_parts
+from compound.types import fork
+
+DOUBLE = torch.float64
+REPETITIONS = 1000  # as rows
+
+
+def noise(variance: float, shape: tuple[int, ...], seed: int) -> Tensor:
+    return math.sqrt(variance) * torch.randn(*shape, generator=fork(seed, "split"), dtype=DOUBLE)
+
+
+def right(values: Tensor, truth: float, bound: float = 0.0) -> bool:
+    """Whether the mean of the repetitions lies within three standard errors of the truth, and a bound on its bias."""
+    return abs(float(values.mean()) - truth) <= 3 * float(values.std()) / math.sqrt(len(values)) + bound + 1e-12
+
+
+# component, mixing drawn, mixing integrated, posterior drawn within members, far
+PARTS = [
+    (0.3, 2.0, 0.0, 0.5, 0.0), (0.0, 0.0, 4.0, 1.0, 0.0), (0.1, 1.0, 4.0, 0.0, 2.0), (0.2, 0.0, 0.0, 0.0, 0.0), (1.0, 3.0, 1.0, 0.1, 0.7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("members, outer, inner", [(1, 20, 5), (1, 20, 20), (3, 4, 5), (5, 1, 20), (2, 10, 1), (1, 1, 20)])
+def test_variances(parts, members, outer, inner):
+    component, mixing, integrated, posterior, far = parts
+    posterior = posterior if outer > 1 else 0.0  # one draw of ψ is all there is
+    centres = torch.arange(members, dtype=DOUBLE)  # members differ by what they are, not by chance
+    rows = (REPETITIONS, 1)
+    psi = centres.repeat_interleave(outer)[:, None, None, None] + noise(posterior, (members * outer, 1, *rows), 1)
+    means = psi + noise(mixing, (members * outer, inner, *rows), 2)
+    epistemic = posterior + float(centres.var(correction=0))
+
+    drawn, between = variance_parts(means.unflatten(0, (members, -1)))
+    if inner > 1:
+        assert right(drawn, mixing) and right(between, epistemic)
+    else:  # one inner draw cannot tell the two apart
+        assert right(drawn + between, mixing + epistemic)
+
+    ones = torch.ones((), dtype=DOUBLE)
+    p = GaussianPredictive.of(means, component * ones, integrated * ones, far * torch.ones(REPETITIONS, 1, dtype=DOUBLE), members)
+    assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
+    assert (p.mixing >= integrated * (1 - 1e-12)).all() and (p.posterior >= far).all()  # what is known exactly is not corrected away
+    assert_close(p.component, torch.full_like(p.component, component))
+    assert_close(p.total, component + integrated + far + drawn + between, rtol=1e-12, atol=1e-12)
+    assert right(p.variance, component + integrated + far + mixing + epistemic)
+
+
+def test_an_integrated_last_layer_does_not_hide_the_posterior():
+    """Posterior variance 1 beside an integrated variance of 4, 40 x 5 draws: nearly every row shows it."""
+    means = noise(1.0, (40, 1, REPETITIONS, 1), 3).expand(-1, 5, -1, -1)
+    p = GaussianPredictive.of(means, torch.tensor(0.1, dtype=DOUBLE), torch.tensor(4.0, dtype=DOUBLE))
+    assert right(p.posterior, 1.0) and (p.posterior > 0.3).all()
+
+
+NODES, WEIGHTS = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(80))
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def binary(p: Tensor) -> Tensor:
+    return entropy(torch.stack([p, 1 - p], -1))
+
+
+def truth(centre: float, posterior: float, hidden: float, logit: float) -> tuple[float, float, float]:
+    """Component, mixing and posterior share of sigmoid(centre + noise), by Gauss-Hermite quadrature."""
+    psi = centre + math.sqrt(posterior) * NODES
+    p = torch.sigmoid(psi[:, None] + math.sqrt(hidden + logit) * NODES)  # (ψ, θ)
+    given = p @ WEIGHTS
+    component, within, total = float(WEIGHTS @ (binary(p) @ WEIGHTS)), float(WEIGHTS @ binary(given)), float(binary(WEIGHTS @ given))
+    return component, within - component, total - within
+
+
+LOGITS = [(0.5, 0.6, 0.0, 0.0), (0.5, 0.0, 1.0, 0.0), (-1.0, 0.3, 0.0, 2.0), (0.0, 1.0, 0.5, 0.5), (2.0, 0.2, 3.0, 1.0)]
+
+
+@pytest.mark.parametrize("parts", LOGITS, ids=str)
+@pytest.mark.parametrize("outer, inner", [(20, 5), (20, 20), (40, 1)])
+def test_entropies(parts, outer, inner):
+    """Logits come in antithetic pairs that share their hidden draw: a pair is one inner draw, not two."""
+    centre, posterior, hidden, logit = parts
+    pair = noise(logit, (outer, inner, 1, REPETITIONS), 3)
+    z = centre + noise(posterior, (outer, 1, 1, REPETITIONS), 1) + noise(hidden, (outer, inner, 1, REPETITIONS), 2)
+    z = (z + torch.cat([pair, -pair], 2)).flatten(1, 2)  # (outer, 2 inner, rows)
+    logs = torch.nn.functional.logsigmoid(torch.stack([z, -z], -1))
+    p = CategoricalPredictive.of(logs, paired=2)
+
+    component, mixing, epistemic = truth(*parts)
+    units = logs.exp().unflatten(1, (-1, 2)).mean(2).unsqueeze(0)
+    own = -(logs.exp() * logs).sum(-1).mean((0, 1))
+    total = entropy(p.probs)
+    drawn, between = entropy_parts(units, own, total)
+    low = (epistemic + mixing / inner) / outer  # by which the entropy of a mean of draws is too low, to first order
+    assert right(own, component)
+    if inner > 1:
+        assert right(drawn, mixing, mixing / inner**2) and right(between, epistemic, 1.5 * low + mixing / inner**2)
+    else:
+        assert right(drawn + between, mixing + epistemic, 1.5 * low)
+    assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
+    assert_close(p.total, total, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("log_odds", [-20.0, -1.0, 0.0, 30.0])
+def test_unknown_inputs_are_epistemic(log_odds):
+    """Where the network is believed with probability 1 - π only that part of its noise counts, also where it was uniform itself."""
+    probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
+    p = CategoricalPredictive.of(probs.log()[None, None]).doubted(torch.full((2,), log_odds, dtype=DOUBLE))
+    believed = 1 / (1 + math.exp(log_odds))
+    assert_close(p.aleatoric, believed * entropy(probs), rtol=1e-9, atol=1e-15)
+    assert_close(p.total, entropy(p.probs), rtol=1e-12, atol=1e-12)
+    if log_odds == 30:
+        assert_close(p.epistemic, torch.full((2,), math.log(2), dtype=DOUBLE), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("t", [-30.0, -1.0, 0.0])
+def test_far_noise_turns_the_networks_own_noise_into_what_is_not_known(t):
+    ones = torch.ones(3, 4, 2, 1, dtype=DOUBLE)
+    plain = GaussianPredictive.of(noise(1.0, (3, 4, 2, 1), 1), ones, 2 * ones)
+    p = plain.with_far_noise(torch.full((2,), t, dtype=DOUBLE), torch.tensor([3.0], dtype=DOUBLE))
+    assert_close(p.total, plain.total + 9 * math.exp(t), rtol=1e-12, atol=0)
+    assert_close(p.aleatoric, (1 - math.exp(t)) * plain.aleatoric, rtol=1e-9, atol=1e-12)
+    assert_close(p.variances, plain.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
+
+
+def test_counts_of_draws_do_not_change_what_is_split():
+    from compound.models import Draws
+
+    assert {Draws.of(n).inner for n in range(10, 300)} == {5}
+    assert all(n <= math.prod(Draws.of(n)) < n + 5 for n in itertools.chain(range(1, 300), [10**6 + 1]))
