@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from compound import predictive
+from compound.models import Draws, Method, build
 from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy, entropy_parts, variance_parts
-from compound.types import fork
+from compound.types import Task, fork
 
 DOUBLE = torch.float64
 REPETITIONS = 1000  # as rows
@@ -133,7 +135,44 @@ def test_far_noise_turns_the_networks_own_noise_into_what_is_not_known(t):
 
 
 def test_counts_of_draws_do_not_change_what_is_split():
-    from compound.models import Draws
-
     assert {Draws.of(n).inner for n in range(10, 300)} == {5}
     assert all(n <= math.prod(Draws.of(n)) < n + 5 for n in itertools.chain(range(1, 300), [10**6 + 1]))
+
+
+def few_and_many(name: str, kind: str, monkeypatch):
+    """A network with random weights and lively noise: shares from few draws, many times over, and once from many."""
+    options = {"bnn-lv": {"prior_variance": 1.0}}.get(name, {"hyper": (8,), "log_col": (-1.0,), "members": 2, "far": 0.0})
+    model = build(Method(name, widths=(10,), **options), 3, Task(kind, 2), seed=1).double()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
+                parameter.fill_(-1.0)  # a wide posterior
+    if kind == "targets":
+        getattr(model, "likelihood", getattr(model, "head", None)).start(torch.randn(50, 2, generator=fork(0), dtype=DOUBLE))
+    x = torch.randn(4, 3, generator=fork(2), dtype=DOUBLE)
+    raw = []
+
+    def spied(parts):
+        def spy(*arguments):
+            raw.append(torch.stack(parts(*arguments)))
+            return parts(*arguments)
+
+        return spy
+
+    monkeypatch.setattr(predictive, "variance_parts", spied(variance_parts))
+    monkeypatch.setattr(predictive, "entropy_parts", spied(entropy_parts))
+    for k in range(150):
+        model.predict(x, Draws(16, 5), fork(k, "few"))
+    model.predict(x, Draws(1200, 60), fork(0, "many"))
+    return torch.stack(raw[:-1]), raw[-1]
+
+
+@pytest.mark.parametrize("kind", ["targets", "classes"])
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "bnn-lv"])
+def test_methods_that_nest_their_draws(name, kind, monkeypatch):
+    """Mixing and posterior before they are cut off at 0: on average the same from 16 x 5 draws as from 1,200 x 60."""
+    few, many = few_and_many(name, kind, monkeypatch)
+    error = 4 * few.std(0) / math.sqrt(len(few)) * math.sqrt(1 + len(few) * 80 / 72_000)  # many draws err a little, too
+    mixing, posterior = many.abs()
+    bias = 0.0 if kind == "targets" else 1.5 * (posterior + mixing / 5) / 16 + mixing / 5**2  # as `entropy_parts` says
+    assert ((few.mean(0) - many).abs() <= error + bias + 1e-9).all()

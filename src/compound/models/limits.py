@@ -7,7 +7,8 @@ the target, variances grow by orders of magnitude and would be called noise. Bef
     aleatoric variance <= MULTIPLE times the largest on training rows,
     variance <= MULTIPLE² times the largest on training rows, and <= (LARGEST standard deviations of the target)²,
 
-and what was aleatoric beyond its bound is epistemic: nothing like it was seen. Rows within the bounds keep their bits.
+and what was aleatoric beyond its bound is epistemic: nothing like it was seen. So is the square of what a mean is
+moved by. Rows within the bounds keep their bits.
 """
 
 from dataclasses import replace
@@ -49,7 +50,8 @@ class Limits(nn.Module):
     def forward(self, answer: GaussianPredictive) -> GaussianPredictive:
         tiny = torch.finfo(answer.means.dtype).tiny
         clamped = answer.means.clamp(self.low, self.high)
-        variances = torch.minimum(answer.variances, self.total)
+        # a mean that had to be moved is wrong by at least about as much
+        variances = torch.minimum(answer.variances + (answer.means - clamped).square(), self.total)
         mean = weighted_mean(clamped, answer.log_weights)
         total = weighted_mean(variances + (clamped - mean).square(), answer.log_weights)  # of the bounded mixture
         shrink = (self.total / total.clamp_min(tiny)).clamp_max(1)  # (rows, targets)
