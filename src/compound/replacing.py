@@ -1,0 +1,112 @@
+"""Directories put in place of others: a reader finds the old one or the new one, also while savers compete or are cut off."""
+
+import errno
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+TRIES = 100  # to replace, or to read what others replace
+YOUNG = 60.0  # seconds that a directory being written is left alone whatever its lock says
+
+
+def beside(path: Path, word: str) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{word}")  # tempfile would make it unreadable to others
+
+
+def marked(path: Path, word: str) -> list[Path]:
+    """What saves of this path, running or cut off, have left beside it."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.{word}")
+    try:
+        return sorted(entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name))
+    except OSError:
+        return []
+
+
+def replace(fresh: Path, path: Path) -> None:
+    """A directory cannot be replaced in one move: the former one goes aside, and until `fresh` has left its own name `place` finds it."""
+    former = fresh.with_suffix(".old")
+    for _ in range(TRIES):
+        try:
+            os.rename(fresh, path)
+            return
+        except OSError as error:  # somebody is there: the former model, or another saver's
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        shutil.rmtree(former, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another saver has just moved it
+            os.rename(path, former)
+    raise ValueError(f"{path} is replaced all the time by other processes: wait for them and save again")
+
+
+class Place(NamedTuple):
+    """Where a directory is, and a mark that changes when it is replaced; None where there is none."""
+
+    path: Path
+    mark: tuple[int, ...] | None
+
+
+def place(path: Path) -> Place:
+    """Where the model is.
+
+    Where a save stands or was cut off between its two moves the former model is whole, and the new one still beside it. A former one
+    alone is rubbish, left over from a save that was cut off later: whoever has deleted the model since does not want it back.
+    """
+    for where in (path, *(old for old in marked(path, "old") if old.with_suffix(".new").exists())):
+        with suppress(OSError):
+            found = os.stat(where)
+            return Place(where, (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
+    return Place(path, None)
+
+
+def sweep(path: Path) -> None:
+    """Delete what saves left beside this path that were cut off."""
+    for old in (*marked(path, "old"), path.with_name(f".{path.name}.old")):
+        if not alive(old.with_suffix(".new")):
+            shutil.rmtree(old, ignore_errors=True)
+    for new in marked(path, "new"):
+        with suppress(OSError):
+            if new.is_dir() and time.time() - os.stat(new).st_mtime > YOUNG and not alive(new):
+                shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A directory marked as in use: the system takes the lock away when the process ends, however it does."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network drives have no locks; there age alone tells
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def alive(path: Path) -> bool:
+    """Whether a process is writing this directory."""
+    try:
+        if fcntl is None:
+            return time.time() - os.stat(path).st_mtime < 60 * YOUNG
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
