@@ -29,7 +29,7 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "models": {"types", "distributions", "predictive", "nn", "attacks"},
     "models.files": {"types", "models", "nn", "predictive", "persist", "schema"},  # models on disk
     "gradients": set(),
-    "train": {"types", "models.base", "persist", "schema", "gradients"},
+    "train": {"types", "models.base", "models.files", "persist", "schema", "gradients"},
     "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics", "schema"},
     "bench": BELOW_BENCH | {"models.files"},
     "tables": BELOW_BENCH | {"bench"},

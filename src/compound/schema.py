@@ -50,6 +50,7 @@ def one_of(*values: Any) -> Rule:
     return leaf(f"one of {', '.join(map(repr, values))}", lambda value: any(type(value) is type(v) and value == v for v in values))
 
 
+real = leaf("a number", lambda value: type(value) in (int, float))  # NaN and infinity too
 truth = leaf("true or false", lambda value: isinstance(value, bool))
 nothing = leaf("null", lambda value: value is None)
 anything = Rule("anything", lambda value, where: None)
@@ -103,9 +104,21 @@ def record(fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = Non
 
 def mapping(rule: Rule) -> Rule:
     """A dict from any text to values of one kind."""
+    names = leaf("text as a name", lambda value: isinstance(value, str))
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        entries(rule).check(value, where)
+        for name in value:
+            names.check(name, where)
+
+    return Rule("a record", check)
+
+
+def entries(rule: Rule) -> Rule:
+    """A dict whose values are of one kind."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict):
             raise ValueError(f"{where} is {reprlib.repr(value)}, not a record")
         for name, entry in value.items():
             rule.check(entry, f"{where}.{reprlib.repr(name)}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from compound.models import Model
+from compound.models.sound import flaw
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import fork
 
@@ -27,6 +28,13 @@ def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
         padded = torch.cat([part, part[-1:].expand(BLOCK - len(part), -1)])
         answer = model.predict(padded, DRAWS[model.task.kind], fork(seed, "ask"))
         yield first(answer, len(part))
+
+
+def sound(answer: P) -> P:
+    """The answer, if it is one."""
+    if wrong := flaw(answer):
+        raise ValueError(f"the model has no answer ({wrong}): training went astray or its file was made up, fit again with a smaller lr")
+    return answer
 
 
 def first(answer: P, rows: int) -> P:

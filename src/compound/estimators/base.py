@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from compound.data.encoder import Encoder, is_words
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK, answers
+from compound.estimators.asking import BLOCK, answers, sound
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method, Model
 from compound.predictive import Predictive
@@ -243,7 +243,7 @@ class Estimator(BaseEstimator, ABC):
     def _answers(self, X: Any) -> Iterator[Predictive]:
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
-        return map(self._finished, answers(self.model_, self._encoded(X), self.seed_))
+        return (sound(self._finished(answer)) for answer in answers(self.model_, self._encoded(X), self.seed_))
 
     @abstractmethod
     def _finished(self, answer: Predictive) -> Predictive:

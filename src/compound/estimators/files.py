@@ -19,11 +19,11 @@ from compound.estimators.calibration import Intervals, Sets, Temperature
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method
 from compound.models.files import check as check_model
-from compound.models.files import check_finite, check_options, compare, describe, rebuild, specs, without_memory
+from compound.models.files import check_finite, check_options, compare_module, describe, rebuild, specs, without_memory
 from compound.models.sound import probe
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import anything, either, leaf, many, mapping, nothing, number, one_of, record, text, truth, whole
+from compound.schema import anything, either, many, mapping, nothing, number, one_of, real, record, text, truth, whole
 from compound.train import History
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ PARAMETERS = record(
 SCALE = number(1e-300)  # divided by
 NUMBER = record({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": truth}, {"boolean": truth}, more=True)
 CATEGORY = record({"name": text(), "values": many(either(text(), nothing)), "rest": truth}, more=True)
-PAST = leaf("a number or null", lambda value: value is None or type(value) in (int, float))  # not used to answer: may be infinite
+PAST = either(real, nothing)  # not used to answer: may be infinite
 WORDS = record(
     {
         "estimator": one_of(*TASKS),
@@ -154,7 +154,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         raise ValueError(f"its columns make {width} numbers, the model takes {inputs}")
     with without_memory():
         far = FarNoise(inputs)
-    compare(far, found, "far.")
+    compare_module(far, _under(found, "far."))
     scores = found.get("scores")
     if scores is None or scores.dtype is not torch.float64 or scores.shape[1:] != ((size,) if kind == "targets" else ()):
         raise ValueError(f"the tensor 'scores' is missing or has the wrong type or shape ({scores})")

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from compound.estimators.asking import answers
+from compound.estimators.asking import answers, sound
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import before, quantile, score
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -105,7 +105,7 @@ def strange(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
 
 
 def _answers(estimator: Estimator, x: Tensor) -> Iterator[Predictive]:
-    return map(estimator._finished, answers(estimator.model_, x, estimator.seed_))
+    return (sound(estimator._finished(answer)) for answer in answers(estimator.model_, x, estimator.seed_))
 
 
 def _best(estimator: Estimator, answer: Predictive) -> dict[str, Array]:

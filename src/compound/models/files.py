@@ -74,7 +74,9 @@ def check(config: Any, found: Mapping[str, Spec]) -> None:
         raise ValueError(f"no tensor is for {members} members")
     with without_memory():
         model = _built(config)
-    compare(model, found)
+    if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
+        model.double()  # turned to float64 as a whole after it was built
+    compare_module(model, found)
     held = sum(spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs(model.state_dict()).values())
     everything = sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
     if everything - held > EXTRA:
@@ -90,26 +92,28 @@ def check_options(method: str, options: Any) -> None:
     record({}, {"far": number(0), **fields_of(METHODS[method].Config, SIZES, COUNTS)}).check(options, "options")
 
 
-def compare(module: torch.nn.Module, found: Mapping[str, Spec], prefix: str = "") -> None:
-    """Names, types and shapes of tensors as the module's. A size of 0 in a fresh module is one that data decide."""
-    wanted = {prefix + name: spec for name, spec in specs(module.state_dict()).items()}
-    mine = {name: spec for name, spec in found.items() if name.startswith(prefix)}
-    for name in mine.keys() - wanted.keys():
-        raise ValueError(f"there is a tensor {name!r}, which this model has not")
-    for name in sorted(wanted.keys() - mine.keys()):
-        if 0 not in wanted[name].shape:  # those of a fresh module may be new since the file was written: loading decides
-            raise ValueError(f"the tensor {name!r} is missing")
-    # all of float32, or turned to float64 as a whole
-    double = all(spec.dtype is torch.float64 for spec in mine.values() if spec.dtype.is_floating_point)
-    for name, (dtype, shape) in mine.items():
-        fresh = wanted[name]
-        if dtype is not (torch.float64 if double and fresh.dtype.is_floating_point else fresh.dtype):
-            raise ValueError(f"the tensor {name!r} is of {dtype}, not {fresh.dtype}")
-        if len(shape) != len(fresh.shape) or any(a != b for a, b in zip(shape, fresh.shape, strict=True) if b):
-            raise ValueError(f"the tensor {name!r} has shape {shape}, it does not fit {fresh.shape}")
+def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
+    """Names, types and shapes of tensors as the module has them."""
+    compare(specs(module.state_dict()), found)
     for name, part in module.named_modules():
         if isinstance(part, FarNoise):
-            _compare_far(found, f"{prefix}{name}." if name else prefix)
+            _compare_far(found, f"{name}." if name else "")
+
+
+def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
+    """A size of 0 in what is wanted, a fresh module's, is one that data decide."""
+    for name in sorted(found.keys() - wanted.keys()):
+        raise ValueError(f"there is a tensor {name!r}, which has no place")
+    for name, (dtype, shape) in wanted.items():
+        if name not in found:
+            if 0 in shape:
+                continue  # may be newer than the file: `load_state_dict` decides
+            raise ValueError(f"the tensor {name!r} is missing")
+        if found[name].dtype is not dtype:
+            raise ValueError(f"the tensor {name!r} is of {found[name].dtype}, not {dtype}")
+        mine = found[name].shape
+        if len(mine) != len(shape) or any(a != b for a, b in zip(mine, shape, strict=True) if b):
+            raise ValueError(f"the tensor {name!r} has shape {mine}, it does not fit {shape}")
 
 
 def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
@@ -135,20 +139,26 @@ def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
 
 
 def rebuild(bundle: persist.Bundle) -> Model:
-    """A fresh model of the description, filled with the saved tensors and tried; `check` has seen both."""
-    check_finite(bundle.tensors)
+    """A fresh model of the description, filled with the saved tensors; `check` has seen both."""
+    model = _built(bundle.config)
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if name in bundle.tensors:  # a model turned to float64 after it was built comes back as float64
+            value.data = value.data.to(bundle.tensors[name].dtype)
+    fill(model, bundle.tensors)
+    return model
+
+
+def fill(model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """The tensors put into the model, which is then asked on trial."""
+    check_finite(tensors)
+    compare_module(model, specs(tensors))
     try:
-        model = _built(bundle.config)
-        for name, value in chain(model.named_parameters(), model.named_buffers()):
-            if name in bundle.tensors:  # a model turned to float64 after it was built comes back as float64
-                value.data = value.data.to(bundle.tensors[name].dtype)
-        model.load_state_dict(bundle.tensors)
+        model.load_state_dict(tensors)
         answer = tried(model)
     except (RuntimeError, LookupError, ArithmeticError) as error:
         raise ValueError(f"the tensors do not fit the method ({error})") from error
     if answer is not None and (wrong := flaw(answer)):
         raise ValueError(f"asked on trial, {wrong}")
-    return model
 
 
 def _built(config: Mapping[str, Any]) -> Model:
