@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import reprlib
 import shutil
 import stat
 import time
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from compound import __version__
 from compound.replacing import TRIES, beside, locked, place, replace, sweep
-from compound.schema import anything, many, one_of, record, text, whole
+from compound.schema import anything, many, mapping, one_of, record, text, whole
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
@@ -54,6 +55,13 @@ class Spec(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class Header(NamedTuple):
+    """What a safetensors file says of itself."""
+
+    metadata: Any
+    layout: dict[str, Spec]
 
 
 Check = Callable[[Any, Mapping[str, Spec]], None]  # raises ValueError where words or tensors are not as they must be
@@ -118,7 +126,7 @@ def _loaded(path: Path, check: Check | None) -> Bundle:
     FRAME.check(words, str(path / CONFIG))
     with _opened(path / TENSORS, BYTES) as file:
         try:
-            layout = _layout(file)
+            layout = _header(file).layout
         except ValueError as error:
             raise ValueError(f"{path / TENSORS} is damaged or cut off ({error}): save the model again") from error
         if check is not None:
@@ -145,13 +153,14 @@ def load_file(path: str | Path) -> Bundle:
     """The content of a checkpoint; anything but exactly what was saved is refused."""
     path = Path(path)
     with _opened(path, BYTES) as file:
+        try:
+            header = _header(file)
+            words = json.loads(header.metadata["compound"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path") from error
+        _check_format(path, words, CHECKPOINT)
+        file.seek(0)
         data = file.read()
-    try:
-        header = json.loads(data[8 : 8 + min(WORDS, int.from_bytes(data[:8], "little"))])
-        words = json.loads(header["__metadata__"]["compound"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path") from error
-    _check_format(path, words, CHECKPOINT)
     try:
         tensors = _tensors(data)
         text = str(words["config"])
@@ -204,7 +213,9 @@ def unpack(bundle: Bundle) -> Any:
     try:
         return value(bundle.config["tree"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"the words are no tree of dicts, lists and tensors ({type(error).__name__}: {error})") from error
+        raise ValueError(
+            f"the words are no tree of dicts, lists and tensors ({type(error).__name__}: {reprlib.repr(str(error))})"
+        ) from error
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
@@ -253,27 +264,25 @@ def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
         yield file
 
 
-def _layout(file: BinaryIO) -> dict[str, Spec]:
-    """Names, types and shapes of the tensors of a safetensors file, which must be exactly as long as they need."""
+def _header(file: BinaryIO) -> Header:
+    """Of a safetensors file, which must be exactly as long as its tensors need."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(WORDS, size - 8):
         raise ValueError("its header is longer than the file")
     try:
-        header = json.loads(file.read(length))
+        entries = json.loads(file.read(length))
     except RecursionError as error:
         raise ValueError("its header is nested too deeply") from error
-    if not isinstance(header, dict):
-        raise ValueError("its header is no record")
-    header.pop("__metadata__", None)
-    layout, total = {}, 8 + length
-    for name, entry in header.items():
-        ENTRY.check(entry, f"the tensor {name!r}")
+    mapping(anything).check(entries, "its header")
+    metadata, layout, total = entries.pop("__metadata__", None), {}, 8 + length
+    for name, entry in entries.items():
+        ENTRY.check(entry, f"the tensor {reprlib.repr(name)}")
         layout[name] = Spec(DTYPES[entry["dtype"]], tuple(entry["shape"]))
         total += math.prod(entry["shape"]) * layout[name].dtype.itemsize
     if total != size:
         raise ValueError(f"its tensors need {total} bytes, it has {size}")
-    return layout
+    return Header(metadata, layout)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -149,9 +149,11 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
             raise ValueError(f"{name} has {length} entries, not {wanted[name]}")
     if words["columns"] != columns or model["task"]["kind"] != kind:
         raise ValueError(f"{words['columns']} columns and the task {model['task']['kind']} do not fit {columns} columns and {kind}")
-    width = Encoder.of(words["encoder"]).width
-    if width != inputs:
-        raise ValueError(f"its columns make {width} numbers, the model takes {inputs}")
+    encoder = Encoder.of(words["encoder"])
+    if encoder.width != inputs:
+        raise ValueError(f"its columns make {encoder.width} numbers, the model takes {inputs}")
+    if words["names"] and words["names"] != [column.name for column in encoder.columns]:
+        raise ValueError("its names are not those of its columns")
     with without_memory():
         far = FarNoise(inputs)
     compare_module(far, _under(found, "far."))
@@ -160,7 +162,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         raise ValueError(f"the tensor 'scores' is missing or has the wrong type or shape ({scores})")
     for name in found:
         if not name.startswith(("model.", "far.")) and name != "scores":
-            raise ValueError(f"there is a tensor {name!r}, which an estimator has not")
+            raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
 
 
 def _restored(bundle: persist.Bundle) -> Any:

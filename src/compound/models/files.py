@@ -5,6 +5,7 @@ those of a model built from it without memory (on torch's meta device). What can
 """
 
 import dataclasses
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -88,7 +89,7 @@ def check_options(method: str, options: Any) -> None:
     from compound.models import METHODS
 
     if method not in METHODS:
-        raise ValueError(f"method is {method!r}: choose one of {', '.join(METHODS)}")
+        raise ValueError(f"method is {reprlib.repr(method)}: choose one of {', '.join(METHODS)}")
     record({}, {"far": number(0), **fields_of(METHODS[method].Config, SIZES, COUNTS)}).check(options, "options")
 
 
@@ -103,23 +104,23 @@ def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
 def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
     """A size of 0 in what is wanted, a fresh module's, is one that data decide."""
     for name in sorted(found.keys() - wanted.keys()):
-        raise ValueError(f"there is a tensor {name!r}, which has no place")
+        raise ValueError(f"there is a tensor {reprlib.repr(name)}, which has no place")
     for name, (dtype, shape) in wanted.items():
         if name not in found:
             if 0 in shape:
                 continue  # may be newer than the file: `load_state_dict` decides
-            raise ValueError(f"the tensor {name!r} is missing")
+            raise ValueError(f"the tensor {reprlib.repr(name)} is missing")
         if found[name].dtype is not dtype:
-            raise ValueError(f"the tensor {name!r} is of {found[name].dtype}, not {dtype}")
+            raise ValueError(f"the tensor {reprlib.repr(name)} is of {found[name].dtype}, not {dtype}")
         mine = found[name].shape
         if len(mine) != len(shape) or any(a != b for a, b in zip(mine, shape, strict=True) if b):
-            raise ValueError(f"the tensor {name!r} has shape {mine}, it does not fit {shape}")
+            raise ValueError(f"the tensor {reprlib.repr(name)} has shape {mine}, it does not fit {shape}")
 
 
 def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
     """The sizes that data decide go together: one rank, and as many shapes as centres or none."""
     if missing := {prefix + "whiten", prefix + "centres"} - found.keys():
-        raise ValueError(f"the tensor {min(missing)!r} is missing")
+        raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
     (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}")
@@ -131,7 +132,7 @@ def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"the tensor {name!r} holds NaN or infinity")
+            raise ValueError(f"the tensor {reprlib.repr(name)} holds NaN or infinity")
 
 
 def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:

@@ -33,8 +33,7 @@ def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
 
 def tried(model: Model) -> Predictive | None:
     """The answer to `probe`; None where the model itself says that it has none yet."""
-    like = next(tensor for tensor in model.state_dict().values() if tensor.is_floating_point())
     try:
-        return model.predict(probe(model.inputs, like), 10, fork(0, "try"))
+        return model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, fork(0, "try"))
     except ValueError:
         return None
