@@ -18,8 +18,8 @@ from compound.data.encoder import Encoder
 from compound.estimators.calibration import Intervals, Sets, Temperature
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method
+from compound.models.files import EXTRA, check_finite, check_options, compare_module, describe, rebuild, shaped, size, specs, without_memory
 from compound.models.files import check as check_model
-from compound.models.files import check_finite, check_options, compare_module, describe, rebuild, specs, without_memory
 from compound.models.sound import probe
 from compound.nn import FarNoise
 from compound.persist import Spec
@@ -139,11 +139,14 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     WORDS.check(words, "it")
     kind, model = TASKS[words["estimator"]], words["model"]
     (TARGETS if kind == "targets" else CLASSES).check(words, "it")
-    check_options(words["parameters"]["method"]["name"], words["parameters"]["method"]["options"])
     check_model(model, _under(found, "model."))
-    size, inputs, columns = model["task"]["size"], model["inputs"], len(words["encoder"])
+    method = words["parameters"]["method"]  # of the next fit, where it was changed since
+    check_options(method["name"], method["options"])
+    if size(shaped({**model, "method": method["name"], "options": method["options"]})) > 2 * size(shaped(model)) + EXTRA:
+        raise ValueError(f"the method {method['name']} of its parameters is many times as large as its model")
+    outputs, inputs, columns = model["task"]["size"], model["inputs"], len(words["encoder"])
     named = {name: len(words[name]) for name in ("names", "shift", "scale", "classes") if words.get(name)}
-    wanted = {"names": columns, "shift": size, "scale": size, "classes": size}
+    wanted = {"names": columns, "shift": outputs, "scale": outputs, "classes": outputs}
     for name, length in named.items():
         if length != wanted[name]:
             raise ValueError(f"{name} has {length} entries, not {wanted[name]}")
@@ -158,7 +161,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         far = FarNoise(inputs)
     compare_module(far, _under(found, "far."))
     scores = found.get("scores")
-    if scores is None or scores.dtype is not torch.float64 or scores.shape[1:] != ((size,) if kind == "targets" else ()):
+    if scores is None or scores.dtype is not torch.float64 or scores.shape[1:] != ((outputs,) if kind == "targets" else ()):
         raise ValueError(f"the tensor 'scores' is missing or has the wrong type or shape ({scores})")
     for name in found:
         if not name.startswith(("model.", "far.")) and name != "scores":

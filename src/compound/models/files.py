@@ -5,6 +5,7 @@ those of a model built from it without memory (on torch's meta device). What can
 """
 
 import dataclasses
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ FEW = whole(0, 1000)  # what becomes a number of turns or draws: no tensor tells
 COUNTS = dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW)
 TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
 DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
-EXTRA = 2**28  # bytes that a model may keep besides what its file holds
+EXTRA = 2**28  # bytes that a model may need besides those in its file
 
 
 def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -69,19 +70,26 @@ def check(config: Any, found: Mapping[str, Spec]) -> None:
     """Refuse a description that is none, and tensors of another name, type or shape than its model has."""
     DESCRIPTION.check(config, "the model")
     check_options(config["method"], config["options"])
-    sizes = {size for spec in found.values() for size in spec.shape}
     members = config["options"].get("members") or 1
-    if members > 1 and members not in sizes:  # looked at first: every member costs time to build
+    if members > 1 and not any(members in spec.shape for spec in found.values()):  # looked at first: every member costs time to build
         raise ValueError(f"no tensor is for {members} members")
-    with without_memory():
-        model = _built(config)
+    model = shaped(config)
     if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
         model.double()  # turned to float64 as a whole after it was built
     compare_module(model, found)
-    held = sum(spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs(model.state_dict()).values())
-    everything = sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
-    if everything - held > EXTRA:
-        raise ValueError(f"it needs {everything} bytes besides those in the file")
+    if (needed := size(model)) > sum(map(math.prod, (spec.shape for spec in found.values()))) * 8 + EXTRA:
+        raise ValueError(f"it needs {needed} bytes, many more than are in the file")
+
+
+def shaped(config: Mapping[str, Any]) -> Model:
+    """The model of a description, its tensors without memory."""
+    with without_memory():
+        return _built(config)
+
+
+def size(model: Model) -> int:
+    """Bytes of its tensors, those included that are not saved."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
 
 
 def check_options(method: str, options: Any) -> None:
