@@ -1,13 +1,18 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test fuzz bench lint clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+# about 100,000 damaged models and checkpoints, in two processes
+fuzz: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_files.py --part 0/2 & first=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_files.py --part 1/2; second=$$?; wait $$first && exit $$second
 
 bench: .venv/.stamp
 	$(BIN)/compound bench

@@ -279,6 +279,8 @@ def main() -> int:
         begin, longest, most = time.monotonic(), 0.0, 0
         for outcome in watched(cases, folder):
             counts[outcome.words] += 1
+            if sum(counts.values()) % 1000 == 0:
+                print(f"{sum(counts.values())} of {len(cases)}: {dict(counts)}", file=sys.stderr, flush=True)
             longest, most = max(longest, outcome.seconds), max(most, outcome.memory)
             if outcome.words not in ("refused", "answered"):
                 subject, damage = by_number[outcome.case]

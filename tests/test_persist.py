@@ -406,9 +406,11 @@ def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
     saving, reads = [2], []
 
     def saver(bundle):
-        for _ in range(25):
-            save(tmp_path / "m", *bundle)
-        saving[0] -= 1
+        try:
+            for _ in range(25):
+                save(tmp_path / "m", *bundle)
+        finally:
+            saving[0] -= 1
 
     def reader():
         while saving[0] > 0:

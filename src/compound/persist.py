@@ -304,12 +304,14 @@ def _sync_directory(path: Path) -> None:
 
 def _refuse_foreign(path: Path) -> None:
     """Replacing deletes, so only what is a model directory and nothing more is replaced."""
-    if not path.exists():
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
         return
-    if not path.is_dir():
-        raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path")
+    except NotADirectoryError as error:
+        raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path") from error
     ours = re.compile(rf"({'|'.join(map(re.escape, PARTS))})|\.({'|'.join(map(re.escape, PARTS))})\.[0-9a-f]{{8}}\.new")
-    others = sorted(entry.name for entry in path.iterdir() if not ours.fullmatch(entry.name))
+    others = sorted(name for name in names if not ours.fullmatch(name))
     if others:
         raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
 

@@ -47,7 +47,7 @@ PARAMETERS = record(
         "false_alarms": number(0, 1),
         "warm_start": FLAG,
         "random_state": either(nothing, whole(0, 2**32 - 1)),
-        "device": text(),
+        "device": one_of("auto", "cpu"),
         "verbose": FLAG,
     }
 )
