@@ -23,7 +23,7 @@ from compound.models.files import check as check_model
 from compound.models.sound import probe
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import anything, either, many, mapping, nothing, number, one_of, real, record, text, truth, whole
+from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, truth, whole
 from compound.train import History
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 LAYOUT = 2  # of the words below; raised when an older library could not make sense of them
 LABEL = 10_000  # characters that a type of labels may be wide, whatever they need
+CALIBRATION = ("scores",)  # tensors besides the model's and the distance's: (rows, targets), or (rows,) for classes, none negative
 TASKS = {"CompoundRegressor": "targets", "CompoundClassifier": "classes"}
 
 FLAG = either(truth, whole(0, 100))  # scikit-learn takes numbers for truth values
@@ -54,6 +55,7 @@ PARAMETERS = record(
 SCALE = number(1e-300)  # divided by
 NUMBER = record({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": truth}, {"boolean": truth}, more=True)
 CATEGORY = record({"name": text(), "values": many(either(text(), nothing)), "rest": truth}, more=True)
+COLUMN = Rule("a column", lambda value, where: (CATEGORY if isinstance(value, dict) and "values" in value else NUMBER).check(value, where))
 PAST = either(real, nothing)  # not used to answer: may be infinite
 WORDS = record(
     {
@@ -61,7 +63,7 @@ WORDS = record(
         "layout": whole(),
         "parameters": PARAMETERS,
         "model": anything,
-        "encoder": many(either(CATEGORY, NUMBER), 1),
+        "encoder": many(COLUMN, 1),
         "names": many(text()),
         "columns": whole(1),
         "seed": whole(0, 2**63),
@@ -131,7 +133,9 @@ def load(path: str | Path) -> Any:
     try:
         return _restored(bundle)
     except (ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise ValueError(f"{path} does not hold an estimator that works ({error}): choose another path or save it again") from error
+        raise ValueError(
+            f"{path} does not hold an estimator that works ({' '.join(str(error).split())}): choose another path or save it again"
+        ) from error
 
 
 def _check(words: Any, found: Mapping[str, Spec]) -> None:
@@ -160,11 +164,12 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     with without_memory():
         far = FarNoise(inputs)
     compare_module(far, _under(found, "far."))
-    scores = found.get("scores")
-    if scores is None or scores.dtype is not torch.float64 or scores.shape[1:] != ((outputs,) if kind == "targets" else ()):
-        raise ValueError(f"the tensor 'scores' is missing or has the wrong type or shape ({scores})")
+    for name in CALIBRATION:
+        spec = found.get(name)
+        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != ((outputs,) if kind == "targets" else ()):
+            raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
     for name in found:
-        if not name.startswith(("model.", "far.")) and name != "scores":
+        if not name.startswith(("model.", "far.")) and name not in CALIBRATION:
             raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
 
 
@@ -175,8 +180,8 @@ def _restored(bundle: persist.Bundle) -> Any:
 
     words, scores = bundle.config, bundle.tensors["scores"]
     check_finite(bundle.tensors)
-    if not bool((scores >= 0).all()) or not bool((scores[1:] >= scores[:-1]).all()):
-        raise ValueError("the tensor 'scores' is not in ascending order from 0")
+    if not all(bool((bundle.tensors[name] >= 0).all()) for name in CALIBRATION) or not bool((scores[1:] >= scores[:-1]).all()):
+        raise ValueError("the calibration's tensors hold negative numbers, or scores are not in ascending order")
     parameters = dict(words["parameters"])
     method = parameters.pop("method")
     name, options = method["name"], method["options"]
