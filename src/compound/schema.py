@@ -6,6 +6,7 @@ raises a ValueError that names the entry, what it is and what it should be.
 
 import dataclasses
 import reprlib
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -146,6 +147,11 @@ def _annotated(hint: Any, size: Rule) -> Rule:
     if origin is tuple and len(set(inner)) == 1:
         return many(_annotated(inner[0], size), len(inner), len(inner))
     raise TypeError(f"no rule for {hint}")
+
+
+def told(error: BaseException) -> str:
+    """What an error says, in one line of bounded length: it may quote the file."""
+    return textwrap.shorten(str(error), 500)
 
 
 def _utf8(value: str) -> bool:

@@ -23,7 +23,7 @@ from compound.models.files import check as check_model
 from compound.models.sound import probe
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, truth, whole
+from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, told, truth, whole
 from compound.train import History
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ WORDS = record(
     more=True,
 )
 TARGETS = record({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": truth}, more=True)
-CLASSES = record({"classes": many(either(text(), truth, number()), 2), "dtype": text(), "temperature": number(1e-3, 1e3)}, more=True)
+CLASSES = record({"classes": many(either(text(), truth, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
 
 
 def save(estimator: "Estimator", path: str | Path) -> None:
@@ -126,8 +126,8 @@ def load(path: str | Path) -> Any:
         try:
             _check(words, found)
         except ValueError as error:
-            told = f"{path} does not hold an estimator of this version, or tensors of another save ({error})"
-            raise ValueError(f"{told}: choose another path or save it again") from error
+            start = f"{path} does not hold an estimator of this version, or tensors of another save"
+            raise ValueError(f"{start} ({told(error)}): choose another path or save it again") from error
 
     bundle = persist.load(path, look)
     try:

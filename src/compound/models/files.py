@@ -22,7 +22,7 @@ from compound.models.far import WithFar
 from compound.models.sound import flaw, tried
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import anything, fields_of, mapping, number, one_of, record, text, whole
+from compound.schema import anything, fields_of, mapping, number, one_of, record, text, told, whole
 from compound.types import Task
 
 SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
@@ -163,7 +163,7 @@ def fill(model: Model, tensors: Mapping[str, Tensor]) -> None:
         model.load_state_dict(tensors)
         answer = tried(model)
     except (RuntimeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"the tensors do not fit the method ({' '.join(str(error).split())})") from error
+        raise ValueError(f"the tensors do not fit the method ({told(error)})") from error
     if answer is not None and (wrong := flaw(answer)):
         raise ValueError(f"asked on trial, {wrong}")
 
@@ -175,7 +175,7 @@ def _built(config: Mapping[str, Any]) -> Model:
     try:
         return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
     except (TypeError, RuntimeError, ArithmeticError, LookupError) as error:  # options that do not go together, sizes beyond 64 bits
-        raise ValueError(f"it cannot be built ({' '.join(str(error).split())})") from error
+        raise ValueError(f"it cannot be built ({told(error)})") from error
 
 
 @contextmanager
