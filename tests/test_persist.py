@@ -466,7 +466,7 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
             load_model(tmp_path / "m")
 
 
-@pytest.mark.parametrize("damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "missing"])
+@pytest.mark.parametrize("damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "huge", "missing"])
 def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     """A shrunken moment would be read beyond its end by the fused step."""
     path = tmp_path / "checkpoint"
@@ -483,6 +483,8 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
         tree["optimizer"]["param_groups"][0]["betas"] = (2.0, 0.9)
     elif damage == "negative":
         states[0]["exp_avg_sq"] -= 1
+    elif damage == "huge":
+        states[0]["exp_avg"] += 1e9
     else:
         del states[0]["exp_avg"]
     save_file(path, *pack(tree))

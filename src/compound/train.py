@@ -406,6 +406,12 @@ def _check_moments(kept: dict[str, Tensor], parameter: Tensor, group: dict[str, 
     for name in ("exp_avg_sq", "second", "step"):
         if name in kept and bool((kept[name] < 0).any()):
             raise ValueError(f"its optimizer has a negative {name}")
+    if adam:
+        first, second = group["betas"]
+        # by Cauchy and Schwarz, whatever the gradients were; what lies beyond would throw the weights away at the next step
+        bound = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second)) if first**2 < second < 1 else math.inf
+        if bool((kept["exp_avg"].double().abs() > 1.01 * bound * kept["exp_avg_sq"].double().sqrt() + 1e-12).any()):
+            raise ValueError("its optimizer has a mean of gradients larger than their squares allow")
 
 
 def _fixed(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:

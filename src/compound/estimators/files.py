@@ -133,9 +133,7 @@ def load(path: str | Path) -> Any:
     try:
         return _restored(bundle)
     except (ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise ValueError(
-            f"{path} does not hold an estimator that works ({' '.join(str(error).split())}): choose another path or save it again"
-        ) from error
+        raise ValueError(f"{path} does not hold an estimator that works ({told(error)}): choose another path or save it again") from error
 
 
 def _check(words: Any, found: Mapping[str, Spec]) -> None:
