@@ -1,13 +1,21 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test machines bench lint clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
 
+THREADS ?= 1
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup
+
+# the tests with the arithmetic of other processors, and with two threads
+machines:
+	ATEN_CPU_CAPABILITY=default $(MAKE) test
+	ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
+	NUMBA_CPU_NAME=generic $(MAKE) test
+	$(MAKE) test THREADS=2
 
 bench: .venv/.stamp
 	$(BIN)/compound bench

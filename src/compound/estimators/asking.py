@@ -1,7 +1,7 @@
 """Questions to a fitted model, in blocks of one fixed size.
 
-Products of other shapes round differently. With every block padded to the same number of rows, a row's answer is the same
-whichever rows are asked with it, and memory does not grow with the table.
+Products of other shapes round differently. With every block padded to the same number of rows, a row's answer depends on the
+rows asked with it by no more than rounding (float64, in sums over draws), and memory does not grow with the table.
 """
 
 from collections.abc import Iterator
