@@ -184,10 +184,10 @@ class _CDN(Model):
         distance = learn_distance(self.far, data, judges, generator)
         densities = self.likelihood.under_noise(draws, y)
 
-        def scores(t: Tensor | None) -> Tensor:
-            """Of each member on the rows it held out, and of all together: their mixture is sharper, so it has more to lose."""
+        def scores(t: Tensor | None) -> Tensor:  # (2, rows)
+            """Of the members that held a row out, and of all together: their mixture is sharper, so it has more to lose."""
             each, together = densities(t)
-            return torch.stack([(mask * each).sum() / mask.sum(), together.mean()])
+            return torch.stack([(mask * each).sum(0) / mask.sum(0), together])
 
         choose_ramp(self.far, self.task, distance, scores)
 

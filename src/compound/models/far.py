@@ -22,6 +22,7 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.types import Batch, Streams, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
+ERRORS = 2.0  # standard errors that the mean cost must lie below the budget: few rows cannot tell a gain from luck
 JUDGES = 2000  # rows that far noise is chosen on
 
 
@@ -41,20 +42,24 @@ SCALES = {
 
 
 def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
-    """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below the best.
+    """The steepest ramp that costs no more than the budget; `scores(t)` are log-densities (scores, rows) under noise of loudness t.
 
-    Best of all ramps and of none: a network too sure of itself gains by far noise, which is no licence to lose it all again.
+    No mean over rows may, two standard errors of it granted, fall by more than the budget below that without noise; nor may it
+    fall by more below the best of such ramps: a network too sure of itself gains by far noise, which is no licence to lose it again.
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
     levels, kappas, cap = SCALES[task.kind]
     # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
     ramps = sorted(((level, kappa) for level in levels for kappa in kappas), key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]))
-    found = []
+    plain, gains = scores(None).double(), []
     for level, kappa in ramps:
         far.set_ramp(level, kappa, cap)
-        found.append(scores(far.at(distance)))
-    cost = torch.stack([scores(None), *found]).amax(0) - torch.stack(found)  # (ramps, scores)
-    cheap = (cost <= BUDGET).all(1).nonzero().squeeze(1).tolist()
+        gains.append(scores(far.at(distance)).double() - plain)
+    gain = torch.stack(gains)  # (ramps, scores, rows)
+    mean, error = gain.mean(-1), gain.std(-1, correction=0) / math.sqrt(max(1, gain.shape[-1] - 1))
+    safe = (mean - ERRORS * error >= -BUDGET).all(1)
+    best = mean[safe].amax(0).clamp_min(0) if bool(safe.any()) else 0.0
+    cheap = (safe & (best - mean <= BUDGET).all(1)).nonzero().squeeze(1).tolist()
     far.set_ramp(*ramps[cheap[-1] if cheap else 0], cap)
 
 
@@ -118,7 +123,7 @@ class WithFar(Model):
             return
 
         def scores(t: Tensor | None) -> Tensor:
-            return (plain if t is None else self._noisy(plain, t)).log_prob(y).mean().reshape(1)
+            return (plain if t is None else self._noisy(plain, t)).log_prob(y).unsqueeze(0)
 
         choose_ramp(self.far, self.task, learn_distance(self.far, data, judges, generator), scores)
 
