@@ -257,3 +257,25 @@ def test_other_methods_answer_the_same_questions(name):
     model = CompoundClassifier(name, max_epochs=3, random_state=0).fit(x, y > 1000)
     assert np.allclose(model.predict_proba(x).sum(1), 1)
     assert model.is_ood(x + 100).all()
+
+
+@pytest.mark.parametrize("power", [-460, 455])
+def test_units_of_y_do_not_matter(power: int):
+    """A power of two changes no digit: means scale with it and variances with its square, to the last bit."""
+    x, y = line(60)
+    model = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=2, random_state=0)
+    mean, std = model.fit(x, y).predict(x, return_std=True)
+    lower, total = model.predict_interval(x).lower, model.decompose(x).total
+    scaled = clone(model).fit(x, y * 2.0**power)
+    for mine, theirs in zip((mean, std, lower), (*scaled.predict(x, return_std=True), scaled.predict_interval(x).lower), strict=True):
+        np.testing.assert_allclose(theirs * 2.0**-power, mine, rtol=1e-9)  # a quantile is found by steps
+    assert np.array_equal(scaled.decompose(x).total * 2.0**-power * 2.0**-power, total)
+
+
+def test_targets_whose_squares_cannot_be_told_apart_are_refused():
+    x, y = line(20)
+    for factor, advice in ((1e-162, "multiply it"), (1e-300, "multiply it"), (1e160, "divide it"), (1e300, "divide it")):
+        with pytest.raises(ValueError, match=f"square: {advice} by a constant"):
+            CompoundRegressor(max_epochs=1).fit(x, y * factor)
+    constant = CompoundRegressor("map", max_epochs=1, random_state=0).fit(x, np.full(20, 1e-200))
+    assert np.isfinite(constant.predict(x)).all()
