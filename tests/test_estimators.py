@@ -1,6 +1,7 @@
 """Estimators for tables: scikit-learn's contract, frames, weights, answers that add up."""
 
 import re
+import resource
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators import memory
 from compound.estimators.asking import BLOCK
+from compound.models import METHODS
 from compound.types import Task
 
 TINY = {"widths": (20,), "hyper": (10,)}
@@ -216,11 +218,23 @@ def test_wrong_parameters_are_refused_before_any_work(wrong):
         CompoundRegressor(**wrong).fit(*line(20))
 
 
-@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "deep-ensemble", "laplace"])
+@pytest.mark.parametrize("name", METHODS)
 def test_sizes_of_models_are_known_before_they_are_built(name):
     task = Task("targets", 2)
     real = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
     assert memory.numbers(Method(name), 11, task) == real
+
+
+def test_the_guard_needs_no_memory_itself():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    method, task = Method("map", widths=(100_000, 100_000)), Task("targets", 1)
+    assert memory.numbers(method, 4, task) > 10**10
+    assert memory.skeleton(Method("ml-cdn", members=3), 4, task).members == 3
+    with pytest.raises(ValueError, match=r"needs about \d+\.\d GB"):
+        CompoundRegressor(method).fit(*line(20))
+    with pytest.raises(ValueError, match="too large for any memory"):
+        CompoundRegressor(Method("map", widths=(10**10, 10**10))).fit(*line(20))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB; the weights would be 40 GB
 
 
 def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
@@ -243,3 +257,25 @@ def test_other_methods_answer_the_same_questions(name):
     model = CompoundClassifier(name, max_epochs=3, random_state=0).fit(x, y > 1000)
     assert np.allclose(model.predict_proba(x).sum(1), 1)
     assert model.is_ood(x + 100).all()
+
+
+@pytest.mark.parametrize("power", [-460, 455])
+def test_units_of_y_do_not_matter(power: int):
+    """A power of two changes no digit: means scale with it and variances with its square, to the last bit."""
+    x, y = line(60)
+    model = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=2, random_state=0)
+    mean, std = model.fit(x, y).predict(x, return_std=True)
+    lower, total = model.predict_interval(x).lower, model.decompose(x).total
+    scaled = clone(model).fit(x, y * 2.0**power)
+    for mine, theirs in zip((mean, std, lower), (*scaled.predict(x, return_std=True), scaled.predict_interval(x).lower), strict=True):
+        np.testing.assert_allclose(theirs * 2.0**-power, mine, rtol=1e-9)  # a quantile is found by steps
+    assert np.array_equal(scaled.decompose(x).total * 2.0**-power * 2.0**-power, total)
+
+
+def test_targets_whose_squares_cannot_be_told_apart_are_refused():
+    x, y = line(20)
+    for factor, advice in ((1e-162, "multiply it"), (1e-300, "multiply it"), (1e160, "divide it"), (1e300, "divide it")):
+        with pytest.raises(ValueError, match=f"square: {advice} by a constant"):
+            CompoundRegressor(max_epochs=1).fit(x, y * factor)
+    constant = CompoundRegressor("map", max_epochs=1, random_state=0).fit(x, np.full(20, 1e-200))
+    assert np.isfinite(constant.predict(x)).all()

@@ -15,9 +15,10 @@ BELOW_BENCH = {"types", "distributions", "persist", "data", "predictive", "metri
 TABLE = {  # room: what it may import; `types` is for everyone
     "__init__": set(),
     "kernels": set(),
+    "outputs": set(),
     "types": {"kernels"},
     "distributions": {"types"},
-    "persist": {"types"},
+    "persist": {"types", "outputs"},
     "data": {"types"},
     "predictive": {"types", "distributions"},
     "metrics": {"types", "predictive"},
@@ -28,10 +29,11 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "gradients": set(),
     "train": {"types", "models.base", "persist", "gradients"},
     "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
-    "bench": BELOW_BENCH | {"models.files"},
-    "tables": BELOW_BENCH | {"bench"},
-    "cli": {"types", "estimators", "models", "models.files", "bench", "data", "cli_tables"},
-    "cli_tables": {"estimators", "tables", "bench"},
+    "bench": BELOW_BENCH | {"models.files", "outputs"},
+    "tables": BELOW_BENCH | {"bench", "outputs"},
+    "cli": {"types", "estimators", "models", "models.files", "bench", "data", "cli_tables", "cli_errors", "outputs"},
+    "cli_errors": set(),
+    "cli_tables": {"estimators", "tables", "bench", "outputs"},
 }
 
 

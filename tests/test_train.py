@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import compound
-from compound import persist, train
+from compound import CompoundRegressor, persist, train
 from compound.gradients import clip_gradients, clipper
 from compound.models.base import Draws, Loss, Model
 from compound.predictive import GaussianPredictive, Predictive
@@ -570,3 +570,36 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
     monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
     fit(Small(), table(20), Settings(steps=2 * train.SETTLE + 1, checks=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
+
+
+class Diverging(Small):
+    """Its weights are NaN from the 12th step on."""
+
+    def loss(self, batch: Batch, generator) -> Loss:
+        if len(self.batches) == 11:
+            self.last.data.fill_(math.nan)
+        return super().loss(batch, generator)
+
+
+def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
+    data, how = table(), Settings(steps=100, checks=20, patience=0)
+    model = Diverging()
+    with pytest.raises(ValueError, match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one"):
+        fit(model, data, how)
+    assert len(model.batches) == 15  # it stops at the first look
+    held = replace(data, weight=hold_out(len(data), 1, 0.25, 0))
+    model = Diverging()
+    with pytest.warns(UserWarning, match="diverged by step 15: the weights of step 10 are kept"):
+        history = fit(model, held, how)
+    assert history.best_step == 10 and all(bool(p.isfinite().all()) for p in model.parameters())
+    well = Small()
+    fit(well, held, replace(how, steps=100))
+    assert len(well.batches) == 100
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "map", "bbb"])
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_no_answer_is_nan_whatever_the_learning_rate(name, early_stopping):
+    x = torch.linspace(-1, 1, 40).unsqueeze(1).numpy()
+    with pytest.raises(ValueError, match="training diverged"):
+        CompoundRegressor(name, lr=100.0, max_epochs=10, early_stopping=early_stopping, random_state=0).fit(x, x[:, 0])

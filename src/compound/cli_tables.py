@@ -111,8 +111,12 @@ def evaluate(
 
     Example: compound evaluate houses.model test.csv --ood boats.csv --slice city
     """
+    from compound.outputs import check_writable
     from compound.tables.evaluating import evaluate as judged
 
+    for path in (out, json_path):
+        if path:
+            check_writable(path)
     with _counting("rows judged") as watch:
         found = judged(model, table, ood, target, columns, seed, watch)
     if out:
@@ -159,8 +163,10 @@ def export(model: Path, out: Path | None, rows: int) -> None:
     """
     from compound.estimators import load
     from compound.estimators.export import export as write
+    from compound.outputs import check_writable
 
     out = out or Path(f"{_stem(model)}.pt2")
+    check_writable(out)
     write(load(model), out, rows)
     click.echo(f"program: {out}")
 

@@ -20,6 +20,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from compound import __version__
+from compound.outputs import temporary
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
@@ -153,12 +154,9 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     """The file is the old one or the new one at every moment, also through a power cut."""
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = _beside(path, "new")
-    try:
+    with temporary(path) as fresh:
         _write(fresh, data)
         os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
     _sync_directory(path.parent)
 
 
@@ -180,7 +178,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

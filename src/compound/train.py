@@ -6,6 +6,7 @@ All randomness comes from streams named by purpose and step, so a run that is ki
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from compound.gradients import clipper, settle
 from compound.models.base import Model
 from compound.types import Batch, Task, fork, member_seed, seed_of
 
+NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
 SETTLE = 50  # steps between looks for faded weights
 COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
 
@@ -174,8 +176,11 @@ def fit(
         for stream, own in zip(streams, seeds, strict=True):
             stream.manual_seed(seed_of(own, "noise", step))
         optimizer.zero_grad(set_to_none=True)
-        loss = model.loss(feed(step), streams)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss = model.loss(feed(step), streams)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+        except NoFactor:
+            break
         state.skipped += clip()
         optimizer.step()
         if settings.average:
@@ -192,6 +197,8 @@ def fit(
                 with _swapped(parameters, state.averaged):
                     _look(model, check, everything, settings, seed, state)
             _record(state, rate)
+            if not all(bool(parameter.isfinite().all()) for parameter in parameters):  # no step leads back from there
+                break
         now = time.monotonic()
         if checkpoint is not None and now - saved >= save_every:
             content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": vars(state)}
@@ -203,11 +210,16 @@ def fit(
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
+    sample = _sample(data, settings, seed)
     if state.best:
+        if state.step < settings.steps and not (settings.patience and state.stale >= settings.patience):
+            warnings.warn(f"training diverged by step {state.step}: the weights of step {state.best_step} are kept", stacklevel=2)
         _assign(everything, state.best)
     else:
         _assign(parameters, state.averaged or parameters)
+        _refuse_diverged(model, sample, settings, seed, state.step)
     model.finish(data, fork(seed, "finish"))
+    _refuse_diverged(model, sample, settings, seed, state.step)
     history = History(state.columns, state.best_step if state.best else state.step)
     if checkpoint is not None:
         content = {"model": model.state_dict(), "history": vars(history)}
@@ -293,7 +305,10 @@ def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
 
 def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
-    values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+    try:
+        values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+    except NoFactor:
+        values = torch.full((model.members,), math.nan)
     if check.weight is not None and check.weight.ndim == 2:
         values = values[check.weight.any(1)]  # a member that holds nothing out has no say
     state.held_out = float(values.mean())
@@ -301,6 +316,21 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Se
     if state.held_out < state.best_value:
         state.best = [tensor.detach().clone() for tensor in everything]
         state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
+
+
+def _sample(data: Batch, settings: Settings, seed: int) -> Batch:
+    """Some rows, whoever trains on them."""
+    return data.take(torch.randperm(len(data), generator=fork(seed, "sample"))[: settings.check_rows])
+
+
+def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int, step: int) -> None:
+    """A model whose answers to its own rows are no numbers has learnt nothing."""
+    try:
+        found = -float(model.predict(sample.x, settings.draws, fork(seed, "sample")).log_prob(sample.y).mean())
+    except NoFactor:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.rate:g}: give a smaller one")
 
 
 def _record(state: _State, rate: float) -> None:

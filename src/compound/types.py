@@ -133,6 +133,8 @@ def normal(generator: Streams, shape: Sequence[int], like: Tensor) -> Tensor:
     if isinstance(generator, Generator):
         if like.dtype is torch.float32 and like.device.type == generator.device.type == "cpu":
             return _compiled(generator, shape)
+        if like.is_meta:  # only the shape is asked for
+            return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
         return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
     if len(generator) != shape[0]:
         raise ValueError(f"{len(generator)} streams for {shape[0]} members: give one stream or one per member")
@@ -145,6 +147,8 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     count = math.prod(shape)
     quarter = -(-count // 4)
     out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,))
+    if out.is_meta:  # a model built under torch.device("meta"), for its shapes
+        return out.new_empty(tuple(shape))
     run(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
     return out if count == 4 * quarter else out[:count].view(tuple(shape))
 

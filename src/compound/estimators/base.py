@@ -132,7 +132,7 @@ class Estimator(BaseEstimator, ABC):
         method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
-        settings, members = self._settings(task, len(truth)), method.build(1, task, 0).members
+        settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
         memory.check(method, len(truth), encoder.width, task, settings.batch, members)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))

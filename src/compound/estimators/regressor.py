@@ -20,6 +20,7 @@ from compound.train import hold_out
 from compound.types import Task, fork, seed_of
 
 MANY = 5000  # rows from which on members hold out some rows together
+LARGEST = 1e140  # extent of y: variances are in squared units, and a doubtful row's are many times those of y
 COMMON = 500  # how many at least: they settle a 90% interval to within 1.3%
 
 
@@ -105,10 +106,12 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
         columns = y.reshape(len(y), -1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            shift, scale = columns.mean(0), columns.std(0)
-        if not (np.isfinite(shift) & np.isfinite(scale)).all():
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            shift, scale, extent = columns.mean(0), columns.std(0), columns.max(0) - columns.min(0)
+        if not (np.isfinite(shift) & np.isfinite(scale) & (extent < LARGEST)).all():
             raise ValueError("y holds numbers too large to square: divide it by a constant")
+        if ((extent > 0) & (extent < 1 / LARGEST)).any():
+            raise ValueError(f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant")
         constant = scale <= 1e-12 * np.abs(shift)
         self.shift_, self.scale_, self.single_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
         return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))

@@ -6,6 +6,7 @@ and devices, and the tests hold these loops against it. numba compiles a loop wh
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from torch import Tensor
+
+from compound.kernels.cache import LoopCache
 
 F = np.float32
 # sums may be taken in any order and products fused; infinities and NaN stay what they are
@@ -41,15 +44,13 @@ def run(loop: Callable[..., Any], tensors: Sequence[Tensor], *rest: Any) -> Any:
 
 
 def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a loop at its first call. What was compiled is kept beside the file, and made anew when *that* file changes: after a change
-    of a function that other files call, `make clean`.
-    """
+    """Compiles a loop at its first call, and keeps it on disk until a file of this folder changes (see `cache`)."""
 
     def wrap(loop: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return njit(fastmath=flags, error_model="numpy", cache=True)(loop)
-        except RuntimeError:  # no place on disk may be written: compiled anew in every process
-            return njit(fastmath=flags, error_model="numpy")(loop)
+        compiled: Any = njit(fastmath=flags, error_model="numpy")(loop)
+        with suppress(RuntimeError):  # no place on disk may be written: compiled anew in every process
+            compiled._cache = LoopCache(loop)
+        return compiled
 
     return wrap
 

@@ -69,7 +69,8 @@ class Noisy(Model):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
-            layer.settle(torch.full_like(layer.spread, 1e-12), self.prior)  # next to nothing until there are statistics
+            start = torch.full_like(layer.spread, 1e-12)  # next to nothing until there are statistics
+            layer.settle(start, Prior(self.config.lam, self.config.prior_variance))  # a size of 1, not read: on meta it has no value
 
     @abstractmethod
     def layer(self, k: int, mean: Tensor) -> Layer:

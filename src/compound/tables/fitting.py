@@ -1,5 +1,6 @@
 """From a table file to a model that is kept: split, fit, judge on rows that were held out, save with a report."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from compound.estimators import CompoundClassifier, CompoundRegressor
 from compound.estimators.base import Estimator
 from compound.estimators.rows import Judged, Watch, judge, silent
 from compound.models import Method
+from compound.outputs import check_folder, is_temporary
 from compound.tables.judging import LEVELS, Number, numbers
 from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
 from compound.types import fork
@@ -80,9 +82,13 @@ def check_model_path(out: Path) -> None:
     """Refuse, before any work, a place where no model can be put."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    others = sorted(entry.name for entry in out.iterdir() if entry.name not in persist.PARTS) if out.exists() else []
+    names = sorted(entry.name for entry in out.iterdir()) if out.exists() else []
+    others = [name for name in names if name not in persist.PARTS and not any(is_temporary(name, part) for part in persist.PARTS)]
     if others:
         raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
+    if out.exists() and not os.access(out, os.W_OK):
+        raise ValueError(f"{out} is read-only: choose another --out, or allow writing")
+    check_folder(out.absolute().parent)
 
 
 def save(fitted: Fitted, out: Path, page: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.bench.report import Cell, Page, drawn, shown
+from compound.outputs import check_writable
 from compound.persist import write_atomic
 from compound.tables import figures
 from compound.tables.explaining import Explanation
@@ -17,6 +18,7 @@ Shown = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
 def check_output(out: Path) -> None:
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"{out} is of no known kind: end it in .html or .png")
+    check_writable(out)
 
 
 def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:

@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.parquet
 from compound.data.tabular import column_names
 from compound.estimators.base import Estimator
 from compound.estimators.rows import ask
+from compound.outputs import check_writable, temporary
 from compound.tables.reading import arrow_types, chunks, model_columns
 
 KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
@@ -37,7 +37,7 @@ def predict(estimator: Estimator, source: Path, out: Path, coverage: float, only
         raise ValueError(f"{out} is the table itself: choose another --out")
     begin, rows, strange = time.monotonic(), 0, 0
     own = {} if only else arrow_types(source, estimator)
-    with _whole(out) as temporary, _Writer(temporary, out, own) as writer:
+    with _whole(out) as fresh, _Writer(fresh, out, own) as writer:
         for table in chunks(source, estimator):
             for start in range(0, len(table), PIECE):
                 piece = table.iloc[start : start + PIECE].reset_index(drop=True)
@@ -56,10 +56,9 @@ def check_output(out: Path) -> None:
     """A kind of file that can be written, in a folder that is there."""
     if not out.name.lower().endswith(KINDS):
         raise ValueError(f"{out} is of no known kind: end it in {', '.join(KINDS)}")
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder: give the name of a file")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"{out.parent} is no folder: make it, or choose another --out")
+    check_writable(out)
 
 
 def _refuse_clash(source: Path, estimator: Estimator, piece: pd.DataFrame) -> None:
@@ -73,14 +72,11 @@ def _refuse_clash(source: Path, estimator: Estimator, piece: pd.DataFrame) -> No
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A temporary name that becomes `out` when all went well, and vanishes when not."""
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
+    with temporary(out) as fresh:
+        yield fresh
+        with fresh.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(fresh, out)
 
 
 class _Writer:
