@@ -15,20 +15,21 @@ SOURCE = Path(compound.__file__).parent
 BELOW_BENCH = {"types", "distributions", "persist", "data", "predictive", "metrics", "nn", "attacks", "models", "train", "estimators"}
 TABLE = {  # room: what it may import; `types` is for everyone
     "__init__": set(),
-    "kernels": set(),
+    "compat": set(),  # private functions of torch
+    "kernels": {"compat"},
     "types": {"kernels"},
     "distributions": {"types"},
     "persist": {"types"},
     "data": {"types"},
     "predictive": {"types", "distributions"},
     "metrics": {"types", "predictive"},
-    "nn": {"types", "distributions", "kernels"},
+    "nn": {"types", "distributions", "kernels", "compat"},
     "attacks": {"types"},
-    "models": {"types", "distributions", "predictive", "nn", "attacks"},
+    "models": {"types", "distributions", "predictive", "nn", "attacks", "compat"},
     "models.files": {"types", "models", "persist"},  # models on disk
-    "gradients": set(),
-    "train": {"types", "models.base", "persist", "gradients"},
-    "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
+    "gradients": {"compat"},
+    "train": {"types", "models.base", "persist", "gradients", "compat"},
+    "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics", "compat"},
     "bench": BELOW_BENCH | {"models.files"},
     "tables": BELOW_BENCH | {"bench"},
     "cli": {"types", "estimators", "models", "models.files", "bench", "data", "cli_tables"},

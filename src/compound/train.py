@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound import persist
+from compound.compat import foreach_lerp_
 from compound.gradients import clipper, settle
 from compound.models.base import Model
 from compound.types import Batch, Task, fork, member_seed, seed_of
@@ -180,7 +181,7 @@ def fit(
         optimizer.step()
         if settings.average:
             with torch.no_grad():
-                torch._foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+                foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1

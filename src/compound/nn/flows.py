@@ -11,11 +11,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.compat import tanh_backward
 from compound.kernels import flows as loops
 from compound.kernels.basic import run, suits
 from compound.types import normal
 
-aten = torch.ops.aten
 Kept = tuple[Tensor, ...]
 
 
@@ -117,7 +117,7 @@ class MaskedNVP(Flow):
             d_centre = d_z * closed[k]
             d_gate = torch.lerp(d_centre * shift[k], d_log_det.unsqueeze(-1), closed[k])
             d_outs[k] = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
-            d_hs[k] = aten.tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
+            d_hs[k] = tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
             d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), (masks[k] > 0).to(d_z.dtype))
         return d_z, [torch.bmm(stays.mT, d_hs), torch.bmm(h.mT, d_outs), torch.cat([d_hs.sum(1), d_outs.sum(1)], 1)]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from compound.compat import graph_is_kept
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 
@@ -110,7 +111,8 @@ class _Moments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         kept = Kept(*ctx.saved_tensors)
-        kept = kept._replace(heads=kept.heads.clone())  # backward may be asked for again
+        if graph_is_kept():  # another backward may come
+            kept = kept._replace(heads=kept.heads.clone())
         return *backward(kept, ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.compat import foreach_mul, foreach_norm
 from compound.kernels.basic import largest, run, suits
 from compound.nn.moments import dot
 from compound.types import normal
@@ -112,7 +113,7 @@ class _HalfSquares(torch.autograd.Function):
         ctx.factor = factor
         ctx.save_for_backward(*parameters)
         if len(parameters[0]) == 1:
-            return 0.5 * factor * torch.stack(torch._foreach_norm(parameters)).square().sum().reshape(1)
+            return 0.5 * factor * torch.stack(foreach_norm(parameters)).square().sum().reshape(1)
         norms = torch.stack([torch.linalg.vector_norm(p, dim=(1, 2)) for p in parameters])  # (parameters, members)
         return 0.5 * factor * norms.square().sum(0)
 
@@ -120,5 +121,5 @@ class _HalfSquares(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slope = ctx.factor * gradients[0]  # (members,)
         if len(slope) == 1:
-            return None, *torch._foreach_mul(ctx.saved_tensors, slope.squeeze(0))
+            return None, *foreach_mul(ctx.saved_tensors, slope.squeeze(0))
         return None, *(slope.view(-1, 1, 1) * p for p in ctx.saved_tensors)
