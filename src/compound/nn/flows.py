@@ -81,7 +81,7 @@ class MaskedNVP(Flow):
         return normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        if not suits(z, masks, self.weight):
+        if not suits(z, self.weight):
             return self._plain(z, masks)
         steps, draws, d = masks.shape
         hidden = self.weight.shape[2]
@@ -106,7 +106,7 @@ class MaskedNVP(Flow):
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
         masks, work, weight, heads = kept
-        if suits(*kept, d_z):
+        if suits(weight, d_z):
             gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
             d_z = d_z.clone(memory_format=torch.contiguous_format)
             run(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])

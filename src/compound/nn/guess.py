@@ -40,7 +40,7 @@ class Back(NamedTuple):
 
 def guess(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor) -> tuple[Tensor, Guess]:
     """2 log N(flow_r(z); ...) without its constant, (groups,); vectors are the layer's m_0, log v_0, c, b_1 and b_2."""
-    if not suits(z, behind, mean, variance, vectors, noise):
+    if not suits(z, mean):
         return plain(z, behind, mean, variance, vectors, noise)
     log, level, std, bent = z.new_empty(len(z)), z.new_empty(len(z)), z.new_empty(mean.shape[1]), torch.empty_like(noise)
     kept = Guess(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
@@ -61,7 +61,7 @@ def plain(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Te
 
 
 def guess_back(kept: Guess, vectors: Tensor, d_bound: Tensor) -> Back:
-    if not suits(*kept, vectors, d_bound):
+    if not suits(vectors, d_bound):
         return plain_back(kept, vectors, d_bound)
     back = Back(torch.empty_like(kept.pull), torch.empty_like(kept.bent), torch.empty_like(kept.std), torch.empty_like(vectors[:2]))
     shape = (*kept.pull.shape, len(kept.std))

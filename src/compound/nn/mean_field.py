@@ -85,7 +85,7 @@ def spread_back(mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tens
     """Gradients towards mean and log S: those towards mean and, twice, towards the variance, which are used up, with those of
     whole times the divergence from a prior of precision decay / whole.
     """
-    if suits(mean, variance, d_mean, d_variance):
+    if suits(mean, d_mean):
         run(layers.spread_back, (mean, variance, d_mean, d_variance), mean.numel(), decay, whole)
         return d_mean, d_variance
     return d_mean + decay * mean, (d_variance + decay) * variance - whole

@@ -177,7 +177,7 @@ def _weights_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients towards z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
     mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
-    if suits(parts, product, mean, variance, z, own.vectors, d_bound, d_z):
+    if suits(parts, mean):
         d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
         before = (parts, product, mean, variance, z.contiguous(), own.sizes, reader, d_bound.contiguous(), back.read, back.read_var)
         run(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
