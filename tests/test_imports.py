@@ -16,6 +16,7 @@ BELOW_BENCH = {"types", "distributions", "persist", "data", "predictive", "metri
 TABLE = {  # room: what it may import; `types` is for everyone
     "__init__": set(),
     "compat": set(),  # private functions of torch
+    "precision": set(),
     "kernels": {"compat"},
     "types": {"kernels"},
     "distributions": {"types"},
@@ -23,9 +24,9 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "data": {"types"},
     "predictive": {"types", "distributions"},
     "metrics": {"types", "predictive"},
-    "nn": {"types", "distributions", "kernels", "compat"},
+    "nn": {"types", "distributions", "kernels", "compat", "precision"},
     "attacks": {"types"},
-    "models": {"types", "distributions", "predictive", "nn", "attacks", "compat"},
+    "models": {"types", "distributions", "predictive", "nn", "attacks", "compat", "precision"},
     "models.files": {"types", "models", "persist"},  # models on disk
     "gradients": {"compat"},
     "train": {"types", "models.base", "persist", "gradients", "compat"},

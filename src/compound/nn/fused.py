@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from compound.compat import graph_is_kept, tanh_backward, threshold_backward
 from compound.nn import matrix_gaussian, moments
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, widen
 from compound.nn.moments import Gaussian, Options, dot
+from compound.precision import by_hand
 from compound.types import Streams, normal
 
 MOMENTS, MAP = len(moments.Kept._fields), len(matrix_gaussian.Kept._fields)  # tensors kept
@@ -64,7 +64,7 @@ class _Layer(torch.autograd.Function):
         return tuple(result)
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]

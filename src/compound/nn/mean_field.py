@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import affine, total, towards_weight
+from compound.precision import by_hand
 
 
 class Spread(NamedTuple):
@@ -71,7 +71,7 @@ class _Sample(torch.autograd.Function):
         return out, mean.new_full((), kl)
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, variance, slope = ctx.saved_tensors
         whole = d_kl.item()

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import multiplicative as loops
 from compound.kernels.basic import run, suits
 from compound.nn.flows import flow, start
 from compound.nn.guess import Back, Guess, guess, guess_back
 from compound.nn.mean_field import spread
+from compound.precision import by_hand
 from compound.types import normal
 
 
@@ -142,7 +142,7 @@ class _Layer(torch.autograd.Function):
         return out, bound
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d: Tensor, d_bound: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         layer, prior, tensors = ctx.layer, ctx.layer.prior, ctx.saved_tensors
         first, second = len(Kept._fields), len(Kept._fields) + len(Guess._fields)

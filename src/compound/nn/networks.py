@@ -11,6 +11,7 @@ from torch.nn import functional
 from compound.compat import foreach_mul, foreach_norm
 from compound.kernels.basic import largest, run, suits
 from compound.nn.moments import dot
+from compound.precision import full_precision
 from compound.types import normal
 
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
@@ -99,6 +100,7 @@ class _Few(torch.autograd.Function):
         return dot(h, weight).add_(bias)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         h, weight = ctx.saved_tensors
         (d,) = gradients
@@ -118,6 +120,7 @@ class _HalfSquares(torch.autograd.Function):
         return 0.5 * factor * norms.square().sum(0)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slope = ctx.factor * gradients[0]  # (members,)
         if len(slope) == 1:
