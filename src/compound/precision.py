@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 C = TypeVar("C", bound=Callable[..., Any])
 SHORT = (torch.bfloat16, torch.float16)  # what autocast makes of float32
@@ -26,8 +25,15 @@ def full_precision(call: C) -> C:
 
 
 def by_hand(backward: C) -> C:
-    """A backward pass that is written by hand, in full precision; gradients of it are refused."""
-    return full_precision(once_differentiable(backward))  # type: ignore[return-value]
+    """A backward pass that is written by hand, in full precision. Its own gradient would be missing from a second derivative: refused."""
+
+    @wraps(backward)
+    def once(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise ValueError("this layer has no second derivative: leave out create_graph=True")
+        return backward(ctx, *gradients)
+
+    return full_precision(once)  # type: ignore[return-value]
 
 
 def _long(value: Any) -> Any:

@@ -87,7 +87,10 @@ def run(loop: Loop, tensors: Sequence[Tensor], *numbers: Any) -> Any:
     """
     if len(tensors) != len(loop.arrays) or len(numbers) != len(loop.numbers):
         raise ValueError(f"loop {loop.name} is given {len(tensors)} tensors and {len(numbers)} numbers: it takes {_words(loop)}")
-    found = loop.look(tensors, *numbers)
+    try:
+        found = loop.look(tensors, *numbers)
+    except (RuntimeError, AttributeError):  # what is no tensor, or a tensor without an address
+        found = None
     if found is None:
         raise ValueError(_reason(loop, tensors, numbers))
     begins, ends = found

@@ -68,7 +68,8 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]
-        moments_kept, saved = moments.Kept(*ctx.saved_tensors[:MOMENTS]), list(ctx.saved_tensors[MOMENTS:])
+        tensors = ctx.saved_tensors  # asked for once: `torch.utils.checkpoint` computes them for that
+        moments_kept, saved = moments.Kept(*tensors[:MOMENTS]), list(tensors[MOMENTS:])
         if graph_is_kept():  # another backward may come: it needs the heads whose memory this one would use again
             moments_kept = moments_kept._replace(heads=moments_kept.heads.clone())
         d_wide, d_out, d_basis = moments.backward(moments_kept, options, d_mean, d_std, d_kl, inputs)
