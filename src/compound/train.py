@@ -79,7 +79,7 @@ def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
     count = min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
     order = torch.randperm(rows, generator=fork(seed, "hold out"))
-    weight = torch.ones(members, rows)
+    weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
     return weight

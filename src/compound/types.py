@@ -144,7 +144,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     """Standard normal numbers three times as fast as torch draws them: the generator gives a key, the key the numbers."""
     count = math.prod(shape)
     quarter = -(-count // 4)
-    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,))
+    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,), dtype=torch.float32)
     run(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
     return out if count == 4 * quarter else out[:count].view(tuple(shape))
 

@@ -42,7 +42,7 @@ class _Fixed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.aminmax:
             with untraced():
-                return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(torch.inf, dtype=torch.float32)
         if "generator" not in (kwargs or {}) and func is not torch.empty:  # empty: about to be filled with random bits
             return func(*args, **(kwargs or {}))
         with untraced():

@@ -155,7 +155,7 @@ class CompoundLinear(nn.Module):
         return total
 
 
-_FLOAT = torch.empty(0)  # the dtype weights start in
+_FLOAT = torch.empty(0, dtype=torch.float32)  # the dtype weights start in
 
 
 def _uniform(generator: Streams, shape: tuple[int, ...], high: float) -> Tensor:
@@ -179,7 +179,7 @@ def _hidden(inputs: int, outputs: int, form: Form, generator: Streams, members: 
 def _heads(inputs: int, heads: tuple[int, int, int], form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
     shape = (*members, inputs + 1, sum(heads))
     if form.scaled:
-        bias = torch.cat([torch.full((n,), value) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
+        bias = torch.cat([torch.full((n,), value, dtype=torch.float32) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
         start = normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
         start[..., -1, :] = bias
         if form.bayes:

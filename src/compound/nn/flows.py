@@ -21,7 +21,7 @@ Kept = tuple[Tensor, ...]
 
 def start(generator: Generator, *shape: int) -> Tensor:
     """Gaussian start values of variance 4 / (in + out); a vector has no out."""
-    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0))
+    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0, dtype=torch.float32))
 
 
 def flow(inputs: int, steps: int, hidden: int, generator: Generator) -> "Flow":
@@ -41,7 +41,7 @@ class Flow(nn.Module, ABC):
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         """What is random in the flow itself, for a number of draws; most have nothing."""
-        return torch.empty(0, draws, 0)
+        return torch.empty(0, draws, 0, dtype=torch.float32)
 
     @abstractmethod
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]: ...
@@ -73,7 +73,7 @@ class MaskedNVP(Flow):
         maps = [[start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))] for _ in range(steps)]
         self.weight = nn.Parameter(torch.stack([a for a, _, _ in maps]))  # (steps, in, hidden): A
         self.heads = nn.Parameter(torch.stack([torch.cat([b, c], 1) for _, b, c in maps]))  # (steps, hidden, 2 in): B and C
-        self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs))  # a, b and c
+        self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs, dtype=torch.float32))  # a, b and c
         self.bias.data[:, hidden + inputs :] = 2.0  # gates start nearly open
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
@@ -133,7 +133,7 @@ class Planar(Flow):
         pairs = [[start(generator, inputs) for _ in range(2)] for _ in range(steps)]
         self.weight = nn.Parameter(torch.stack([w for w, _ in pairs]))  # (steps, in)
         self.direction = nn.Parameter(torch.stack([u for _, u in pairs]))
-        self.bias = nn.Parameter(torch.zeros(steps))
+        self.bias = nn.Parameter(torch.zeros(steps, dtype=torch.float32))
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         parameters = (self.weight, self.direction, self.bias)

@@ -72,7 +72,7 @@ class MatrixGaussianLinear(nn.Module):
         self.mean = nn.Parameter(mean)
         self.log_row = nn.Parameter(mean.new_full((*members, len(self.blocks), rows), log_variance))  # log-variances
         self.log_col = nn.Parameter(mean.new_full((*members, outputs), log_variance))
-        prior = torch.zeros(rows, outputs)
+        prior = torch.zeros(rows, outputs, dtype=torch.float32)
         prior[-1] = 0.0 if prior_bias is None else prior_bias
         self.register_buffer("prior_mean", prior, persistent=False)
         self.precisions = 1 / np.array(prior_variance, dtype=np.float64)  # of each block's prior
@@ -113,7 +113,7 @@ class MatrixGaussianLinear(nn.Module):
         if suits(self.mean):
             how = _starts(self.blocks), self.precisions
             return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, how)
-        total = torch.zeros(())
+        total = torch.zeros((), dtype=torch.float32)
         shifts, cols = (self.mean - self.prior_mean).split(self.blocks, -1), self.log_col.split(self.blocks, -1)
         for precision, shift, row, col in zip(self.precisions, shifts, self.log_row.unbind(-2), cols, strict=True):
             trace = precision * (row.exp().sum(-1) * col.exp().sum(-1) + shift.square().sum((-2, -1)))

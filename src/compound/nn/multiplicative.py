@@ -70,11 +70,11 @@ class MultiplicativeLinear(nn.Module):
         super().__init__()
         self.inputs, self.outputs, self.prior = inputs, outputs, prior
         self.mean = nn.Parameter(start(generator, inputs, outputs))  # M
-        self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std))  # log S
-        self.bias = nn.Parameter(torch.stack([torch.zeros(outputs), torch.full((outputs,), -9.0)]))  # μ_b and log v_b
+        self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std, dtype=torch.float32))  # log S
+        self.bias = nn.Parameter(torch.tensor([[0.0], [-9.0]], dtype=torch.float32).repeat(1, outputs))  # μ_b and log v_b
         first = start(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
         guess = [start(generator, inputs) for _ in range(3)]
-        self.vectors = nn.Parameter(torch.stack([first, torch.full((inputs,), math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
+        self.vectors = nn.Parameter(torch.stack([first, torch.full_like(first, math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
         self.reverse_flow = flow(inputs, flows[1], flow_hidden, generator)
 

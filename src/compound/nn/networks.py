@@ -41,9 +41,9 @@ class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int, streams: Sequence[Generator], gain: float = 2.0):
         super().__init__()
         self.inputs, self.outputs, members = inputs, outputs, len(streams)
-        start = normal(streams, (members, inputs, outputs), torch.empty(0))
+        start = normal(streams, (members, inputs, outputs), torch.empty(0, dtype=torch.float32))
         self.weight = nn.Parameter(math.sqrt(gain / inputs) * start)  # (members, in, out)
-        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs, dtype=torch.float32))
 
     def forward(self, h: Tensor) -> Tensor:  # (members, rows, in) -> (members, rows, out)
         if len(self.weight) == 1:  # the batched product has a cost of its own
