@@ -86,9 +86,7 @@ class Floored(nn.Module):
 
     def known_floor(self) -> Tensor:  # (targets,)
         if not self.knows_floor:
-            raise ValueError(
-                "the smallest noise of the targets is not known yet: call start with the training rows first"
-            )
+            raise ValueError("the smallest noise of the targets is not known yet: call start with the training rows first")
         return self.floor
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import affine, total, towards_weight
-from compound.precision import by_hand
+from compound.precision import by_hand, full_precision
 
 
 class Spread(NamedTuple):
@@ -44,10 +44,12 @@ class MeanFieldLinear(nn.Module):
         self.log_std = nn.Parameter(torch.full_like(mean, log_std))  # log S
         self.precision = 1 / prior_variance
 
+    @full_precision
     def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:  # (rows, out) each
         """Mean and standard deviation of h~ W for h (rows, in)."""
         return affine(h, self.mean), affine(h * h, (2 * self.log_std).exp()).sqrt()
 
+    @full_precision
     def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
         """h~ W from noise (draws, rows, out), which it uses up, and the KL of the posterior to the prior."""
         return _Sample.apply(h, self.mean, self.log_std, noise, self.precision)

@@ -22,7 +22,7 @@ from compound.kernels.basic import run, suits
 from compound.nn.flows import flow, start
 from compound.nn.guess import Back, Guess, guess, guess_back
 from compound.nn.mean_field import spread
-from compound.precision import by_hand
+from compound.precision import by_hand, full_precision
 from compound.types import normal
 
 
@@ -78,6 +78,7 @@ class MultiplicativeLinear(nn.Module):
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
         self.reverse_flow = flow(inputs, flows[1], flow_hidden, generator)
 
+    @full_precision
     def forward(self, x: Tensor, groups: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """x W + b (rows, out) with `groups` z, one of them for each row in turn, and for each z its part of the bound (groups,)."""
         noise = Noise(
@@ -93,17 +94,20 @@ class MultiplicativeLinear(nn.Module):
         own = (self.mean, self.log_std, self.bias, self.vectors)
         return _Layer.apply(self, x, noise, *own, *self.flow.parameters(), *self.reverse_flow.parameters())
 
+    @full_precision
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
         mean, log_var, *_ = self.vectors
         return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), normal(generator, (n, self.inputs), mean)), generator)[0]
 
+    @full_precision
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
         """E[x W + b | z] at x (draws or 1, rows, in), for every z (draws, in)."""
         if x.shape[-2] > self.outputs:  # z goes to the smaller factor
             return torch.baddbmm(self.bias[0], x.expand(len(z), -1, -1), z.unsqueeze(-1) * self.mean)
         return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
 
+    @full_precision
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
         """Standard deviation of x W + b given z; z has no part in it."""
         return (x.square() @ self.log_std.exp().square() + self.bias[1].exp()).sqrt()
