@@ -14,7 +14,9 @@ SOURCE = Path(compound.__file__).parent
 BELOW_BENCH = {"types", "distributions", "persist", "data", "predictive", "metrics", "nn", "attacks", "models", "train", "estimators"}
 TABLE = {  # room: what it may import; `types` is for everyone
     "__init__": set(),
-    "kernels": set(),
+    "compat": set(),  # private functions of torch
+    "precision": set(),
+    "kernels": {"compat"},
     "outputs": set(),
     "types": {"kernels"},
     "distributions": {"types"},
@@ -22,13 +24,13 @@ TABLE = {  # room: what it may import; `types` is for everyone
     "data": {"types"},
     "predictive": {"types", "distributions"},
     "metrics": {"types", "predictive"},
-    "nn": {"types", "distributions", "kernels"},
+    "nn": {"types", "distributions", "kernels", "compat", "precision"},
     "attacks": {"types"},
-    "models": {"types", "distributions", "predictive", "nn", "attacks"},
+    "models": {"types", "distributions", "predictive", "nn", "attacks", "compat", "precision"},
     "models.files": {"types", "models", "persist"},  # models on disk
-    "gradients": set(),
-    "train": {"types", "models.base", "persist", "gradients"},
-    "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics"},
+    "gradients": {"compat"},
+    "train": {"types", "models.base", "persist", "gradients", "compat"},
+    "estimators": {"types", "distributions", "nn", "models", "models.files", "train", "predictive", "persist", "data", "metrics", "compat"},
     "bench": BELOW_BENCH | {"models.files", "outputs"},
     "tables": BELOW_BENCH | {"bench", "outputs"},
     "cli": {"types", "estimators", "models", "models.files", "bench", "data", "cli_tables", "cli_errors", "outputs"},

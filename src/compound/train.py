@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound import persist
+from compound.compat import foreach_lerp_
 from compound.gradients import clipper, settle
 from compound.models.base import Model
 from compound.types import Batch, Task, fork, member_seed, seed_of
@@ -80,7 +81,7 @@ def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
     count = min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
     order = torch.randperm(rows, generator=fork(seed, "hold out"))
-    weight = torch.ones(members, rows)
+    weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
     return weight
@@ -185,7 +186,7 @@ def fit(
         optimizer.step()
         if settings.average:
             with torch.no_grad():
-                torch._foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+                foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1

@@ -259,7 +259,7 @@ class Estimator(BaseEstimator, ABC):
 
 def moved(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:
     """Rows pushed a long way in random directions: outliers for methods that must see some in training."""
-    step = torch.randn(x.shape, generator=generator)
+    step = torch.randn(x.shape, generator=generator, dtype=torch.float32)
     return x + length * step / step.norm(dim=1, keepdim=True)
 
 

@@ -52,7 +52,7 @@ class Intervals:
         if rank <= count:
             return self.scores[rank - 1]
         stretch = nominal / float(ndtri((1 + count / (count + 1)) / 2))
-        return torch.maximum(self.scores[-1] * stretch, torch.tensor(nominal))
+        return torch.maximum(self.scores[-1] * stretch, torch.tensor(nominal, dtype=torch.float64))
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         """A part of every class; the same rows for all members, for their answer comes as one."""
         seed, part = seed_of(self.seed_, "hold out"), self.validation_fraction
-        weight = torch.ones(len(y))
+        weight = torch.ones(len(y), dtype=torch.float32)
         for label in range(len(self.classes_)):
             mine = (y == label).nonzero().squeeze(1)
             weight[mine] = hold_out(len(mine), 1, part, seed_of(seed, label))[0]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 
+from compound.compat import make_fx, untraced
 from compound.data.encoder import LIMIT
 from compound.estimators.asking import BLOCK, DRAWS
 from compound.estimators.memory import GB, available
@@ -44,11 +44,11 @@ class _Fixed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.aminmax:
-            with disable_proxy_modes_tracing():
-                return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+            with untraced():
+                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(torch.inf, dtype=torch.float32)
         if "generator" not in (kwargs or {}) and func is not torch.empty:  # empty: about to be filled with random bits
             return func(*args, **(kwargs or {}))
-        with disable_proxy_modes_tracing():
+        with untraced():
             return func(*args, **(kwargs or {}))
 
 
@@ -88,7 +88,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
     around = torch.randn(rows, encoder.width, generator=fork(0, "example"), dtype=torch.float64)
     example, other = shift + scale * around, shift + 3 * scale * around
     with torch.no_grad():
-        traced: nn.Module = make_fx(program, tracing_mode="real")(example)
+        traced: nn.Module = make_fx(program, "real")(example)
         for name, value in [*vars(traced).items(), *traced._buffers.items()]:
             if isinstance(value, Tensor):  # parts of one draw share memory, which a file cannot
                 setattr(traced, name, value.detach().clone(memory_format=torch.contiguous_format))

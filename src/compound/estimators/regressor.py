@@ -142,7 +142,7 @@ def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
     each = int((weight[0] == 0).sum())
     common = min(each, max(COMMON, rows // 100))
     order = torch.randperm(rows, generator=fork(seed, "hold out in common"))
-    weight = torch.ones(members, rows)
+    weight = torch.ones(members, rows, dtype=torch.float32)
     weight[:, order[:common]] = 0
     weight[:, order[common:]] = hold_out(rows - common, members, (each - common) / (rows - common), seed)
     return weight

@@ -169,7 +169,7 @@ class _CDN(Model):
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
         """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
-        weight = torch.ones(self.members, len(data)) if data.weight is None else data.weight.expand(self.members, -1)
+        weight = torch.ones(self.members, len(data), dtype=torch.float32) if data.weight is None else data.weight.expand(self.members, -1)
         held = weight == 0  # (members, rows)
         some = bool(held.any())
         judges = judging(data, held, generator)

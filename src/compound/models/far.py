@@ -94,7 +94,7 @@ class WithFar(Model):
         self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
         self.method, self.config = inner.method, inner.config  # type: ignore[misc]
         self.far, self.limits = FarNoise(inner.inputs), Limits(self.task.size)
-        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1))
+        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1, dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.inner.start(data, generator)
