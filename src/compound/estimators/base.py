@@ -107,8 +107,8 @@ class Estimator(BaseEstimator, ABC):
         """Weights 1 and 0 (= held out), (rows,) or (members, rows)."""
 
     @abstractmethod
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        """Learn from held-out rows, marked True in (rows,) or (members, rows)."""
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        """Learn from held-out rows, marked True in (rows,) or (members, rows), each as heavy as its entry of weights (rows,)."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table X (array or data frame; missing values and text columns are fine) and what to predict of it.
@@ -151,7 +151,7 @@ class Estimator(BaseEstimator, ABC):
         self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
         for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
             tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
-        self._calibrate(x, truth, held)
+        self._calibrate(x, truth, held, torch.from_numpy(weights))
         return self
 
     def decompose(self, X: Any) -> Decomposition:
@@ -167,6 +167,11 @@ class Estimator(BaseEstimator, ABC):
     def is_ood(self, X: Any) -> Array:  # (rows,)
         """Which rows are stranger than all but a share `false_alarms` of ordinary ones."""
         return self.ood_score(X) > self.threshold_
+
+    @property
+    @abstractmethod
+    def n_calibration_(self) -> float:
+        """How many held-out rows vouch for intervals or sets; weights that differ make them fewer (Kish's effective number)."""
 
     @property
     def threshold_(self) -> float:
