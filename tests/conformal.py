@@ -46,7 +46,7 @@ class Classes:
     each: float = 6.0
     skew: float = 1.0  # weights of frequent classes over those of rare ones (or of class 0 over the others)
     method: Method = MAP
-    epochs: int = 200
+    epochs: int = 100
     early: bool = True
 
     def population(self, random: np.random.Generator) -> Callable[[int], Rows]:
@@ -78,7 +78,7 @@ class Targets:
     rows: int
     skew: float = 0.0  # weights are exp(skew · x0)
     method: Method = MAP
-    epochs: int = 200
+    epochs: int = 100
     early: bool = True
 
     def population(self, random: np.random.Generator) -> Callable[[int], Rows]:
@@ -135,10 +135,10 @@ CASES: dict[str, Classes | Targets] = {
     "sets, 40% rare, no early stopping": Classes(600, rare=0.4, early=False),
     "sets, 40% rare, ml-cdn": Classes(600, rare=0.4, method=CDN, epochs=60),
     "intervals": Targets(600),
-    "intervals, weights": Targets(800, skew=0.7),
+    "intervals, weights": Targets(1000, skew=0.7),
     "intervals, no early stopping": Targets(600, early=False),
-    "intervals, 5 members": Targets(150, method=CDN, epochs=300),
-    "intervals, 5 members, weights": Targets(300, skew=0.7, method=CDN, epochs=150),
+    "intervals, 5 members": Targets(150, method=CDN, epochs=200),
+    "intervals, 5 members, weights": Targets(300, skew=0.7, method=CDN, epochs=100),
     "few rows: sets, 40% rare, 50 rows": Classes(50, rare=0.4),
     "few rows: sets, 40% rare, 200 rows": Classes(200, rare=0.4),
     "few rows: intervals, 20 rows": Targets(20),
@@ -146,6 +146,7 @@ CASES: dict[str, Classes | Targets] = {
     "few rows: intervals, 60 rows, weights": Targets(60, skew=0.7),
     "few rows: intervals, 150 rows": Targets(150),
     "few rows: intervals, 5 members, 20 rows": Targets(20, method=CDN, epochs=60),
+    "few rows: intervals, 5 rows": Targets(5),
     "few rows: intervals, 9 rows": Targets(9),
     "few rows: sets, 9 rows": Classes(9),
 }

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtri
-from scipy.stats import norm
+from scipy.stats import norm, t
 from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
@@ -114,9 +114,19 @@ def test_few_rows_cannot_vouch_for_a_high_coverage():
     assert scores.reach(0.75)[0] == 4.0  # the third of three
     assert scores.reach(0.99)[0] > 4.0
     assert Intervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert Intervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(2 * t.ppf(0.95, 1))
     assert Intervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
     with pytest.raises(ValueError, match="coverage"):
         scores.reach(1.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_few_rows_cover_as_promised_where_scores_are_gaussian(count):
+    """However far the model's own scale is off; the largest of so few scores, stretched, would cover .83 to .90."""
+    random, trials = np.random.default_rng(count), 2000
+    scores = torch.from_numpy(np.abs(3 * random.normal(size=(trials, count, 1))))
+    covered = [2 * norm.cdf(float(Intervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores]  # of new rows, exactly
+    assert np.mean(covered) > 0.9 - 4 * np.std(covered) / np.sqrt(trials)
 
 
 def test_intervals_are_honest_though_the_model_is_not():

@@ -134,7 +134,7 @@ def test_many_small_classes_are_judged_on_their_share_of_rows(here: Path):
 def test_few_rows_are_said_to_be_few():
     assert pages.resting(24.4, True) == "90% intervals rest on 24 calibration rows"
     assert pages.resting(9.0, False) == "90% sets rest on 9 calibration rows"
-    assert pages.resting(8.9, True) == "90% intervals rest on 9 calibration rows, too few: they may cover 83% only"
+    assert pages.resting(8.9, True) == "90% intervals rest on 9 calibration rows, too few: they take errors for Gaussian"
     assert pages.resting(1.0, False) == "90% sets rest on 1 calibration row, too few: they hold every class"
     assert pages.resting(0.0, True) == "90% intervals rest on 0 calibration rows, too few: they are as wide as the model says"
 

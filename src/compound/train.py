@@ -85,8 +85,8 @@ def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many of so many rows are held out: from ten rows on at least one."""
-    return min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
+    """How many of so many rows are held out: from six rows on at least two, for one that chooses the stopping step vouches for little."""
+    return min(rows - 1, max(int(rows * fraction + 1e-9), min(2, rows // 3) if fraction > 0 else 0))
 
 
 def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows,) True = drawn

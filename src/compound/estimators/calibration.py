@@ -7,8 +7,9 @@ the interval stays as wide or narrow, row by row, as the predictive is. That hol
 the few numbers, such as the stopping step, that these rows have already chosen. Members that each held out
 others score their own. Pooling these scores is a heuristic, near CV+: the mixture of all errs less, so intervals come out rather wide.
 Several targets are covered one by one: that all of a row's lie inside at once is not promised.
-Few rows cannot vouch for a high coverage: beyond n / (n + 1) the largest score is stretched as a Gaussian's. With fewer than 9
-held-out rows a 90% interval so made covers .83 to .90 of rows whose scores are Gaussian.
+Few rows cannot vouch for a high coverage: beyond n / (n + 1), which is below .9 for fewer than 9 held-out rows, scores are taken for
+Gaussian. The reach is Student's, sqrt(mean z²) t_n((1 + c) / 2), or the largest score stretched as a Gaussian's where that is more (by
+itself it covers .83 to .90). Rows that have chosen the stopping step have better scores than others: of one or two that is felt.
 
 Weights (Tibshirani, Barber, Candès and Ramdas 2019): a held-out row counts as much as it weighs. Weights that differ vouch for less:
 n becomes Kish's effective number (Σw)² / Σw², as if a new row weighed Σw² / Σw, what rows drawn by weight do on average.
@@ -29,7 +30,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from scipy.special import ndtri, ndtri_exp
+from scipy.special import ndtri, ndtri_exp, stdtrit
 from torch import Tensor
 
 from compound.distributions import weighted_log_sum
@@ -65,7 +66,9 @@ class Intervals:
             if rank <= len(scores):
                 out[target] = scores[rank - 1]
             elif len(scores):
-                out[target] = max(float(scores[-1]) * nominal / float(ndtri((1 + rows / (rows + 1)) / 2)), nominal)
+                size = float((weights @ scores.square() / weights.sum()).sqrt())
+                largest = float(scores[-1]) * nominal / float(ndtri((1 + rows / (rows + 1)) / 2))
+                out[target] = max(size * float(stdtrit(rows, (1 + coverage) / 2)), largest, nominal)
         return out
 
 

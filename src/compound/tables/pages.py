@@ -34,7 +34,7 @@ def summary(fitted: Fitted) -> list[tuple[str, str]]:
 
 def resting(rows: float, targets: bool) -> str:
     """How many rows stand behind the 90% intervals or sets, and what they cannot promise."""
-    what, few = ("intervals", "they may cover 83% only") if targets else ("sets", "they hold every class")
+    what, few = ("intervals", "they take errors for Gaussian") if targets else ("sets", "they hold every class")
     if targets and not rows:
         few = "they are as wide as the model says"
     enough = rows >= (rows + 1) * NOMINAL - 1e-9  # n scores vouch for a coverage of n / (n + 1) at most
