@@ -46,7 +46,7 @@ class Classes:
     each: float = 6.0
     skew: float = 1.0  # weights of frequent classes over those of rare ones (or of class 0 over the others)
     method: Method = MAP
-    epochs: int = 100
+    steps: int = 150
     early: bool = True
 
     def population(self, random: np.random.Generator) -> Callable[[int], Rows]:
@@ -62,7 +62,8 @@ class Classes:
         return draw
 
     def estimator(self, seed: int) -> CompoundClassifier:
-        return CompoundClassifier(self.method, max_epochs=self.epochs, random_state=seed, early_stopping=self.early)
+        fast = {"max_epochs": self.steps, "batch_size": self.rows, "lr": 1e-2}
+        return CompoundClassifier(self.method, **fast, random_state=seed, early_stopping=self.early)
 
     def judged(self, model: CompoundClassifier, test: Rows) -> tuple[float, float]:
         sets = model.predict_set(test.x)
@@ -78,7 +79,7 @@ class Targets:
     rows: int
     skew: float = 0.0  # weights are exp(skew · x0)
     method: Method = MAP
-    epochs: int = 100
+    steps: int = 150
     early: bool = True
 
     def population(self, random: np.random.Generator) -> Callable[[int], Rows]:
@@ -92,7 +93,8 @@ class Targets:
         return draw
 
     def estimator(self, seed: int) -> CompoundRegressor:
-        return CompoundRegressor(self.method, max_epochs=self.epochs, random_state=seed, early_stopping=self.early)
+        fast = {"max_epochs": self.steps, "batch_size": self.rows, "lr": 1e-2}
+        return CompoundRegressor(self.method, **fast, random_state=seed, early_stopping=self.early)
 
     def judged(self, model: CompoundRegressor, test: Rows) -> tuple[float, float]:
         low, high = model.predict_interval(test.x)
@@ -133,19 +135,19 @@ CASES: dict[str, Classes | Targets] = {
     "sets, 40% rare, weights": Classes(900, rare=0.4, skew=3.0),
     "sets, weights": Classes(800, skew=4.0),
     "sets, 40% rare, no early stopping": Classes(600, rare=0.4, early=False),
-    "sets, 40% rare, ml-cdn": Classes(600, rare=0.4, method=CDN, epochs=60),
+    "sets, 40% rare, ml-cdn": Classes(600, rare=0.4, method=CDN),
     "intervals": Targets(600),
     "intervals, weights": Targets(1000, skew=0.7),
     "intervals, no early stopping": Targets(600, early=False),
-    "intervals, 5 members": Targets(150, method=CDN, epochs=200),
-    "intervals, 5 members, weights": Targets(300, skew=0.7, method=CDN, epochs=100),
+    "intervals, 5 members": Targets(150, method=CDN),
+    "intervals, 5 members, weights": Targets(300, skew=0.7, method=CDN),
     "few rows: sets, 40% rare, 50 rows": Classes(50, rare=0.4),
     "few rows: sets, 40% rare, 200 rows": Classes(200, rare=0.4),
     "few rows: intervals, 20 rows": Targets(20),
     "few rows: intervals, 60 rows": Targets(60),
     "few rows: intervals, 60 rows, weights": Targets(60, skew=0.7),
     "few rows: intervals, 150 rows": Targets(150),
-    "few rows: intervals, 5 members, 20 rows": Targets(20, method=CDN, epochs=60),
+    "few rows: intervals, 5 members, 20 rows": Targets(20, method=CDN),
     "few rows: intervals, 5 rows": Targets(5),
     "few rows: intervals, 9 rows": Targets(9),
     "few rows: sets, 9 rows": Classes(9),

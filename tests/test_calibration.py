@@ -211,7 +211,7 @@ def test_a_classifier_learns_its_sets_from_held_out_rows():
 def test_rare_classes_are_held_out_by_their_share_and_sets_hold_what_they_promise(monkeypatch):
     """Two fifths of the rows in classes of about six: sets used to cover 68%."""
     monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
-    found = np.array(conformal.measure(conformal.Classes(600, rare=0.4, epochs=60), 16))
+    found = np.array(conformal.measure(conformal.Classes(600, rare=0.4), 16))
     coverage, error = found[:, 0].mean(), found[:, 0].std() / 4
     assert coverage > 0.87 - 3 * error and found[:, 2].mean() == 60
     assert found[:, 1].mean() < 30  # of about 43 classes
@@ -219,7 +219,7 @@ def test_rare_classes_are_held_out_by_their_share_and_sets_hold_what_they_promis
 
 def test_intervals_hold_what_they_promise_where_weights_matter(monkeypatch):
     monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
-    kind = conformal.Targets(1000, skew=0.7, epochs=20)
+    kind = conformal.Targets(1000, skew=0.7, steps=100)
     found, plain = (np.array(conformal.measure(kind, 20, weighted)) for weighted in (True, False))
     error = found[:, 0].std() / np.sqrt(20)
     assert 0.87 - 3 * error < found[:, 0].mean() < 0.94 + 3 * error and 50 < found[:, 2].mean() < 100

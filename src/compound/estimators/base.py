@@ -113,7 +113,8 @@ class Estimator(BaseEstimator, ABC):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table X (array or data frame; missing values and text columns are fine) and what to predict of it.
 
-        A part of the rows (`validation_fraction`) is held out to stop in time, to calibrate and to judge strangeness.
+        A part of the rows (`validation_fraction`) is held out to stop in time and to calibrate. `sample_weight` says how much a row
+        counts, in training and in calibration: coverage is then meant for the population that the weights describe.
         """
         method, warm = self._checked(), self.warm_start and hasattr(self, "model_")
         table = self._table(X, reset=not warm)

@@ -62,7 +62,11 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return cast(GaussianPredictive, Predictive.join(list(self._gaussians(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
-        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py)."""
+        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py).
+
+        Several targets are covered one by one. `n_calibration_` says how many rows vouch for it; fewer than 9 only where errors, on
+        the predictive's own scale, are Gaussian.
+        """
         lower, upper = (1 - coverage) / 2, (1 + coverage) / 2
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
