@@ -183,7 +183,8 @@ def wilson(share: Array, rows: Array) -> tuple[Array, Array]:
     z = 1.959963984540054
     half = z * np.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
     centre = share + z**2 / (2 * rows)
-    return (centre - half) / (1 + z**2 / rows), (centre + half) / (1 + z**2 / rows)
+    low, high = ((centre + side * half) / (1 + z**2 / rows) for side in (-1, 1))
+    return np.maximum(low, 0), np.minimum(high, 1)  # rounding
 
 
 def _aurocs(low: Array, high: Array, here: Bootstrap, there: Bootstrap) -> Array:  # (samples,)
