@@ -117,8 +117,8 @@ def test_edited_words_are_refused(saved, entry, value):
 
 
 def test_another_layout_says_why_not(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 3)
-    with pytest.raises(ValueError, match="layout 2, this library reads 3"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 4)
+    with pytest.raises(ValueError, match="layout 3, this library reads 4"):
         compound.load(saved)
 
 

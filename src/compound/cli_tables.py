@@ -106,7 +106,7 @@ def evaluate(
 ) -> None:
     """Compare a model's answers for TABLE with the truth in it.
 
-    Every number comes with its 95% bootstrap interval. Slices are the rows with one value of a column, or with values in one of
+    Every number comes with its 95% interval. Slices are the rows with one value of a column, or with values in one of
     five ranges: is the model as honest there?
 
     Example: compound evaluate houses.model test.csv --ood boats.csv --slice city

@@ -79,12 +79,41 @@ def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
         raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
-    count = min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
+    count = held_out_count(rows, fraction)
     order = torch.randperm(rows, generator=fork(seed, "hold out"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
     return weight
+
+
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many of so many rows are held out: from six rows on at least two, for one that chooses the stopping step vouches for little."""
+    return min(rows - 1, max(int(rows * fraction + 1e-9), min(2, rows // 3) if fraction > 0 else 0))
+
+
+def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows,) True = drawn
+    """`count` rows, each with probability count / rows, of every class its share rounded up or down at random.
+
+    Systematic sampling: rows of a class stand together, and every (rows / count)-th is taken from a random start on. A class of 6
+    rows in a sample of a tenth gives one row with probability .6: small classes come as often as rows of theirs will be asked about.
+    """
+    generator, rows = fork(seed, "stratified sample"), len(labels)
+    order = torch.randperm(rows, generator=generator)
+    shuffled = torch.randperm(int(labels.max()) + 1, generator=generator)  # classes of regular sizes must not fall in step
+    order = order[shuffled[labels[order]].argsort(stable=True)]
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    drawn = torch.zeros(rows, dtype=torch.bool)
+    drawn[order[((start + torch.arange(count)) * (rows / max(count, 1))).long().clamp_max(rows - 1)]] = True
+    return drawn
+
+
+def last_of_class(labels: Tensor, drawn: Tensor) -> Tensor:  # (rows,)
+    """One drawn row of every class of which no row is left: without it the class could not be learnt."""
+    index, classes = torch.arange(len(labels)), int(labels.max()) + 1
+    first = index.new_zeros(classes).scatter_reduce_(0, labels, index, "amin", include_self=False)  # (classes,)
+    gone = (torch.bincount(labels[~drawn], minlength=classes) == 0)[labels]  # (rows,)
+    return gone & (first[labels] == index)
 
 
 @dataclass

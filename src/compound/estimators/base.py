@@ -107,13 +107,14 @@ class Estimator(BaseEstimator, ABC):
         """Weights 1 and 0 (= held out), (rows,) or (members, rows)."""
 
     @abstractmethod
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        """Learn from held-out rows, marked True in (rows,) or (members, rows)."""
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        """Learn from held-out rows, marked True in (rows,) or (members, rows), each as heavy as its entry of weights (rows,)."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table X (array or data frame; missing values and text columns are fine) and what to predict of it.
 
-        A part of the rows (`validation_fraction`) is held out to stop in time, to calibrate and to judge strangeness.
+        A part of the rows (`validation_fraction`) is held out to stop in time and to calibrate. `sample_weight` says how much a row
+        counts, in training and in calibration: coverage is then meant for the population that the weights describe.
         """
         method, warm = self._checked(), self.warm_start and hasattr(self, "model_")
         table = self._table(X, reset=not warm)
@@ -151,7 +152,7 @@ class Estimator(BaseEstimator, ABC):
         self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
         for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
             tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
-        self._calibrate(x, truth, held)
+        self._calibrate(x, truth, held, torch.from_numpy(weights))
         return self
 
     def decompose(self, X: Any) -> Decomposition:
@@ -167,6 +168,11 @@ class Estimator(BaseEstimator, ABC):
     def is_ood(self, X: Any) -> Array:  # (rows,)
         """Which rows are stranger than all but a share `false_alarms` of ordinary ones."""
         return self.ood_score(X) > self.threshold_
+
+    @property
+    @abstractmethod
+    def n_calibration_(self) -> float:
+        """How many held-out rows vouch for intervals or sets; weights that differ make them fewer (Kish's effective number)."""
 
     @property
     def threshold_(self) -> float:

@@ -21,7 +21,7 @@ from compound.train import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 2  # of the words below; raised when an older library could not make sense of them
+LAYOUT = 3  # of the words below; raised when an older library could not make sense of them
 
 
 def save(estimator: "Estimator", path: str | Path) -> None:
@@ -50,11 +50,11 @@ def save(estimator: "Estimator", path: str | Path) -> None:
     tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
         words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.single_}
-        tensors["scores"] = estimator.intervals_.scores
+        tensors |= {"scores": estimator.intervals_.scores, "weights": estimator.intervals_.weights}
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
         words |= {"classes": _plain(classes), "dtype": classes.dtype.str, "temperature": estimator.temperature_.value}  # type: ignore[attr-defined]
-        tensors["scores"] = estimator.sets_.scores  # type: ignore[attr-defined]
+        tensors |= {"scores": estimator.sets_.scores, "weights": estimator.sets_.weights}  # type: ignore[attr-defined]
     persist.save(path, words, tensors)
 
 
@@ -95,10 +95,11 @@ def _restored(path: str | Path, bundle: persist.Bundle) -> Any:
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
         estimator.shift_, estimator.scale_, estimator.single_ = np.array(words["shift"]), np.array(words["scale"]), words["single"]
-        estimator.intervals_ = Intervals(bundle.tensors["scores"])
+        estimator.intervals_ = Intervals(bundle.tensors["scores"], bundle.tensors["weights"])
     else:
         estimator.classes_ = np.array(words["classes"], dtype=np.dtype(words["dtype"]))
-        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(bundle.tensors["scores"])
+        estimator.temperature_ = Temperature(words["temperature"])
+        estimator.sets_ = Sets(bundle.tensors["scores"], bundle.tensors["weights"])
     return estimator
 
 

@@ -63,12 +63,21 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return cast(GaussianPredictive, Predictive.join(list(self._gaussians(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
-        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py)."""
+        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py).
+
+        Several targets are covered one by one. `n_calibration_` says how many rows vouch for it; fewer than 9 only where errors, on
+        the predictive's own scale, are Gaussian.
+        """
         lower, upper = (1 - coverage) / 2, (1 + coverage) / 2
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
         ends = self.predict_quantiles(X, [lower, upper])
         return Interval(ends[..., 0], ends[..., 1])
+
+    @property
+    def n_calibration_(self) -> float:
+        check_is_fitted(self)
+        return self.intervals_.rows
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:  # (rows, levels) or (rows, targets, levels)
         """Quantiles of the calibrated predictive; levels 0.05 and 0.95 are the ends of the interval of coverage 0.9."""
@@ -119,8 +128,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         return held_out(len(y), members, self.validation_fraction, seed_of(self.seed_, "hold out"))
 
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_))
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        _, rows = held_rows(held, self.seed_)
+        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows])
 
     def _finished(self, answer: Predictive) -> Predictive:
         exact = precise(cast(GaussianPredictive, answer))
@@ -148,20 +158,28 @@ def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
     return weight
 
 
-def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
-    """Scores of held-out rows, marked True in (rows,) or (members, rows).
+def held_rows(held: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (some rows,) each
+    """Members and the rows they answer for, of those marked True in held (rows,) or (members, rows).
 
-    All members together answer for rows that all held out; where there are none, each for its own alone.
+    All members together (None) answer for rows that all held out; where there are none, each for its own alone, and for a row that
+    several held out the first of them: one row vouches once.
     """
-    held = held.reshape(-1, len(y))  # (1 or members, rows)
-    if (common := held.all(0, keepdim=True)).any():
-        held = common
-    who, rows = held.nonzero().T
+    held = held.reshape(-1, held.shape[-1])  # (1 or members, rows)
+    common = held.all(0)
+    who, rows = (held & (held.cumsum(0) == 1)).nonzero().T if not common.any() else (None, common.nonzero().squeeze(1))
     some = torch.randperm(len(rows), generator=fork(seed, "calibrate"))[:ROWS]
-    who, rows, start = who[some], rows[some], 0
+    return None if who is None else who[some], rows[some]
+
+
+def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
+    """Scores of the rows of `held_rows`, in their order."""
+    who, rows = held_rows(held, seed)
+    start = 0
     for answer in answers(model, x[rows], seed):
         part = slice(start, start + len(answer.component))
-        own = member(precise(cast(GaussianPredictive, answer)), who[part], len(held))
+        own = precise(cast(GaussianPredictive, answer))
+        if who is not None:
+            own = member(own, who[part], len(held))
         yield score(own, y[rows[part]].double())
         start = part.stop
 

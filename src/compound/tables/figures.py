@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from compound.estimators.rows import Judged
-from compound.tables.judging import Point
+from compound.tables.judging import Point, wilson
 
 GOOD, BAD, PALE = "#0b3c8c", "#c1272d", "#9db4d6"
 SHOWN = 60  # rows of an interval plot
@@ -22,7 +22,7 @@ def calibration(points: Sequence[Point], targets: bool) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#888888", linewidth=1)
     said, seen = np.array([p.said for p in points]), np.array([p.seen for p in points])
-    error = 1.96 * np.sqrt(np.clip(seen * (1 - seen), 1e-12, None) / np.array([p.rows for p in points]))
+    error = np.abs(wilson(seen, np.array([p.rows for p in points])) - seen)  # (2, points)
     axes.errorbar(said, seen, error, color=GOOD, marker="o", markersize=4, linewidth=1.2, elinewidth=0.8)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.set_xlabel("coverage of the interval" if targets else "confidence")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -18,7 +19,8 @@ from compound.models import Method
 from compound.outputs import check_folder, is_temporary
 from compound.tables.judging import LEVELS, Number, numbers
 from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
-from compound.types import fork
+from compound.train import held_out_count, last_of_class, stratified_sample
+from compound.types import fork, seed_of
 
 Array = NDArray[Any]
 
@@ -104,17 +106,14 @@ def _estimator(task: str, method: str | Method, wish: Wish) -> Estimator:
 
 
 def _test_rows(table: Labelled, classes: bool, wish: Wish) -> Array:  # (rows,) True = held out
-    """A random part; of classes the same part of each, so that none is missing from training."""
+    """A random part; of classes the same part of each, rounded up or down at random, but never the last row of one."""
     rows = len(table.y)
     if rows < 4:
         raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others")
-    generator = fork(wish.seed, "test rows")
-    chosen = np.zeros(rows, dtype=bool)
-    groups = [np.flatnonzero(table.y == value) for value in sorted(table.y.unique(), key=str)] if classes else [np.arange(rows)]
-    for group in groups:
-        order = torch.randperm(len(group), generator=generator).numpy()
-        chosen[group[order[: int(len(group) * wish.held_out)]]] = True
-    if not chosen.any():  # few rows, or many small classes
-        largest = max(groups, key=len)
-        chosen[largest[int(torch.randint(len(largest), (), generator=generator))]] = True
-    return chosen
+    labels = torch.from_numpy(pd.factorize(table.y)[0] if classes else np.zeros(rows, dtype=np.int64))
+    drawn = stratified_sample(labels, max(1, held_out_count(rows, wish.held_out)), seed_of(wish.seed, "test rows"))
+    chosen = drawn & ~last_of_class(labels, drawn)
+    if not chosen.any():  # few rows, or many classes of one row
+        largest = (labels == labels.bincount().argmax()).nonzero().squeeze(1)
+        chosen[largest[int(torch.randint(len(largest), (), generator=fork(wish.seed, "test rows")))]] = True
+    return chosen.numpy()
