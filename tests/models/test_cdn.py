@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles import law, prior, wide
+from oracles import floored, law, prior, wide
 from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
@@ -159,8 +159,8 @@ def test_sampled_and_integrated_targets_agree():
     y = torch.randn(5, 1, generator=fork(3))
     n = 100_000
     many = Gaussian(last.mean.expand(1, n, 5, 1), last.std.expand(1, n, 5, 1), last.kl)
-    exact = build(Method("ml-cdn", members=1), 4, TARGET).likelihood.log_prob(last, y, fork(4)).exp()
-    draws = build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET).likelihood.log_prob(many, y, fork(4)).exp()
+    exact = floored(build(Method("ml-cdn", members=1), 4, TARGET)).likelihood.log_prob(last, y, fork(4)).exp()
+    draws = floored(build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET)).likelihood.log_prob(many, y, fork(4)).exp()
     assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * draws.std(1) / math.sqrt(n)).all()
 
 
@@ -171,6 +171,7 @@ def test_a_single_ml_cdn_without_far_noise_has_no_posterior():
     p = model.predict(data.x, 100, fork(1))
     assert (p.posterior.abs() <= 1e-6 * p.total).all() and (p.mixing > 0).all()
     five = build(Method("ml-cdn", widths=(8,), far=0.0, members=5), 4, TARGET, 0)
+    five.start(data, fork(0))
     assert (five.predict(data.x, 100, fork(1)).posterior > 0).all()
 
 
@@ -184,7 +185,7 @@ def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
 
 
 def test_tau_narrows_an_overwide_predictive_and_never_widens():
-    likelihood = build(Method("ml-cdn", members=1), 4, TARGET).likelihood
+    likelihood = floored(build(Method("ml-cdn", members=1), 4, TARGET)).likelihood
     held = torch.ones(1, 400, dtype=torch.bool)
     y = torch.randn(400, 1, generator=fork(1))
     wide_draws = (torch.zeros(1, 1, 1, 400, 1), torch.full((1, 1, 1, 400, 1), 9.0 - math.exp(-2)))  # sd 3 where 1 is right

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles import floored
 from torch import nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
 from torch.testing import assert_close
@@ -27,6 +28,7 @@ def rows(task: Task, n: int = 30, features: int = 4, weight: torch.Tensor | None
 def ensemble(task: Task, seed: int = 0, features: int = 4, **options) -> DeepEnsemble:
     """In float64, with random biases."""
     model = build(Method("deep-ensemble", **({"widths": (6,), "members": 3} | options)), features, task, seed).double()
+    floored(model)
     with torch.no_grad():
         for layer in model.network.layers:
             layer.bias.copy_(0.5 * torch.randn(layer.bias.shape, generator=fork(seed, "biases"), dtype=torch.float64))
@@ -42,7 +44,7 @@ def gradients(model: DeepEnsemble, batch: Batch) -> list[torch.Tensor]:
 def apart(together: DeepEnsemble, k: int) -> DeepEnsemble:
     """Member k alone."""
     one = replace(together.config, members=1)
-    model = DeepEnsemble(together.inputs, together.task, one, 99).to(next(together.parameters()).dtype)
+    model = floored(DeepEnsemble(together.inputs, together.task, one, 99).to(next(together.parameters()).dtype))
     with torch.no_grad():
         for mine, all_members in zip(model.parameters(), together.parameters(), strict=True):
             mine.copy_(all_members[k : k + 1])
