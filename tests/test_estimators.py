@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators import memory
 from compound.estimators.asking import BLOCK
+from compound.estimators.rows import ask
 from compound.models import METHODS
 from compound.types import Task
 
@@ -56,7 +57,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(regressor):
     mean, interval = regressor.predict(x), regressor.predict_interval(x)
     np.testing.assert_allclose(regressor.predict(x[order]), mean[order], rtol=1e-8)  # 1000 ± 3 from float32
     alone = regressor.predict_interval(x[200:201])
-    np.testing.assert_allclose([alone.lower[0], alone.upper[0]], [interval.lower[200], interval.upper[200]], rtol=1e-8)
+    assert (alone.lower[0], alone.upper[0]) == (interval.lower[200], interval.upper[200])
 
 
 def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
@@ -279,3 +280,27 @@ def test_targets_whose_squares_cannot_be_told_apart_are_refused():
             CompoundRegressor(max_epochs=1).fit(x, y * factor)
     constant = CompoundRegressor("map", max_epochs=1, random_state=0).fit(x, np.full(20, 1e-200))
     assert np.isfinite(constant.predict(x)).all()
+
+
+@pytest.mark.parametrize("kind,width", [(CompoundRegressor, 3), (CompoundRegressor, 70), (CompoundClassifier, 70)])
+def test_a_row_alone_has_the_bits_it_has_among_others(kind, width: int):
+    """Wide inputs have distances in the shape of each centre's rows: there neighbours decide which products are made."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, width))
+    y = x[:, 0] if kind is CompoundRegressor else np.digitize(x[:, 0], [-0.5, 0.5])
+    model = kind(Method("ml-cdn", members=2, **TINY), max_epochs=1, random_state=0).fit(x, y)
+    x = np.concatenate([x[:150], 3 * x[150:]])  # some are met with far noise
+
+    def everything(rows: np.ndarray) -> dict[str, np.ndarray]:
+        found = {"ood_score": model.ood_score(rows), **model.decompose(rows)._asdict()}
+        if kind is CompoundRegressor:
+            found["mean"], found["std"] = model.predict(rows, return_std=True)
+            found["lower"], found["upper"] = model.predict_interval(rows)
+        else:
+            found["probabilities"], found["set"] = model.predict_proba(rows), model.predict_set(rows)
+        return found | {f"asked {name}": column.to_numpy() for name, column in ask(model, pd.DataFrame(rows)).items()}
+
+    whole = everything(x)
+    for some in ([0], [130], [299], [3, 250, 17], list(range(1, 300)), list(range(299, -1, -1))):
+        for name, values in everything(x[some]).items():
+            assert np.array_equal(values, whole[name][some]), name

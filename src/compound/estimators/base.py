@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from compound.data.encoder import Encoder, is_words
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK, answers
+from compound.estimators.asking import BLOCK, blocks, first, padded
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method, Model
 from compound.predictive import Predictive
@@ -157,8 +157,8 @@ class Estimator(BaseEstimator, ABC):
 
     def decompose(self, X: Any) -> Decomposition:
         """How much each row is in doubt, and why: aleatoric (noise in the data) and epistemic (what more data would settle)."""
-        parts = [[getattr(answer, name) for name in Decomposition._fields] for answer in self._answers(X)]
-        return Decomposition(*(self._shaped(torch.cat(column)) for column in zip(*parts, strict=True)))
+        parts = self._each(X, lambda answer: torch.stack([getattr(answer, name) for name in Decomposition._fields], -1))
+        return Decomposition(*(self._shaped(part) for part in parts.unbind(-1)))
 
     def ood_score(self, X: Any) -> Array:  # (rows,)
         """How unlike the training rows each row is: whitened distance from the nearest centre, higher = stranger."""
@@ -249,7 +249,13 @@ class Estimator(BaseEstimator, ABC):
     def _answers(self, X: Any) -> Iterator[Predictive]:
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
-        return map(self._finished, answers(self.model_, self._encoded(X), self.seed_))
+        return (first(self._finished(answer), rows) for answer, rows in blocks(self.model_, self._encoded(X), self.seed_))
+
+    def _each(self, X: Any, what: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
+        """A function of each row's answer. It sees whole blocks, so that a row's numbers do not depend on its neighbours."""
+        check_is_fitted(self)
+        parts = blocks(self.model_, self._encoded(X), self.seed_)
+        return torch.cat([what(self._finished(answer))[:rows] for answer, rows in parts])
 
     @abstractmethod
     def _finished(self, answer: Predictive) -> Predictive:
@@ -260,7 +266,7 @@ class Estimator(BaseEstimator, ABC):
         return values.numpy()
 
     def _strange(self, x: Tensor) -> Array:
-        return self.strangeness_.scores(x).double().numpy()
+        return torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
 
 
 def moved(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:

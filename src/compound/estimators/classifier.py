@@ -41,7 +41,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def predict_proba(self, X: Any) -> Array:  # (rows, classes)
         """Probabilities, in the order of `classes_`."""
-        return torch.cat([answer.probs for answer in self._categories(X)]).numpy()
+        return self._each(X, lambda answer: answer.probs).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
         return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
@@ -53,7 +53,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         """
         check_is_fitted(self)
         reach = self.sets_.reach(coverage)
-        return torch.cat([before(answer.probs) <= reach for answer in self._categories(X)]).numpy()
+        return self._each(X, lambda answer: before(answer.probs) <= reach).numpy()
 
     @property
     def n_calibration_(self) -> float:

@@ -54,8 +54,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of each row's predictive, and with `return_std` its standard deviation too."""
-        parts = [(answer.mean, answer.std) for answer in self._gaussians(X)]
-        mean, std = (self._shaped(torch.cat(column)) for column in zip(*parts, strict=True))
+        both = self._each(X, lambda answer: torch.stack([answer.mean, answer.std], -1))
+        mean, std = (self._shaped(part) for part in both.unbind(-1))
         return (mean, std) if return_std else mean
 
     def predict_dist(self, X: Any) -> GaussianPredictive:
@@ -86,8 +86,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
         at = [self._z(float(level)) for level in levels]
-        parts = [torch.stack([quantile(answer, z) for z in at], -1) for answer in self._gaussians(X)]
-        values = torch.cat(parts).numpy()
+        values = self._each(X, lambda answer: torch.stack([quantile(answer, z) for z in at], -1)).numpy()
         return values[:, 0] if self.single_ else values
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples) or (rows, targets, samples)
