@@ -302,8 +302,40 @@ def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monk
     """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
     monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
     for rows, rate in ((99, 0.01), (150, 0.01), (150, 0.05)):
-        assert Strangeness.fit(torch.zeros(rows, 1), rate, fork(0)).threshold == pytest.approx((rows + 1) * (1 - rate))
-    assert Strangeness.fit(torch.zeros(20, 1), 0.01, fork(0)).threshold == 20  # too few to tell: the farthest
+        found = Strangeness.fit(torch.zeros(rows, 1), rate, fork(0))
+        assert found.promised and found.threshold == pytest.approx((rows + 1) * (1 - rate))
+    few = Strangeness.fit(torch.zeros(24, 1), 0.01, fork(0))  # the farthest is exceeded four times too often
+    assert not few.promised and few.threshold == pytest.approx(24 * 2)
+
+
+def test_too_few_rows_flag_at_most_the_stated_rate(monkeypatch):
+    """With the heaviest tails allowed for, P(d > t) = 1 / t², the mean rate over tables is the wished one."""
+    rates = []
+    for seed in range(400):
+        known, fresh = (np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000)))
+        monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known))
+        rates.append((fresh > Strangeness.fit(torch.zeros(15, 1), 0.01, fork(0)).threshold).mean())
+    assert abs(np.mean(rates) - 0.01) < 4 * np.std(rates) / 20
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "correlated"])
+def test_alarms_keep_their_rate_where_rows_are_few_per_column(kind):
+    """90 rows of 60 columns: with whitening or units that had seen its rows 70 to 99% of new rows were flagged."""
+
+    def table(rows: int, g: np.random.Generator) -> np.ndarray:
+        x = g.standard_t(3, (rows, 60)) if kind == "heavy" else g.standard_normal((rows, 60))
+        return x[:, :12] @ mixed + 0.3 * x if kind == "correlated" else x
+
+    rates = []
+    for seed in range(10):
+        g = np.random.default_rng(seed)
+        mixed = g.standard_normal((12, 60))
+        x, fresh = table(90, g), table(1000, g)
+        known, new = (torch.from_numpy((rows - x.mean(0)) / x.std(0)).float() for rows in (x, fresh))
+        found = Strangeness.fit(known, 0.05, fork(seed))
+        assert found.promised
+        rates.append((found.scores(new) > found.threshold).float().mean().item())
+    assert 0.025 < np.mean(rates) < 0.1  # a table's own rate has the deviation 0.023: the mean's is 0.007
 
 
 def test_quantiles_take_few_steps_and_end_at_the_root(monkeypatch):

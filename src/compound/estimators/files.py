@@ -43,6 +43,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
         "target": getattr(estimator, "target_name_", None),  # where a table's column was learnt from
         "seed": estimator.seed_,
         "threshold": estimator.threshold_,
+        "promised": estimator.strangeness_.promised,
         "history": history,
         "best_step": estimator.history_.best_step,
     }
@@ -85,7 +86,7 @@ def _restored(path: str | Path, bundle: persist.Bundle) -> Any:
     far.load_state_dict(_under(bundle, "far."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle, "model.")))
     estimator.encoder_ = Encoder.of(words["encoder"])
-    estimator.strangeness_ = Strangeness(far, words["threshold"])
+    estimator.strangeness_ = Strangeness(far, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)

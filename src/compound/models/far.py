@@ -22,8 +22,9 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.types import Batch, Streams, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
-ERRORS = 2.0  # standard errors that the mean cost must lie below the budget: few rows cannot tell a gain from luck
+ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from luck
 JUDGES = 2000  # rows that far noise is chosen on
+SHARES = 10  # distances that one of them stands for, at most
 
 
 class Scale(NamedTuple):
@@ -42,9 +43,11 @@ SCALES = {
 
 
 def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
-    """The steepest ramp that costs no more than the budget; `scores(t)` are log-densities (scores, rows) under noise of loudness t.
+    """The steepest ramp that costs no more than the budget at the judging rows' own distances and at all others, (1 + shares, rows).
 
-    No mean over rows may, two standard errors of it granted, fall by more than the budget below that without noise; nor may it
+    `scores(t)` are log-densities (scores, rows) of their targets under far noise of loudness t, None: none.
+
+    No mean over rows, less its standard error, may fall by more than the budget below that without noise; nor may it
     fall by more below the best of such ramps: a network too sure of itself gains by far noise, which is no licence to lose it again.
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
@@ -54,7 +57,8 @@ def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[T
     plain, gains = scores(None).double(), []
     for level, kappa in ramps:
         far.set_ramp(level, kappa, cap)
-        gains.append(scores(far.at(distance)).double() - plain)
+        own, *shares = [scores(far.at(share)).double() - plain for share in distance]
+        gains.append(torch.cat([own, torch.stack(shares).mean(0)]) if shares else own)
     gain = torch.stack(gains)  # (ramps, scores, rows)
     mean, error = gain.mean(-1), gain.std(-1, correction=0) / math.sqrt(max(1, gain.shape[-1] - 1))
     safe = (mean - ERRORS * error >= -BUDGET).all(1)
@@ -70,15 +74,24 @@ def judging(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judg
     return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
 
 
-def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (judges,)
-    """Fit `far` on the training rows; distances of the judging rows, from centres that did not see them."""
+def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (1 + shares, judges)
+    """Fit `far` on the training rows; distances of the judging rows, from what was learnt without them, and those they stand for.
+
+    Few judges may all be near by chance, and noise on the rest would seem to cost nothing. So each stands for its share of all rows
+    too: by distance the farthest of 45 judges for the farthest 1/45, at up to SHARES of their quantiles.
+    """
     seen = trained(data).nonzero().squeeze(-1)
     away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
     away[seen] = far.fit(saturated(data.x[seen]), generator)
-    distance = away[judges]
-    fresh = distance.isnan()  # rows no member trained on
-    distance[fresh] = far.distance(saturated(data.x[judges][fresh]))
-    return distance
+    fresh = judges[away[judges].isnan()]  # rows no member trained on
+    away[fresh] = far.distance(saturated(data.x[fresh]))
+    distance, known = away[judges], away[~away.isnan()]
+    shares = min(SHARES, JUDGES // len(judges), len(known) // len(judges))
+    if shares < 2:
+        return distance.unsqueeze(0)
+    levels = torch.arange(0.5, shares * len(judges)) / (shares * len(judges))
+    quantiles = torch.quantile(known.double(), levels.double()).to(known.dtype).reshape(-1, shares)  # (judges, shares)
+    return torch.cat([distance.unsqueeze(0), quantiles[distance.argsort(stable=True).argsort()].T])
 
 
 class WithFar(Model):

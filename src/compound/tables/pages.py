@@ -71,6 +71,9 @@ def fit_page(fitted: Fitted) -> Page:
     _rows(page, fitted, np.argsort(-total, kind="stable")[:ROWS])
     page.heading("Strangest rows")
     page.text(f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange.")
+    if not fitted.estimator.strangeness_.promised:
+        rate = fitted.estimator.false_alarms
+        page.text(f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more.")
     _rows(page, fitted, np.argsort(-fitted.judged.answers["ood_score"].to_numpy(), kind="stable")[:ROWS])
     return page
 
