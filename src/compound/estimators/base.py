@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Generator, Tensor
 
-from compound.data.encoder import Encoder, is_words
+from compound.data.encoder import Encoder, all_numbers, refuse_times
 from compound.data.tabular import as_frame
 from compound.estimators import memory
 from compound.estimators.asking import BLOCK, blocks, first, padded
@@ -230,12 +230,13 @@ class Estimator(BaseEstimator, ABC):
         return replace(usual, steps=int(steps), batch=int(batch), rate=self.lr or usual.rate, checks=checks, patience=patience)
 
     def _table(self, X: Any, reset: bool) -> Any:
-        """X as an array of numbers, or as a data frame where columns hold words; its names and number of columns are checked."""
+        """X as an array of numbers, or as a data frame where columns hold anything else; names and number of columns are checked."""
         frame = as_frame(X)
         if frame is None and not reset and not self.encoder_.plain:
             raise ValueError("X is a bare array, but columns of words were learnt from: give a data frame with the same columns")
-        mixed = frame is not None and any(is_words(frame.iloc[:, i]) for i in range(frame.shape[1]))
-        if frame is not None and (mixed if reset else not self.encoder_.plain):
+        if frame is not None and reset:
+            refuse_times(frame)
+        if frame is not None and not (all_numbers(frame) and (reset or self.encoder_.plain)):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if len(frame) < 1 + reset:
                 raise ValueError(f"X has {len(frame)} sample(s): at least {1 + reset} are needed")
