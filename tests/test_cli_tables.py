@@ -398,7 +398,7 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         far = model.strangeness_.far
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
-        assert found.prototypes["distance"].iloc[0] == pytest.approx(nearest)
+        assert found.distances[0] == pytest.approx(nearest)
 
 
 def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():

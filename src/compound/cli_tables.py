@@ -184,12 +184,14 @@ def _option(text: str) -> tuple[str, Any]:
     import json
 
     name, sign, value = text.partition("=")
-    if not sign or not name:
+    if not sign or not name or name in ("name", "self"):  # the method itself has --method
         raise ValueError(f"--option is {text!r}: write NAME=VALUE, such as lam=1e-4")
     try:
         found = json.loads(value)
     except ValueError:
         return name, value
+    except RecursionError as error:
+        raise ValueError(f"--option {name} is a list within a list within a list: write NAME=VALUE, such as lam=1e-4") from error
     return name, tuple(found) if isinstance(found, list) else found
 
 

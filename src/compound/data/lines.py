@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Iterator
@@ -34,7 +35,20 @@ def lines(path: Path) -> Iterator[str]:
 
 def header(path: Path, delimiter: str) -> list[str]:
     """The names in the first line that is not blank; an empty file has none."""
-    return next((row for row in csv.reader(_within_block(path, lines(path)), delimiter=delimiter) if row), [])
+    size = 0
+
+    def some() -> Iterator[str]:
+        nonlocal size
+        for line in lines(path):
+            size += len(line)
+            if size > BLOCK:
+                raise ValueError(f"{path} has no header in its first {BLOCK:,} letters: check its quotes")
+            yield line
+
+    try:
+        return next((row for row in csv.reader(some(), delimiter=delimiter) if row), [])
+    except csv.Error as error:
+        raise ValueError(f"{path} has no header that can be read ({error}): check its quotes") from error
 
 
 def line_of(path: Path, delimiter: str, record: int) -> int:
@@ -59,22 +73,28 @@ def refuse_bytes(path: Path, delimiter: str) -> None:
             raise ValueError(f"{path}, line {number}{where} is not UTF-8 text: save the table as UTF-8")
 
 
-def refuse_strays(path: Path, delimiter: str) -> None:
+def refuse_strays(path: Path, delimiter: str, upto: int | None = None) -> None:
     """A quote that somebody forgot swallows the rows up to the next one: for files in which a value has a line break.
 
     Refused: a quote that is never closed, text after a closing one, and a value over several lines each of which is a row by itself.
+    Looked at: the first `upto` records, or all.
     """
     mine: list[str] = []  # the lines of one record
+    size = 0
 
     def watched() -> Iterator[str]:
+        nonlocal size
         for line in lines(path):
             mine.append(line)
+            size += len(line)
+            if size > 2 * BLOCK:  # more than any row that can be read
+                raise csv.Error(f"a row of more than {size:,} letters")
             yield line
 
     reader, start, columns = csv.reader(watched(), delimiter=delimiter, strict=True), 1, 0
     advice = "remove the quote, or write it twice within quotes"
     try:
-        for row in reader:
+        for row in itertools.islice(reader, upto):
             columns = columns or len(row)
             if len(mine) > 1 and columns > 1 and _rows_by_themselves(mine, delimiter, columns):
                 raise ValueError(
@@ -83,6 +103,7 @@ def refuse_strays(path: Path, delimiter: str) -> None:
                 )
             start += len(mine)
             mine.clear()
+            size = 0
     except csv.Error as error:
         raise ValueError(f'{path}, line {start} has a stray " in it ({error}): {advice}') from error
 
@@ -94,12 +115,3 @@ def _rows_by_themselves(several: list[str], delimiter: str, columns: int) -> boo
         return False
     kinds = [{bool(_NUMBER.fullmatch(entry)) for entry in column if entry} for column in zip(*split, strict=True)]
     return all(len(kind) < 2 for kind in kinds)
-
-
-def _within_block(path: Path, some: Iterator[str]) -> Iterator[str]:
-    size = 0
-    for line in some:
-        size += len(line)
-        if size > BLOCK:
-            raise ValueError(f"{path} has a header of more than {BLOCK:,} letters: check its quotes")
-        yield line

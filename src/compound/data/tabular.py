@@ -23,6 +23,7 @@ from compound.data.lines import BLOCK, header, line_of, refuse_bytes, refuse_str
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 WIDEST = 20_000  # columns of a file: each takes 15 kB to read, whatever is in it
 LISTED = 10  # names in a message
+CERTAIN = 2  # times what is free: beyond, a guess from the first blocks will do
 CELL = 45  # bytes of a value on its way from text to a fit
 
 
@@ -46,13 +47,14 @@ def read_table(
     _refuse_lacking(path, types or (), names)
     chosen = set(types if types is not None else names if columns is None else columns)
     wanted, tables, rows, size = [name for name in names if name in chosen], [], 0, 0
-    for table in _tables(path, names, wanted, 1 << 16):
+    for table, share in _tables(path, names, wanted, 1 << 16):
         tables.append(table.select(wanted))
         rows, size = rows + len(table), size + tables[-1].nbytes
-        if room is not None and (needed := rows * len(wanted) * CELL + size) > room:
+        needed = rows * len(wanted) * CELL + size
+        if room is not None and (needed > room or needed / share > CERTAIN * room):
             raise ValueError(
-                f"{path} holds more than {rows:,} rows of {len(wanted):,} columns, which take more than {needed / 1e9:.1f} GB of the "
-                f"{room / 1e9:.1f} GB that are free: give a sample of the rows, or fewer columns"
+                f"{path} holds about {rows / share:,.0f} rows of {len(wanted):,} columns, which take {needed / share / 1e9:.1f} GB, "
+                f"{room / 1e9:.1f} GB are free: give a sample of the rows, or fewer columns"
             )
     _refuse_empty(path, rows)
     whole = pa.concat_tables(tables)
@@ -64,7 +66,7 @@ def read_chunks(path: str | Path, types: Mapping[str, str], rows: int = 65_536) 
     path = Path(path)
     names, done = column_names(path), 0
     _refuse_lacking(path, types, names)
-    for table in _tables(path, names, names, rows):
+    for table, _ in _tables(path, names, names, rows):
         for start in range(0, len(table), rows):
             part = table.slice(start, rows)
             yield Piece(part, _typed(path, part, types, done))
@@ -122,29 +124,35 @@ def as_frame(X: Any) -> pd.DataFrame | None:
     return None
 
 
-def _tables(path: Path, names: Sequence[str], wanted: Collection[str], rows: int) -> Iterator[pa.Table]:
-    """The file from top to bottom, a block at a time."""
+def _tables(path: Path, names: Sequence[str], wanted: Collection[str], rows: int) -> Iterator[tuple[pa.Table, float]]:
+    """The file from top to bottom, a block at a time, and how much of it has been read by then (0 to 1)."""
     kind = _kind(path)
     with _reading(path):
         if kind == ".parquet":
-            file = pyarrow.parquet.ParquetFile(path)
+            file, done = pyarrow.parquet.ParquetFile(path), 0
             for batch in file.iter_batches(rows, columns=list(wanted)):
-                yield pa.Table.from_batches([batch])
+                done += len(batch)
+                yield pa.Table.from_batches([batch]), done / file.metadata.num_rows
             return
-        stream = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None)
-        known = {name: pa.string() if name in wanted else pa.binary() for name in names}  # others may be of any encoding
-        reader = pyarrow.csv.open_csv(
-            stream,
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),  # with threads, messages lose the row
-            pyarrow.csv.ParseOptions(delimiter=DELIMITERS[kind], newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(column_types=known, null_values=[], strings_can_be_null=False),
-        )
-        looked = False
-        for batch in reader:
-            if not looked and any(_breaks(column) for column in batch.columns):
-                refuse_strays(path, DELIMITERS[kind])
-                looked = True
-            yield pa.Table.from_batches([batch])
+        with pa.OSFile(str(path)) as raw:
+            yield from ((batch, raw.tell() / raw.size()) for batch in _texts(path, raw, names, wanted))
+
+
+def _texts(path: Path, raw: Any, names: Sequence[str], wanted: Collection[str]) -> Iterator[pa.Table]:
+    """A csv or tsv file as text."""
+    delimiter, looked = DELIMITERS[_kind(path)], False
+    known = {name: pa.string() if name in wanted else pa.binary() for name in names}  # others may be of any encoding
+    reader = pyarrow.csv.open_csv(
+        pa.CompressedInputStream(raw, "gzip") if path.suffix == ".gz" else raw,
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),  # with threads, messages lose the row
+        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(column_types=known, null_values=[], strings_can_be_null=False),
+    )
+    for batch in reader:
+        if not looked and any(_breaks(column) for column in batch.columns):
+            refuse_strays(path, delimiter)
+            looked = True
+        yield pa.Table.from_batches([batch])
 
 
 def _breaks(column: pa.Array) -> bool:
@@ -216,18 +224,21 @@ class _reading:
 def _explain(path: Path, error: BaseException) -> NoReturn:
     text, kind = str(error), _kind(path)
     record, expected = re.search(r"Row #(\d+)", text), re.search(r"Expected (\d+) columns, got (\d+)", text)
+    reason = text.split(". ")[0].replace("\n", " ")
     line = ""
-    if kind != ".parquet":
-        refuse_bytes(path, DELIMITERS[kind])
-        refuse_strays(path, DELIMITERS[kind])
-        line = f", line {line_of(path, DELIMITERS[kind], int(record.group(1)))}" if record else ""
+    if isinstance(error, OSError):
+        raise ValueError(f"{path} is cut off or damaged ({reason}): get the file again") from error
     if "Empty CSV" in text:
         raise ValueError(f"{path} is empty: give a table with a header line and at least one row") from error
+    if kind != ".parquet":
+        if "UTF8" in text:
+            refuse_bytes(path, DELIMITERS[kind])
+        refuse_strays(path, DELIMITERS[kind], int(record.group(1)) if record else None)
+        line = f", line {line_of(path, DELIMITERS[kind], int(record.group(1)))}" if record else ""
     if expected:
         raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: mend the line") from error
     if "straddling" in text:
         raise ValueError(f"{path} has a row of more than {BLOCK:,} bytes: check that it is a table with a row per line") from error
-    reason = text.split(". ")[0].replace("\n", " ")
     raise ValueError(f"{path}{line} cannot be read as a table ({reason}): check that the file is whole") from error
 
 

@@ -84,7 +84,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y holds one class only, {classes[0]!r}: a classifier needs rows of at least two classes")
+            raise ValueError(f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least two classes")
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
             raise ValueError(f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False")
         self.classes_ = classes

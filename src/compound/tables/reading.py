@@ -16,6 +16,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.files import load
 
 Kind = Literal["auto", "targets", "classes"]
+WIDEST = 10_000  # columns: whitening as many takes 4 GB and ten minutes
 FEW = 10  # whole numbers with no more distinct values than this are taken for classes
 
 
@@ -44,11 +45,13 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
             raise no_column(path, name, names)
     if target in drop:
         raise ValueError(f"column {target!r} is both target and dropped: drop another one")
-    kept = [name for name in names if name not in set(drop)]
+    dropped = set(drop)
+    kept = [name for name in names if name not in dropped]
     if len(kept) < 2:
         raise ValueError(f"{path} has no column besides {target!r} to learn from: give at least one")
-    room = memory.available()
-    needed = memory.least(len(kept) - 1)
+    if len(kept) - 1 > WIDEST:
+        raise ValueError(f"{path} has {len(kept) - 1:,} columns to learn from, at most {WIDEST:,} can be: leave some out with --drop")
+    room, needed = memory.available(), memory.least(len(kept) - 1)
     if room is not None and needed > room:
         raise ValueError(
             f"{path} has {len(kept) - 1:,} columns to learn from, which need at least {needed / 1e9:.1f} GB, "

@@ -30,8 +30,7 @@ def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
     title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
     names = [share.column for share in first]
     near = [[name, *(str(value) for value in found.prototypes[name])] for name in names]
-    near.append(["distance", *(shown(float(value)) for value in found.prototypes["distance"])])
-    numbered = [f"prototype {i + 1}" for i in range(len(found.prototypes))]
+    numbered = [f"prototype {i + 1}, at distance {shown(distance)}" for i, distance in enumerate(found.distances)]
     return [("The answer", ("", ""), answer), (title, heads, first), ("Nearest prototypes", ("column", *numbered), near)]
 
 
