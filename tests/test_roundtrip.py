@@ -4,6 +4,7 @@ import csv
 import datetime
 import io
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound import CompoundRegressor, Method
+from compound.data.columns import EXACT, exactly
 from compound.tables.streaming import predict
 
 MANY = settings(max_examples=25, deadline=None)
@@ -135,9 +137,38 @@ def test_parquet_as_csv_is_spelt_out(model):
         answered(model, page.getvalue(), "parquet", "csv")
 
 
-def test_csv_as_parquet_keeps_every_letter(model):
-    source = b"number,truth,word,id,zip\n9007199254740993,True,a,9007199254740993,007\n,False,b,1.50,008\n"
-    found = pyarrow.parquet.read_table(io.BytesIO(answered(model, source, "csv", "parquet")))
-    assert found["id"].to_pylist() == ["9007199254740993", "1.50"]
-    assert found["zip"].to_pylist() == ["007", "008"]
-    assert found["number"].to_pylist() == ["9007199254740993", ""]
+def test_csv_as_parquet_has_numbers_where_nothing_is_lost(model):
+    names = b"number,truth,word,id,zip,price,long,day,none"
+    lines = [b"9007199254740993,True,a,-3,007,1.50,9007199254740993,2024-05-01,", b",False,b,4,8,,1.5,,"]
+    found = pyarrow.parquet.read_table(io.BytesIO(answered(model, b"\n".join([names, *lines]), "csv", "parquet")))
+    assert [str(field.type) for field in found.schema][:9] == [
+        "int64",
+        "bool",
+        "string",
+        "int64",
+        "string",
+        "double",
+        "string",
+        "string",
+        "string",
+    ]
+    assert found["number"].to_pylist() == [9007199254740993, None]
+    assert found["price"].to_pylist() == [1.5, None]
+    assert found["zip"].to_pylist() == ["007", "8"]
+    assert found["long"].to_pylist() == ["9007199254740993", "1.5"]
+
+
+@MANY
+@given(st.lists(numerals | letters, min_size=1, max_size=4))
+def test_what_text_becomes_tells_all_of_it(texts):
+    column = pa.array(texts)
+    for kind in EXACT:
+        values = exactly(column, kind)
+        if values is not None:
+            for text, value in zip(texts, values.to_pylist(), strict=True):
+                if value is None:
+                    assert text == ""
+                elif isinstance(value, bool):
+                    assert text.lower() == str(value).lower()
+                else:  # the nearest number of as many digits is the one that was written
+                    assert Decimal(text) == value or Decimal(text) == Decimal(repr(value)) or f"{value:.15g}" == f"{Decimal(text):.15g}"

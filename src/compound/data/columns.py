@@ -114,3 +114,26 @@ def slip(found: Parsed) -> tuple[int, int] | None:
     present = len(found.wrong) - found.values.null_count + int(found.wrong.sum())
     share = 1 - found.wrong.sum() / max(present, 1)
     return (int(found.wrong.argmax()), int(100 * share)) if present >= SOME and ALMOST <= share < 1 else None
+
+
+EXACT = (pa.int64(), pa.float64(), pa.bool_())  # what text may become without loss, the first that suits
+_DECIMAL = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
+
+
+def exactly(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Text as values of a kind, empty text as gaps; None where more than a way of spelling would be lost: 007, 2^53 + 1 as a float."""
+    there = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    if pa.types.is_boolean(kind):
+        yes = pc.is_in(there, TRUE)
+        good = pc.or_(yes, pc.is_in(there, FALSE))
+        return pc.if_else(good, yes, pa.scalar(None, kind)) if pc.all(pc.or_(good, pc.is_null(there))).as_py() else None
+    try:
+        values = there.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+    good = pc.equal(values.cast(pa.string()), there)
+    if pa.types.is_floating(kind):  # a float64 tells all numbers of 15 digits apart
+        digits = pc.utf8_length(pc.replace_substring_regex(there, r"[eE].*|[^0-9]", ""))
+        good = pc.or_(good, pc.and_(pc.match_substring_regex(there, _DECIMAL), pc.less_equal(digits, 15)))
+        good = pc.and_(good, pc.is_finite(values))
+    return values if pc.all(good).as_py() is not False else None

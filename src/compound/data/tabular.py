@@ -74,6 +74,20 @@ def read_chunks(path: str | Path, types: Mapping[str, str], rows: int = 65_536) 
     _refuse_empty(path, done)
 
 
+def exact_types(path: str | Path) -> dict[str, pa.DataType]:
+    """What the columns of a csv file can be kept as without loss: whole numbers, numbers, truth values, else text. Reads all of it."""
+    path = Path(path)
+    names = column_names(path)
+    left, filled = dict.fromkeys(names, convert.EXACT), set()
+    for table, _ in _tables(path, names, names, 1 << 16):
+        for name, kinds in left.items():
+            column = convert.flat(table[name])
+            left[name] = tuple(kind for kind in kinds if convert.exactly(column, kind) is not None)
+            if name not in filled and pc.any(pc.not_equal(column, "")).as_py():
+                filled.add(name)
+    return {name: kinds[0] if kinds and name in filled else pa.string() for name, kinds in left.items()}
+
+
 def column_names(path: str | Path) -> list[str]:
     """The names of a table's columns; its rows are left alone."""
     path = Path(path)

@@ -1,7 +1,7 @@
 """Rows as they were in their file, and answers beside them.
 
 csv to csv, letter by letter but for quotes; parquet to parquet, value and type. Where the kind of file changes: numbers, times and truth
-values of a parquet file are spelt out, and text from a csv file stays text.
+values of a parquet file are spelt out; columns of a csv file become numbers or truth values where that loses nothing, else text.
 """
 
 from pathlib import Path
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from compound.data.columns import flat, is_simple, is_time
+from compound.data.columns import exactly, flat, is_simple, is_time
+from compound.data.tabular import exact_types
 
 
 class Writer:
@@ -21,6 +22,7 @@ class Writer:
     def __init__(self, path: Path, out: Path, source: Path, only: bool):
         self.path, self.kind, self.source, self.only = path, out.name.lower(), source, only
         self.delimiter = "\t" if self.kind.endswith((".tsv", ".tsv.gz")) else ","
+        self.types = exact_types(source) if self.kind.endswith(".parquet") and source.suffix != ".parquet" and not only else {}
         self.sink: Any = None
         self.schema: Any = None
 
@@ -34,8 +36,10 @@ class Writer:
     def write(self, own: pa.Table, answers: pd.DataFrame) -> None:
         table = pa.Table.from_pandas(answers, preserve_index=False).replace_schema_metadata(None)
         if not self.only:
-            fields = [*own.schema, *table.schema]
-            schema = pa.schema(fields, metadata=own.schema.metadata)  # pandas' own words about its columns among it
+            for i, (name, kind) in enumerate(self.types.items()):
+                if not pa.types.is_string(kind):
+                    own = own.set_column(i, name, exactly(flat(own[name]), kind))
+            schema = pa.schema([*own.schema, *table.schema], metadata=own.schema.metadata)  # pandas' words about its columns among it
             table = pa.Table.from_arrays([*own.columns, *table.columns], schema=schema)
         if self.kind.endswith(".parquet"):
             if self.sink is None:
