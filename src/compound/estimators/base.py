@@ -132,8 +132,9 @@ class Estimator(BaseEstimator, ABC):
         task, truth = self._learn_y(target)
         method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
-        encoder = self.encoder_ if warm else Encoder.fit(table, names)
         settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
+        memory.check(method, len(truth), table.shape[1], task, settings.batch, members)  # at least: encoding makes columns more
+        encoder = self.encoder_ if warm else Encoder.fit(table, names)
         memory.check(method, len(truth), encoder.width, task, settings.batch, members)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -41,8 +41,8 @@ class Head(nn.Module, ABC):
 
 def head(task: Task, members: int = 1, noise: float = 0.0, variance: str = "one") -> Head:
     """The head of a task; targets: noise one for all rows (learnt where `noise` is 0), or `variance="rows"`, the network's."""
-    if noise < 0:
-        raise ValueError(f"noise is {noise}: give a standard deviation, or 0 to learn it")
+    if noise < 0 or 0 < noise < 1e-6:  # a smaller variance drowns in the rounding of float32
+        raise ValueError(f"noise is {noise}: give a standard deviation of at least 1e-6, or 0 to learn it")
     if variance not in ("one", "rows"):
         raise ValueError(f"variance is {variance!r}: use 'one' or 'rows'")
     if task.kind == "classes":
