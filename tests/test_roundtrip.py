@@ -58,14 +58,13 @@ anything = st.one_of(letters, numerals, dates, st.sampled_from(["a,b", 'say "no"
 @MANY
 @given(
     rows=st.lists(st.tuples(anything, numerals, anything, truths | gaps, anything, dates | gaps), min_size=1, max_size=12),
-    quotes=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
-    ends=st.sampled_from(["\n", "\r\n"]),
+    form=st.sampled_from([(csv.QUOTE_ALL, "\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_MINIMAL, "\r\n")]),  # with \n alone \r gets no quotes
     kind=st.sampled_from(["csv", "tsv"]),
 )
-def test_csv_comes_out_letter_by_letter(model, rows, quotes, ends, kind):
+def test_csv_comes_out_letter_by_letter(model, rows, form, kind):
     names, delimiter = ["text", "number", "other", "truth", "word", "day"], {"csv": ",", "tsv": "\t"}[kind]
     page = io.StringIO(newline="")
-    csv.writer(page, delimiter=delimiter, quoting=quotes, lineterminator=ends).writerows([names, *rows])
+    csv.writer(page, delimiter=delimiter, quoting=form[0], lineterminator=form[1]).writerows([names, *rows])
     found = answered(model, page.getvalue().encode(), kind, kind).decode()
     head, *lines = csv.reader(io.StringIO(found, newline=""), delimiter=delimiter, strict=True)
     assert head[:6] == names and head[6] == "mean"

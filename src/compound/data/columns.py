@@ -17,6 +17,7 @@ _GAPS = pa.array(MISSING)
 _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$"
 _TIME = r"^(\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d(:\d\d(\.\d+)?)?)$"
 ALMOST = 0.9  # a text column with at least this share of numbers is a number column with a slip
+FIRST = 1000  # values that tell most columns of words
 SOME = 10  # values from which on that share means something
 
 
@@ -59,18 +60,34 @@ def parsed(column: pa.Array) -> Parsed:
     if not is_text(kind):
         values = column if pa.types.is_floating(kind) and kind.bit_width == 64 else column.cast(pa.float64(), safe=False)
         return Parsed(values, np.zeros(len(column), bool), (len(column) - column.null_count) * pa.types.is_boolean(kind))
-    words = pc.utf8_trim_whitespace(column)
-    words = pc.if_else(pc.is_in(words, _GAPS), pa.scalar(None, words.type), words)
-    try:
-        return Parsed(words.cast(pa.float64()), np.zeros(len(column), bool), 0)
-    except pa.ArrowInvalid:
-        pass
+    for read in (_as_is, _without_gaps):  # most columns are read by the first, which is faster
+        words = read(column)
+        if (values := _cast(words, pa.float64())) is not None:
+            return Parsed(values, np.zeros(len(column), bool), 0)
     yes, no = pc.is_in(words, TRUE), pc.is_in(words, FALSE)
     spelt = pc.if_else(yes, "1", pc.if_else(no, "0", words.cast(pa.string())))
     good = pc.match_substring_regex(spelt, _NUMBER)  # null where missing
     values = pc.if_else(good, spelt, pa.scalar(None, pa.string())).cast(pa.float64())
     wrong = pc.fill_null(pc.invert(good), False).to_numpy(zero_copy_only=False)
     return Parsed(values, wrong, pc.sum(pc.or_(yes, no)).as_py())
+
+
+def _cast(words: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Text as numbers, where all of it is."""
+    try:
+        words.slice(0, FIRST).cast(kind)  # a message for every word that is none takes time
+        return words.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _as_is(column: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+
+
+def _without_gaps(column: pa.Array) -> pa.Array:
+    words = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(words, _GAPS), pa.scalar(None, words.type), words)
 
 
 def words(column: pa.Array, gaps: bool) -> "pd.Series[Any]":
@@ -93,12 +110,8 @@ def guessed(column: pa.Array, found: Parsed) -> "pd.Series[Any] | None":
         return None
     if found.boolean:
         return numbers(found, True)
-    if not found.values.null_count:
-        try:
-            return pc.utf8_trim_whitespace(column).cast(pa.int64()).to_pandas()
-        except pa.ArrowInvalid:
-            pass
-    return numbers(found, False)
+    whole = None if found.values.null_count else _cast(pc.utf8_trim_whitespace(column), pa.int64())
+    return numbers(found, False) if whole is None else whole.to_pandas()
 
 
 def is_clock(column: pa.Array) -> bool:
@@ -127,9 +140,8 @@ def exactly(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
         yes = pc.is_in(there, TRUE)
         good = pc.or_(yes, pc.is_in(there, FALSE))
         return pc.if_else(good, yes, pa.scalar(None, kind)) if pc.all(pc.or_(good, pc.is_null(there))).as_py() else None
-    try:
-        values = there.cast(kind)
-    except pa.ArrowInvalid:
+    values = _cast(there, kind)
+    if values is None:
         return None
     good = pc.equal(values.cast(pa.string()), there)
     if pa.types.is_floating(kind):  # a float64 tells all numbers of 15 digits apart
