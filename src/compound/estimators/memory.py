@@ -31,10 +31,10 @@ def estimate(method: Method, rows: int, width: int, task: Task, batch: int, memb
     labels = rows * (8 * task.size + 8 * members)
     model = 6 * 4 * numbers(method, width, task)  # weights, gradients, two moments, averages, the best so far
     steps = 16 * 4 * members * min(batch, rows) * (3 * width + 500)
-    return table + labels + model + steps + least(width)
+    return table + labels + model + steps + whitening(width)
 
 
-def least(width: int) -> int:
+def whitening(width: int) -> int:
     """Bytes that any fit of rows of so many numbers takes, for whitening them."""
     return 5 * 8 * width**2
 

@@ -51,7 +51,7 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
         raise ValueError(f"{path} has no column besides {target!r} to learn from: give at least one")
     if len(kept) - 1 > WIDEST:
         raise ValueError(f"{path} has {len(kept) - 1:,} columns to learn from, at most {WIDEST:,} can be: leave some out with --drop")
-    room, needed = memory.available(), memory.least(len(kept) - 1)
+    room, needed = memory.available(), memory.whitening(len(kept) - 1)
     if room is not None and needed > room:
         raise ValueError(
             f"{path} has {len(kept) - 1:,} columns to learn from, which need at least {needed / 1e9:.1f} GB, "
