@@ -1,13 +1,21 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test fuzz bench lint clean
+.PHONY: demo test machines fuzz bench coverage lint clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
 
+THREADS ?= 1
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup
+
+# the tests with the arithmetic of other processors, and with two threads
+machines:
+	ATEN_CPU_CAPABILITY=default $(MAKE) test
+	ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
+	NUMBA_CPU_NAME=generic $(MAKE) test
+	OMP_WAIT_POLICY=passive $(MAKE) test THREADS=2  # more threads than cores: none may wait in a loop
 
 # about 100,000 damaged models and checkpoints, in two processes
 fuzz: .venv/.stamp
@@ -16,6 +24,10 @@ fuzz: .venv/.stamp
 
 bench: .venv/.stamp
 	$(BIN)/compound bench
+
+# of 90% intervals and sets, 200 synthetic tables of each kind: about 15 minutes
+coverage: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python tests/conformal.py
 
 lint: .venv/.stamp
 	$(BIN)/ruff check .

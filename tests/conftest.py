@@ -1,4 +1,4 @@
-"""One torch thread for every test, and a last line about the tests that had no data."""
+"""One torch thread for every test unless OMP_NUM_THREADS says more, and a last line about the tests that had no data."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 NO_DATA = "no data"
 
 

@@ -4,6 +4,7 @@ One function per method, named like it with _ for -; it returns (model, plain), 
 """
 
 import torch
+from oracles import floored
 
 from compound.models import Method, Model, build
 from compound.models.map import MAP
@@ -12,7 +13,7 @@ from compound.types import Task, fork, whole
 
 def network(task: Task, **options) -> MAP:
     """A plain network 3-8-out with random biases, in float64."""
-    plain = build(Method("map", widths=(8,), **options), 3, task, 5).double()
+    plain = floored(build(Method("map", widths=(8,), **options), 3, task, 5).double())
     with torch.no_grad():
         for layer in plain.network.layers:
             layer.bias.copy_(torch.randn(layer.bias.shape, generator=fork(6), dtype=torch.float64))

@@ -1,16 +1,17 @@
 """Honest intervals, probabilities and alarms of the estimators."""
 
+import conformal
 import numpy as np
 import pytest
 import torch
 from scipy.special import ndtri
-from scipy.stats import norm
+from scipy.stats import norm, t
 from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
 from compound.estimators import calibration
-from compound.estimators.asking import precise
+from compound.estimators.asking import answers, precise
 from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
 from compound.estimators.regressor import held_out, member
 from compound.estimators.strangeness import Strangeness
@@ -67,14 +68,65 @@ def test_new_scores_fall_inside_as_often_as_promised(count, coverage):
     assert abs(inside / trials - expected) < 4 * np.sqrt(expected * (1 - expected) / trials)
 
 
+def slow_quantile(scores: torch.Tensor, weights: torch.Tensor, coverage: float) -> float:
+    """Tibshirani et al. (2019): the quantile of Σ p_i δ(s_i) + p δ(∞), p ~ w, a new row weighing Σw² / Σw."""
+    new = weights.square().sum() / weights.sum()
+    mass = 0.0
+    for value, weight in sorted(zip(scores.tolist(), weights.tolist(), strict=True)):
+        mass += weight / float(weights.sum() + new)
+        if mass >= coverage - 1e-12:
+            return value
+    return np.inf
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9])
+def test_weighted_ranks_are_those_of_the_definition(coverage):
+    scores = torch.rand(40, 2, generator=fork(0, "s")).double()
+    weights = torch.rand(40, generator=fork(0, "w")).double().square() + 0.01
+    mine = Intervals.fit([scores[:15], scores[15:]], 2, weights)
+    assert mine.reach(coverage).tolist() == [slow_quantile(column, weights, coverage) for column in scores.T]
+    assert Sets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(scores[:, 0], weights, coverage)
+    assert mine.rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum())) and mine.rows < 40
+    for same in (1.0, 0.3):  # equal weights are none
+        even = Intervals.fit([scores], 2, torch.full((40,), same))
+        assert torch.equal(even.reach(coverage), Intervals.fit([scores], 2).reach(coverage)) and even.rows == pytest.approx(40)
+
+
+def test_weights_undo_the_choice_of_rows():
+    """Rows of the population with a large score come into the table a quarter as often, and weigh four times as much."""
+    random, trials, coverage = np.random.default_rng(0), 1500, 0.9
+    found, plain = [], []
+    for _ in range(trials):
+        population = random.exponential(size=600)
+        weights = np.where(population > 1.5, 4.0, 1.0)
+        kept = random.random(600) < 1 / weights
+        scores, weights = torch.from_numpy(population[kept]), torch.from_numpy(weights[kept])
+        found.append(1 - np.exp(-Sets.fit(scores, weights).reach(coverage)))  # of new rows, exactly
+        plain.append(1 - np.exp(-Sets.fit(scores).reach(coverage)))
+    error = 4 * np.std(found) / np.sqrt(trials)
+    largest = 4 / 600  # no row has a greater share of all weights: ranks cannot be finer
+    assert coverage - error < np.mean(found) < coverage + largest + error
+    assert np.mean(plain) < 0.8
+
+
 def test_few_rows_cannot_vouch_for_a_high_coverage():
     scores = Intervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
     assert scores.reach(0.75)[0] == 4.0  # the third of three
     assert scores.reach(0.99)[0] > 4.0
     assert Intervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert Intervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(2 * t.ppf(0.95, 1))
     assert Intervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
     with pytest.raises(ValueError, match="coverage"):
         scores.reach(1.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_few_rows_cover_as_promised_where_scores_are_gaussian(count):
+    """However far the model's own scale is off; the largest of so few scores, stretched, would cover .83 to .90."""
+    random, trials = np.random.default_rng(count), 2000
+    scores = torch.from_numpy(np.abs(3 * random.normal(size=(trials, count, 1))))
+    covered = [2 * norm.cdf(float(Intervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores]  # of new rows, exactly
+    assert np.mean(covered) > 0.9 - 4 * np.std(covered) / np.sqrt(trials)
 
 
 def test_intervals_are_honest_though_the_model_is_not():
@@ -136,7 +188,7 @@ def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
 def test_few_labels_vouch_for_all_classes_only():
     few = Sets.fit(torch.tensor([0.0, 0.4, 0.1]))
     assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (pytest.approx(0.1), pytest.approx(0.4), np.inf)
-    assert Sets.fit(torch.zeros(0)).reach(0.9) == 0.9
+    assert Sets.fit(torch.zeros(0)).reach(0.9) == np.inf
     with pytest.raises(ValueError, match="coverage"):
         few.reach(0.0)
 
@@ -156,6 +208,39 @@ def test_a_classifier_learns_its_sets_from_held_out_rows():
     assert set(sets.sum(1)) <= {1, 2, 3} and (model.predict_set(x, 0.99) >= model.predict_set(x, 0.5)).all()
 
 
+def test_rare_classes_are_held_out_by_their_share_and_sets_hold_what_they_promise(monkeypatch):
+    """Two fifths of the rows in classes of about six: sets used to cover 68%."""
+    monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
+    found = np.array(conformal.measure(conformal.Classes(600, rare=0.4), 16))
+    coverage, error = found[:, 0].mean(), found[:, 0].std() / 4
+    assert coverage > 0.87 - 3 * error and found[:, 2].mean() == 60
+    assert found[:, 1].mean() < 30  # of about 43 classes
+
+
+def test_intervals_hold_what_they_promise_where_weights_matter(monkeypatch):
+    monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
+    kind = conformal.Targets(1000, skew=0.7, steps=100)
+    found, plain = (np.array(conformal.measure(kind, 20, weighted)) for weighted in (True, False))
+    error = found[:, 0].std() / np.sqrt(20)
+    assert 0.87 - 3 * error < found[:, 0].mean() < 0.94 + 3 * error and 50 < found[:, 2].mean() < 100
+    gain = found[:, 0] - plain[:, 0]  # noise grows with the weight: unweighted, 82% are covered
+    assert (plain[:, 2] == 100).all() and gain.mean() > 3 * gain.std() / np.sqrt(20)
+
+
+def test_the_last_row_of_a_class_is_learnt_from_and_counts_as_not_covered():
+    x, _ = line(300)
+    y = np.r_[np.repeat([0, 1], 100), 2 + np.arange(100)]  # a third of the rows are alone in their class
+    weight = np.linspace(1, 2, 300)
+    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=1, validation_fraction=0.2).fit(x, y, sample_weight=weight)
+    held = (model._hold_out(torch.from_numpy(y), 1) == 0).numpy()
+    assert held[:200].sum() == 40 and not held[200:].any()
+    scores, weights = model.sets_.scores.numpy(), model.sets_.weights.numpy()
+    assert (scores == 1).sum() == 20 and len(scores) == 60
+    np.testing.assert_array_equal(np.sort(weights[scores < 1]), weight[held])
+    assert model.predict_set(x, 0.9).all()  # a third of new rows may be of a class never seen
+    assert model.n_calibration_ == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+
+
 def test_temperature_undoes_what_was_exaggerated():
     logits = 2 * torch.randn(4000, 3, generator=fork(0, "logits")).double()
     labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels")).squeeze(1)
@@ -163,6 +248,30 @@ def test_temperature_undoes_what_was_exaggerated():
     assert abs(np.log(found.value / 3)) < 0.1
     assert abs(np.log(Temperature.fit(torch.softmax(3 * logits[:2], -1), labels[:2]).value)) < 1
     assert Temperature.fit(torch.zeros(0, 3), labels[:0]).value == 1
+
+
+def test_temperature_counts_rows_by_their_weight():
+    logits = 2 * torch.randn(3000, 3, generator=fork(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels")).squeeze(1)
+    exaggerated = torch.arange(3000) % 3 == 0
+    probs = torch.softmax(torch.where(exaggerated[:, None], 3.0, 1.0) * logits, -1)
+    weights = torch.where(exaggerated, 5, 1)
+    often = torch.arange(3000).repeat_interleave(weights)
+    found, repeated, plain = (Temperature.fit(*args) for args in ((probs, labels, weights), (probs[often], labels[often]), (probs, labels)))
+    assert abs(np.log(found.value / repeated.value)) < 0.026  # one step of the grid: the prior is up against fewer rows
+    assert found.value > 1.2 * plain.value
+
+
+def test_a_classifier_softens_by_the_weight_of_its_held_out_rows():
+    x, y = line(400)
+    label, weight = y > 1000, np.where(np.arange(400) % 4 == 0, 20.0, 1.0)
+    label[::4] = ~label[::4]  # heavy rows contradict the others
+    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=5).fit(x, label, sample_weight=weight)
+    truth = torch.from_numpy(label.astype(np.int64))
+    held = model._hold_out(truth, 1) == 0
+    probs = torch.cat([answer.probs for answer in answers(model.model_, model._encoded(x)[held], model.seed_)])
+    weighted, plain = (Temperature.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None))
+    assert model.temperature_.value == pytest.approx(weighted) and abs(np.log(weighted / plain)) > 0.05
 
 
 def test_tempered_shares_still_add_up_to_the_entropy():
@@ -193,8 +302,40 @@ def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monk
     """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
     monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
     for rows, rate in ((99, 0.01), (150, 0.01), (150, 0.05)):
-        assert Strangeness.fit(torch.zeros(rows, 1), rate, fork(0)).threshold == pytest.approx((rows + 1) * (1 - rate))
-    assert Strangeness.fit(torch.zeros(20, 1), 0.01, fork(0)).threshold == 20  # too few to tell: the farthest
+        found = Strangeness.fit(torch.zeros(rows, 1), rate, fork(0))
+        assert found.promised and found.threshold == pytest.approx((rows + 1) * (1 - rate))
+    few = Strangeness.fit(torch.zeros(24, 1), 0.01, fork(0))  # the farthest is exceeded four times too often
+    assert not few.promised and few.threshold == pytest.approx(24 * 2)
+
+
+def test_too_few_rows_flag_at_most_the_stated_rate(monkeypatch):
+    """With the heaviest tails allowed for, P(d > t) = 1 / t², the mean rate over tables is the wished one."""
+    rates = []
+    for seed in range(400):
+        known, fresh = (np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000)))
+        monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known))
+        rates.append((fresh > Strangeness.fit(torch.zeros(15, 1), 0.01, fork(0)).threshold).mean())
+    assert abs(np.mean(rates) - 0.01) < 4 * np.std(rates) / 20
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "correlated"])
+def test_alarms_keep_their_rate_where_rows_are_few_per_column(kind):
+    """90 rows of 60 columns: with whitening or units that had seen its rows 70 to 99% of new rows were flagged."""
+
+    def table(rows: int, g: np.random.Generator) -> np.ndarray:
+        x = g.standard_t(3, (rows, 60)) if kind == "heavy" else g.standard_normal((rows, 60))
+        return x[:, :12] @ mixed + 0.3 * x if kind == "correlated" else x
+
+    rates = []
+    for seed in range(10):
+        g = np.random.default_rng(seed)
+        mixed = g.standard_normal((12, 60))
+        x, fresh = table(90, g), table(1000, g)
+        known, new = (torch.from_numpy((rows - x.mean(0)) / x.std(0)).float() for rows in (x, fresh))
+        found = Strangeness.fit(known, 0.05, fork(seed))
+        assert found.promised
+        rates.append((found.scores(new) > found.threshold).float().mean().item())
+    assert 0.025 < np.mean(rates) < 0.1  # a table's own rate has the deviation 0.023: the mean's is 0.007
 
 
 def test_quantiles_take_few_steps_and_end_at_the_root(monkeypatch):

@@ -1,9 +1,13 @@
 """The command as a user meets it: help, refusals with exit code 2, and one small experiment from end to end."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from compound.bench.experiments import digits, toy
@@ -134,3 +138,98 @@ def test_ctrl_c_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
 def test_select_is_refused_where_there_is_nothing_to_choose(command):
     result = command("run", "toy", "--select")
     assert result.exit_code == 2 and "leave --select out" in result.output
+
+
+# how commands end
+
+
+@pytest.mark.parametrize("words", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")])
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    from compound.bench import experiments, overview, speed
+
+    def work(*_, **__):
+        raise AssertionError("worked before it looked")
+
+    for module, name in ((experiments, "work_through"), (overview, "overview"), (speed, "main")):
+        monkeypatch.setattr(module, name, work)
+    Path("file").write_text("")
+    taken = ("--json", "file/a.json") if words[0] == "bench" else ("--out", "file/report")
+    result = command(*words, *taken)
+    assert result.exit_code == 2 and "cannot be written to" in result.output
+    if words[0] == "run":
+        assert "cannot be written to" in command(*words, "--json", "file/a.json").output
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "error,expected",
+    [
+        (MemoryError(), "Error: memory ran out: give fewer rows"),
+        (MemoryError("Unable to allocate 7.28 TiB"), "memory ran out (Unable to allocate 7.28 TiB)"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes."),
+            "(4.0 GB more were asked for)",
+        ),
+        (ImportError("libx.so: cannot open shared object file"), "a library cannot be loaded (libx.so: cannot open"),
+        (OSError(28, "No space left on device"), "Error: No space left on device"),
+        (OSError(13, "Permission denied", "a.csv"), "Error: a.csv: Permission denied"),
+    ],
+)
+def test_what_the_system_refuses_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str):
+    from compound.bench import status
+
+    def found(root):
+        raise error
+
+    monkeypatch.setattr(status, "found", found)
+    result = command("status")
+    assert result.exit_code == 2 and expected in result.output
+
+
+def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch):
+    from compound.bench import status
+
+    monkeypatch.setattr(status, "found", lambda root: torch.empty(2**60))
+    result = command("status")
+    assert result.exit_code == 2 and "memory ran out" in result.output  # the words are torch's, and may change with it
+
+
+def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pytest.MonkeyPatch):
+    Path("broken.py").write_text("import ctypes\nctypes.CDLL('libnothing.so')\n")
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setattr("compound.bench.status.found", lambda root: __import__("broken"))
+    result = command("status")
+    assert result.exit_code == 2 and "a library cannot be loaded (libnothing.so" in result.output
+
+
+def test_warnings_are_notes(command, monkeypatch: pytest.MonkeyPatch):
+    import warnings
+
+    def found(root):
+        warnings.simplefilter("default")
+        warnings.warn("something is odd", stacklevel=1)
+        raise ValueError("no runs")
+
+    monkeypatch.setattr("compound.bench.status.found", found)
+    assert command("status").output == "note: something is odd\nError: no runs\n"
+
+
+TABLE = r"""
+from compound.cli import main
+
+@main.command()
+def show():
+    from rich.console import Console
+    from rich.table import Table
+    Console().print(Table("\u03bb", title="caf\u00e9"))
+
+main(["show"])
+"""
+
+
+def test_a_terminal_that_knows_ascii_only_gets_ascii():
+    """click helps itself there, rich does not."""
+    surroundings = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    out = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, env=surroundings)
+    assert (out.returncode, out.stderr) == (0, b"")
+    assert b"\\u03bb" in out.stdout and b"caf\\xe9" in out.stdout

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from scipy import stats
 from sklearn import metrics as oracle
 
 from compound import CompoundRegressor, Method, fork, load
 from compound.cli import main
 from compound.estimators import rows
 from compound.nn import FarNoise
-from compound.tables import explaining, fitting, judging, reading, streaming
+from compound.tables import explaining, fitting, judging, pages, reading, streaming
 
 TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
 NUMBERS = ["mean", "std", "lower", "upper", "aleatoric", "epistemic", "ood_score", "is_ood"]
@@ -85,6 +87,7 @@ def test_fit_tells_what_it_did_and_leaves_a_model_with_a_report(home: Path):
 
 def test_summary_is_of_rows_the_fit_never_saw(here: Path, monkeypatch: pytest.MonkeyPatch):
     table = frame(200).drop(columns="dear")
+    table["price"] += np.arange(200) / 1e4  # no two alike
     table.to_csv("t.csv", index=False)
     seen = []
     plain = CompoundRegressor.fit
@@ -105,9 +108,41 @@ def test_summary_is_of_rows_the_fit_never_saw(here: Path, monkeypatch: pytest.Mo
 
 
 def test_every_class_is_learnt_from_and_shares_in_the_held_out_rows():
-    y = pd.Series(["a"] * 100 + ["b"] * 30 + ["c"] * 3, name="y")
-    chosen = fitting._test_rows(reading.Labelled(Path("t.csv"), pd.DataFrame(), y), True, fitting.Wish("y", held_out=0.2))
-    assert y[chosen].value_counts().to_dict() == {"a": 20, "b": 6}
+    y = pd.Series(["a"] * 100 + ["b"] * 30 + ["c"] * 3 + ["d"], name="y")
+    table, counts = reading.Labelled(Path("t.csv"), pd.DataFrame(), y), []
+    for seed in range(400):
+        chosen = fitting._test_rows(table, True, fitting.Wish("y", held_out=0.2, seed=seed))
+        counts.append([int((y[chosen] == label).sum()) for label in "abcd"])
+    a, b, c, d = np.array(counts).T
+    assert set(a + b + c) <= {25, 26} and set(b) <= {5, 6} and set(c) == {0, 1} and not d.any()
+    share = 3 * 26 / 134
+    assert abs(c.mean() - share) < 4 * np.sqrt(share * (1 - share) / 400)
+
+
+def test_many_small_classes_are_judged_on_their_share_of_rows(here: Path):
+    """Thirty classes of nine rows: one row used to be held out, and one right answer read "1 (1 to 1)"."""
+    random = np.random.default_rng(0)
+    pd.DataFrame({"x": random.normal(size=270), "y": [f"c{i}" for i in np.arange(270) % 30]}).to_csv("t.csv", index=False)
+    told = good("fit", "t.csv", "--target", "y", "--method", "map", "--epochs", "1").output
+    lines = dict(line.split(None, 1) for line in told.splitlines() if line.strip())
+    assert lines["rows"] == "243 to learn from, 27 held out"
+    assert lines["calibration"] == "90% sets rest on 24 calibration rows"
+    low, high = (float(word) for word in re.search(r"\((.*) to (.*)\)", lines["accuracy"]).groups())
+    assert 0 <= low < high < 0.5
+
+
+def test_few_rows_are_said_to_be_few():
+    assert pages.resting(24.4, True) == "90% intervals rest on 24 calibration rows"
+    assert pages.resting(9.0, False) == "90% sets rest on 9 calibration rows"
+    assert pages.resting(8.9, True) == "90% intervals rest on 9 calibration rows, too few: they take errors for Gaussian"
+    assert pages.resting(1.0, False) == "90% sets rest on 1 calibration row, too few: they hold every class"
+    assert pages.resting(0.0, True) == "90% intervals rest on 0 calibration rows, too few: they are as wide as the model says"
+
+
+@pytest.mark.parametrize("right,rows", [(1, 1), (0, 3), (33, 33), (7, 20), (500, 1000)])
+def test_shares_have_wilsons_intervals(right: int, rows: int):
+    found, theirs = judging._share("accuracy", right / rows, rows), stats.binomtest(right, rows).proportion_ci(method="wilson")
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12) and found.low < found.high
 
 
 @pytest.mark.parametrize(
@@ -116,7 +151,8 @@ def test_every_class_is_learnt_from_and_shares_in_the_held_out_rows():
         (["a", "b", "a"], "classes"),
         ([True, False, True], "classes"),
         ([0, 1, 1], "classes"),
-        ([1.0, 2.0, 3.0], "classes"),
+        ([1.0, 2.0, 2.0], "classes"),
+        ([1.0, 2.0, 3.0], "targets"),
         ([1.5, 2.0, 2.0], "targets"),
         (list(range(11)), "targets"),
     ],
@@ -174,10 +210,10 @@ def test_every_kind_of_file_gives_the_same_answers(home: Path, here: Path, kind:
 
 def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
     events = []
-    plain_ask, plain_write = streaming.ask, streaming._Writer.write
+    plain_ask, plain_write = streaming.ask, streaming.Writer.write
     monkeypatch.setattr(streaming, "PIECE", 50)  # no multiple of the model's own blocks
     monkeypatch.setattr(streaming, "ask", lambda *a: events.append("ask") or plain_ask(*a))
-    monkeypatch.setattr(streaming._Writer, "write", lambda *a: events.append("write") or plain_write(*a))
+    monkeypatch.setattr(streaming.Writer, "write", lambda *a: events.append("write") or plain_write(*a))
     good("predict", home / "price.model", home / "new.csv", "--out", "pieces.csv")
     assert events == ["ask"] + ["ask", "write"] * 3  # one look ahead, then each piece is written before the next is asked
     pd.testing.assert_frame_equal(pd.read_csv("pieces.csv"), pd.read_csv(home / "plain.csv"), rtol=1e-6)
@@ -199,10 +235,12 @@ def test_truth_values_with_gaps_are_read_alike_by_fit_and_predict(here: Path):
     table.to_csv("t.csv", index=False)
     good("fit", "t.csv", "--target", "price", "--method", "map", "--epochs", 1)
     model = load("t.model")
-    assert model.encoder_.columns[3].values == ("false", "true", None)
+    assert model.encoder_.columns[3].boolean and model.encoder_.columns[3].gaps
     good("predict", "t.model", "t.csv", "--out", "a.csv")
-    x = table.drop(columns="price").assign(garden=table["garden"].replace("", None))
+    x = pd.read_csv("t.csv").drop(columns="price")  # True, missing, False
     np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(x), rtol=1e-6)
+    as_numbers = x.assign(garden=x["garden"].map({True: 1.0, False: 0.0}))
+    assert np.array_equal(model.predict(as_numbers), model.predict(x))
 
 
 def test_tables_of_numbers_alone_keep_the_names_of_their_columns(here: Path):
@@ -360,7 +398,7 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         far = model.strangeness_.far
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
-        assert found.prototypes["distance"].iloc[0] == pytest.approx(nearest)
+        assert found.distances[0] == pytest.approx(nearest)
 
 
 def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
@@ -425,7 +463,7 @@ def test_exported_program_answers_like_the_model(home: Path, here: Path):
     model = load(home / "dear.model")
     x = pd.read_csv(home / "new.csv")[["size", "weight", "city", "garden"]].head(20)
     probabilities, *_, distance = torch.export.load("dear.pt2").module()(torch.tensor(model.encoder_.numbers(x)))
-    np.testing.assert_allclose(probabilities, model.predict_proba(x), atol=1e-6)
+    np.testing.assert_allclose(probabilities, model.predict_proba(x), atol=1e-5)
     np.testing.assert_allclose(distance, model.ood_score(x), rtol=1e-5)
     assert [entry.name for entry in here.iterdir()] == ["dear.pt2"]
 

@@ -113,7 +113,7 @@ def test_entropy_by_a_fine_grid(mixture):
         m, v = means[:, row : row + 1, target : target + 1], variances[:, row : row + 1, target : target + 1]
         logs = torch.stack([mixture_log_prob(grid.reshape(-1, 1), m.expand(-1, len(grid), 1), v.expand(-1, len(grid), 1))]).squeeze()
         exact = -torch.trapezoid(logs.exp() * logs, grid)
-        assert_close(mixture_entropy(means, variances)[row, target], exact, rtol=0, atol=2e-3)
+        assert_close(mixture_entropy(means, variances, points=96)[row, target], exact, rtol=0, atol=1e-4)
 
 
 @pytest.fixture
@@ -136,7 +136,8 @@ def test_weighted_mixture_against_torch(mixture, log_weights):
         grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
         logs = each.log_prob(grid.unsqueeze(-1))  # (grid, rows)
         exact = -torch.trapezoid(logs.exp() * logs, grid, dim=0)
-        assert_close(mixture_entropy(means, variances, log_weights)[:, target], exact, rtol=0, atol=2e-3)
+        for points, error in ((24, 5e-3), (96, 1e-4)):
+            assert_close(mixture_entropy(means, variances, log_weights, points)[:, target], exact, rtol=0, atol=error)
 
 
 def test_even_weights_change_nothing(mixture):

@@ -189,8 +189,8 @@ def test_an_answer_that_is_none_is_not_given(regressor, saved):
 
 
 def test_another_layout_says_why_not(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 3)
-    with pytest.raises(ValueError, match="layout 2, this library reads 3"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 4)
+    with pytest.raises(ValueError, match="layout 3, this library reads 4"):
         compound.load(saved)
 
 
@@ -213,7 +213,7 @@ def test_exported_programs_answer_as_the_estimator_does(regressor, tmp_path):
     parts = regressor.decompose(x)
     wanted = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
     for mine, other in zip(answer, wanted, strict=True):
-        np.testing.assert_allclose(mine.detach().numpy(), other, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(mine.detach().numpy(), other, rtol=1e-5, atol=1e-5)  # distances are in float32
 
 
 def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path):
@@ -222,7 +222,7 @@ def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path)
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
     frame = mixed(10, seed=1)
     numbers = torch.from_numpy(classifier.encoder_.numbers(frame))
-    np.testing.assert_allclose(program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-6)
+    np.testing.assert_allclose(program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-5)
     words = json.loads(extra["compound.json"])
     assert words["classes"] == ["a", "b", "c"] and words["inputs"] == classifier.encoder_.names
     assert words["outputs"][0] == "probabilities" and words["threshold"] == classifier.threshold_

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from compound.models import Method, build
 from compound.models.likelihoods import CategoricalLikelihood
 from compound.nn import FarNoise, clusters
-from compound.nn.far import RIDGE
+from compound.nn.whitening import RIDGE
 from compound.predictive import CategoricalPredictive
 from compound.train import Settings, fit
 from compound.types import Task, fork, whole
@@ -206,8 +206,26 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     assert (path[-1] >= 0.98 * path[0]).all() and (path[-1] > 2 * path[0]).float().mean() > 0.8
 
 
+def test_rows_are_measured_as_if_they_were_new(monkeypatch):
+    """Five rows, one centre: each from the mean of the others, by their covariance, in units that they would have standardised."""
+    monkeypatch.setattr(clusters, "k_means", lambda u, count, seed: u.mean(0, keepdim=True))  # exact, where mini-batches are not
+    raw = blobs(5, 3).double()
+    x = (raw - raw.mean(0)) / raw.std(0, correction=0)
+    found = FarNoise(3).double().fit(x, fork(0))
+    for row in range(5):
+        others = torch.cat([raw[:row], raw[row + 1 :]])
+        shift, scale = others.mean(0), others.std(0, correction=0)
+        covariance = torch.cov(((others - shift) / scale).T)
+        gap = (raw[row] - shift) / scale
+        ridge = RIDGE[0] * covariance.diagonal().mean() * torch.eye(3, dtype=torch.float64)
+        assert_close(found[row], (gap @ torch.linalg.solve(covariance + ridge, gap)).sqrt())
+
+
 def test_unfitted_far_noise_is_silent():
     assert not FarNoise(3).fitted
+    assert torch.equal(FarNoise(3)(torch.zeros(4, 3)), torch.full((4,), -torch.inf))
+    with pytest.raises(ValueError, match="far noise knows no rows yet"):
+        FarNoise(3).distance(torch.zeros(4, 3))
     model = build(Method("ml-cdn", far=0.0), 3, Task("classes", 2), 0)
     x = torch.randn(30, 3, generator=fork(0))
     fit(model, whole(x, (x[:, 0] > 0).long(), model.task), Settings(steps=3, checks=0))
@@ -288,11 +306,21 @@ def test_shapes_are_loaded_as_they_were_saved():
     assert len(again.roots) and torch.equal(again.distance(asked), far.distance(asked))
 
 
+@pytest.mark.parametrize("mine,theirs", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
+    far, again = FarNoise(70), FarNoise(70).to(mine)
+    far.fit(leaning(500, 0)[0].float(), fork(0))
+    again.load_state_dict({name: value.to(theirs) for name, value in far.state_dict().items()})
+    assert {value.dtype for value in again.buffers()} == {mine}
+    asked = leaning(60, 1)[0]
+    assert_close(again.distance(asked.to(mine)).float(), far.distance(asked.float()), rtol=1e-4, atol=1e-4)
+
+
 def test_a_file_without_shapes_is_measured_without_them():
     far = FarNoise(70).double()
     far.fit(leaning(500, 0)[0], fork(0))
     old = {name: value for name, value in far.state_dict().items() if name not in ("roots", "tightness")}
     far.load_state_dict(old)
     asked = leaning(20, 1)[0]
-    u, outside = far._whitened(asked)
+    u, outside = far.whitening(asked)
     assert_close(far.distance(asked), (torch.cdist(u, far.centres).amin(1).square() + outside).sqrt())

@@ -15,8 +15,8 @@ from torch import Tensor
 from compound import persist
 from compound.models import METHODS, Method, build
 from compound.models.files import check, describe, load_model, save_model, specs, without_memory
+from compound.outputs import temporary
 from compound.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
-from compound.replacing import locked
 from compound.train import Settings, fit, hold_out
 from compound.types import Task, fork, whole
 
@@ -370,16 +370,13 @@ def test_a_deleted_model_does_not_come_back(tmp_path, monkeypatch):
 
 
 def test_what_was_cut_off_is_swept_and_what_is_being_written_is_not(tmp_path):
-    names = [f".m.{k:08x}.new" for k in range(3)]
-    stale, young, busy = (tmp_path / name for name in names)
-    for path in (stale, young, busy, tmp_path / ".m.other.new", tmp_path / ".n.00000000.new"):
+    stale = tmp_path / ".m.00000000.new"
+    for path in (stale, tmp_path / ".m.other.new", tmp_path / ".n.00000000.new"):
         path.mkdir()
         (path / "config.json").write_text("")
-        if path != young:
-            os.utime(path, (1e9, 1e9))
-    with locked(busy):
+    with temporary(tmp_path / "m", folder=True) as busy:
         save(tmp_path / "m", CONFIG, tensors())
-    assert not stale.exists() and young.exists() and busy.exists()
+        assert not stale.exists() and busy.exists()
     assert (tmp_path / ".m.other.new").exists() and (tmp_path / ".n.00000000.new").exists()  # not names of ours, not of this model
 
 
@@ -493,7 +490,7 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
 
 
 def test_a_model_that_cannot_answer_is_refused(tmp_path):
-    model = build(Method("map", widths=(4,)), 3, Task("targets", 1))
+    model = trained("map", "targets")
     for value in (math.nan, math.inf, 3e38):
         save_model(model, tmp_path / "m")
         spoilt = {

@@ -106,7 +106,7 @@ def test_every_kind_of_file_gives_the_same_rows_whole_or_in_pieces(name, tmp_pat
     encoder = Encoder.fit(table)
     whole = read_table(tmp_path / name)
     assert np.array_equal(encoder.transform(whole), encoder.transform(table))
-    pieces = list(read_chunks(tmp_path / name, encoder.types(), rows=7))
+    pieces = [piece.frame for piece in read_chunks(tmp_path / name, encoder.types(), rows=7)]
     assert max(map(len, pieces)) <= 7
     assert np.array_equal(np.concatenate([encoder.transform(piece) for piece in pieces]), encoder.transform(table))
 
@@ -142,7 +142,7 @@ def test_known_columns_leave_nothing_to_guess(tmp_path):
     with pytest.raises(ValueError, match="no column 'c'"):
         list(read_chunks(path, {"c": "number"}))
     path.write_bytes(b"a,b\n1,007\n?,8\n")
-    (table,) = read_chunks(path, {"a": "number", "b": "text"})
+    ((_, table),) = read_chunks(path, {"a": "number", "b": "text"})
     assert table["b"].tolist() == ["007", "8"] and np.isnan(table["a"][1])
 
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import compound
-from compound import persist, train
+from compound import CompoundRegressor, persist, train
 from compound.gradients import clip_gradients, clipper
 from compound.models.base import Draws, Loss, Model
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import COLUMNS, History, Settings, Watch, bar, fit, hold_out, recipe
+from compound.train import COLUMNS, History, Settings, Watch, bar, fit, hold_out, last_of_class, recipe, stratified_sample
 from compound.types import Batch, Task, fork, member_seed, normal, whole
 
 TASK = Task("targets", 1)
@@ -472,7 +472,8 @@ def test_held_out_parts(rows, members, fraction, seed):
     held = (weight == 0).sum(1)
     assert weight.shape == (members, rows) and bool(((weight == 0) | (weight == 1)).all())
     assert len(set(held.tolist())) == 1 and int(held[0]) < rows
-    assert abs(int(held[0]) - rows * fraction) <= 1 and (int(held[0]) >= 1 or rows < 10 or fraction == 0)
+    assert int(held[0]) >= int(rows * fraction) and (int(held[0]) <= rows * fraction + 1e-6 or int(held[0]) == min(2, rows // 3))
+    assert int(held[0]) >= min(2, rows // 3) or fraction == 0
     if members * int(held[0]) <= rows:
         assert int((weight == 0).sum(0).max()) <= 1  # disjoint
     assert torch.equal(weight, hold_out(rows, members, fraction, seed))
@@ -484,6 +485,29 @@ def test_held_out_parts_fill_the_rows_and_follow_the_seed():
     for arguments in ((10, 1, 1.0, 0), (10, 1, -0.1, 0), (0, 1, 0.1, 0), (10, 0, 0.1, 0)):
         with pytest.raises(ValueError):
             hold_out(*arguments)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 5))
+def test_a_stratified_sample_takes_of_every_class_its_share(labels, part, seed):
+    y, count = torch.tensor(labels), int(part * len(labels))
+    drawn = stratified_sample(y, count, seed)
+    assert int(drawn.sum()) == count
+    for label in y.unique():
+        share = int((y == label).sum()) * count / len(y)
+        assert math.floor(share + 1e-9) <= int(drawn[y == label].sum()) <= math.ceil(share - 1e-9)
+    spared = last_of_class(y, drawn)
+    assert bool((drawn | ~spared).all()) and torch.equal(y[~drawn | spared].unique(), y.unique())
+    assert len(y[spared]) == len(set(y.tolist()) - set(y[~drawn].tolist()))  # no more than it takes
+
+
+def test_every_row_is_as_likely_to_be_in_a_stratified_sample():
+    """Classes of 9 and 1 rows in turn: were they not shuffled, a tenth would be all of the one or all of the other kind."""
+    y, trials = torch.arange(10).repeat_interleave(torch.tensor([9, 1] * 5)), 2000
+    drawn = torch.stack([stratified_sample(y, 5, seed) for seed in range(trials)]).double()  # (trials, 50)
+    assert float((drawn.mean(0) - 0.1).abs().max()) < 4.5 * math.sqrt(0.1 * 0.9 / trials)
+    small = drawn[:, y % 2 == 1].sum(1)  # 0.5 on average
+    assert float((small == 5).double().mean()) < 0.05
 
 
 def test_recipes():
@@ -570,3 +594,36 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
     monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
     fit(Small(), table(20), Settings(steps=2 * train.SETTLE + 1, checks=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
+
+
+class Diverging(Small):
+    """Its weights are NaN from the 12th step on."""
+
+    def loss(self, batch: Batch, generator) -> Loss:
+        if len(self.batches) == 11:
+            self.last.data.fill_(math.nan)
+        return super().loss(batch, generator)
+
+
+def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
+    data, how = table(), Settings(steps=100, checks=20, patience=0)
+    model = Diverging()
+    with pytest.raises(ValueError, match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one"):
+        fit(model, data, how)
+    assert len(model.batches) == 15  # it stops at the first look
+    held = replace(data, weight=hold_out(len(data), 1, 0.25, 0))
+    model = Diverging()
+    with pytest.warns(UserWarning, match="diverged by step 15: the weights of step 10 are kept"):
+        history = fit(model, held, how)
+    assert history.best_step == 10 and all(bool(p.isfinite().all()) for p in model.parameters())
+    well = Small()
+    fit(well, held, replace(how, steps=100))
+    assert len(well.batches) == 100
+
+
+@pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "map", "bbb"])
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_no_answer_is_nan_whatever_the_learning_rate(name, early_stopping):
+    x = torch.linspace(-1, 1, 40).unsqueeze(1).numpy()
+    with pytest.raises(ValueError, match="training diverged"):
+        CompoundRegressor(name, lr=100.0, max_epochs=10, early_stopping=early_stopping, random_state=0).fit(x, x[:, 0])

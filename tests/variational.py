@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from oracles import LinearGaussian, wide
+from oracles import LinearGaussian, floored, wide
 from torch import Generator, Tensor, nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
@@ -29,7 +29,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def model_of(method: Method, inputs: int, task: Task) -> Model:
     """In float64, away from the start, where all variances are equal and biases 0."""
-    model = build(method, inputs, task, 3).double()
+    model = floored(build(method, inputs, task, 3).double())
     with torch.no_grad():
         for k, parameter in enumerate(model.stack.parameters()):
             parameter += 0.5 * numbers(*parameter.shape, seed=k)

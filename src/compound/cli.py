@@ -8,22 +8,7 @@ from typing import Any
 import click
 
 from compound import __version__, cli_tables
-
-
-class Refused(click.ClickException):
-    """Input that cannot be worked with: one sentence, exit code 2."""
-
-    exit_code = 2
-
-
-class Commands(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        except OSError as error:
-            raise Refused(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+from compound.cli_errors import Commands, exit_code
 
 
 def _directory(name: str, default: str | None, words: str, env: str | None = None) -> Callable[[Any], Any]:
@@ -90,6 +75,7 @@ def run(
     from compound.bench.experiments.select import Choice, choose
 
     planned = experiments.plan(name, preset, seeds, _words(methods))
+    _check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
     with _resumable():
         choice = choose(planned, preset, runs, data_dir, jobs) if select else Choice(planned, [])
@@ -108,6 +94,7 @@ def demo(out: Path, runs: Path, jobs: int | None) -> None:
     """
     from compound.bench import experiments
 
+    _check_outputs(out, runs)
     planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
     with _resumable():
         grid = experiments.work_through(planned, runs, None, jobs)
@@ -151,6 +138,7 @@ def report(runs: Path, out: Path, preset: str) -> None:
     """
     from compound.bench.overview import overview
 
+    _check_outputs(out)
     made = overview(runs, out, preset)
     for line in made.troubles:
         click.echo(line, err=True)
@@ -169,6 +157,7 @@ def bench(json_path: Path | None, quick: bool) -> None:
     """
     from compound.bench.speed import main as measure
 
+    _check_outputs(json_path=json_path)
     measure(json_path, quick)
 
 
@@ -264,14 +253,24 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _check_outputs(*folders: Path, json_path: Path | None = None) -> None:
+    """Before the work whose results they are for."""
+    from compound.outputs import check_folder, check_writable
+
+    for folder in folders:
+        check_folder(folder)
+    if json_path:
+        check_writable(json_path)
+
+
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Ctrl-C ends the command in a sentence."""
+    """Ctrl-C and SIGTERM end the command in a sentence."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         click.echo("stopped: the same command goes on where it was", err=True)
-        raise click.exceptions.Exit(130) from None
+        raise click.exceptions.Exit(exit_code(error)) from None
 
 
 def _show(results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None) -> None:

@@ -106,13 +106,17 @@ def evaluate(
 ) -> None:
     """Compare a model's answers for TABLE with the truth in it.
 
-    Every number comes with its 95% bootstrap interval. Slices are the rows with one value of a column, or with values in one of
+    Every number comes with its 95% interval. Slices are the rows with one value of a column, or with values in one of
     five ranges: is the model as honest there?
 
     Example: compound evaluate houses.model test.csv --ood boats.csv --slice city
     """
+    from compound.outputs import check_writable
     from compound.tables.evaluating import evaluate as judged
 
+    for path in (out, json_path):
+        if path:
+            check_writable(path)
     with _counting("rows judged") as watch:
         found = judged(model, table, ood, target, columns, seed, watch)
     if out:
@@ -159,8 +163,10 @@ def export(model: Path, out: Path | None, rows: int) -> None:
     """
     from compound.estimators import load
     from compound.estimators.export import export as write
+    from compound.outputs import check_writable
 
     out = out or Path(f"{_stem(model)}.pt2")
+    check_writable(out)
     write(load(model), out, rows)
     click.echo(f"program: {out}")
 
@@ -178,12 +184,14 @@ def _option(text: str) -> tuple[str, Any]:
     import json
 
     name, sign, value = text.partition("=")
-    if not sign or not name:
+    if not sign or not name or name in ("name", "self"):  # the method itself has --method
         raise ValueError(f"--option is {text!r}: write NAME=VALUE, such as lam=1e-4")
     try:
         found = json.loads(value)
     except ValueError:
         return name, value
+    except RecursionError as error:
+        raise ValueError(f"--option {name} is a list within a list within a list: write NAME=VALUE, such as lam=1e-4") from error
     return name, tuple(found) if isinstance(found, list) else found
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compound.compat import foreach_clamp_max_, foreach_clamp_min_, foreach_mul_
+
 FADED = 1e-30  # smaller numbers are taken for 0
 
 
@@ -39,10 +41,10 @@ def clip_gradients(gradients: list[Tensor], members: int, clip_value: float | No
     if clip_norm is not None and any(clip_norm < norm < math.inf for norm in norms):
         factors = flat.new_tensor([clip_norm / norm if clip_norm < norm < math.inf else 1.0 for norm in norms])
         shaped = {n: factors.reshape(-1, *[1] * (n - 1)) if n else factors.squeeze() for n in {g.ndim for g in gradients}}
-        torch._foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
+        foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
     if clip_value is not None:
-        torch._foreach_clamp_min_(gradients, -clip_value)
-        torch._foreach_clamp_max_(gradients, clip_value)
+        foreach_clamp_min_(gradients, -clip_value)
+        foreach_clamp_max_(gradients, clip_value)
     return len(bad)
 
 

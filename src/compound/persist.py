@@ -9,9 +9,7 @@ import hashlib
 import json
 import math
 import os
-import re
 import reprlib
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +24,8 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from compound import __version__
-from compound.replacing import TRIES, beside, locked, place, replace, sweep
+from compound.outputs import is_temporary, temporary
+from compound.replacing import TRIES, place, repair, replace, sweep
 from compound.schema import anything, many, mapping, one_of, record, text, whole
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
@@ -82,16 +81,12 @@ def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
         )
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = beside(path, "new")
-    fresh.mkdir()
-    try:
-        with locked(fresh):
-            _write(fresh / TENSORS, data)
-            _write(fresh / CONFIG, shown)
-            _sync_directory(fresh)
-            replace(fresh, path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    repair(path)  # before `temporary` takes away what a save that was cut off has left
+    with temporary(path, folder=True) as fresh:
+        _write(fresh / TENSORS, data)
+        _write(fresh / CONFIG, shown)
+        _sync_directory(fresh)
+        replace(fresh, path)
     _sync_directory(path.parent)
     sweep(path)
 
@@ -222,12 +217,9 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     """The file is the old one or the new one at every moment, also through a power cut."""
     path = _real(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = beside(path, "new")
-    try:
+    with temporary(path) as fresh:
         _write(fresh, data)
         os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
     _sync_directory(path.parent)
 
 
@@ -286,7 +278,7 @@ def _header(file: BinaryIO) -> Header:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -310,8 +302,7 @@ def _refuse_foreign(path: Path) -> None:
         return
     except NotADirectoryError as error:
         raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path") from error
-    ours = re.compile(rf"({'|'.join(map(re.escape, PARTS))})|\.({'|'.join(map(re.escape, PARTS))})\.[0-9a-f]{{8}}\.new")
-    others = sorted(name for name in names if not ours.fullmatch(name))
+    others = sorted(name for name in names if name not in PARTS and not is_temporary(name))
     if others:
         raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
 

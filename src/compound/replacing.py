@@ -4,24 +4,11 @@ import errno
 import os
 import re
 import shutil
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 TRIES = 100  # to replace, or to read what others replace
-YOUNG = 60.0  # seconds that a directory being written is left alone whatever its lock says
-
-
-def beside(path: Path, word: str) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{word}")  # tempfile would make it unreadable to others
 
 
 def marked(path: Path, word: str) -> list[Path]:
@@ -69,44 +56,16 @@ def place(path: Path) -> Place:
     return Place(path, None)
 
 
+def repair(path: Path) -> None:
+    """Put a former model back that a save, cut off between its two moves, has left aside."""
+    former = place(path).path
+    if former != path:
+        with suppress(OSError):  # another call was faster
+            os.rename(former, path)
+
+
 def sweep(path: Path) -> None:
-    """Delete what saves left beside this path that were cut off."""
+    """Delete former models of saves that are over; those of running ones still have the new one beside them."""
     for old in (*marked(path, "old"), path.with_name(f".{path.name}.old")):
-        if not alive(old.with_suffix(".new")):
+        if not old.with_suffix(".new").exists():
             shutil.rmtree(old, ignore_errors=True)
-    for new in marked(path, "new"):
-        with suppress(OSError):
-            if new.is_dir() and time.time() - os.stat(new).st_mtime > YOUNG and not alive(new):
-                shutil.rmtree(new, ignore_errors=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """A directory marked as in use: the system takes the lock away when the process ends, however it does."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network drives have no locks; there age alone tells
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def alive(path: Path) -> bool:
-    """Whether a process is writing this directory."""
-    try:
-        if fcntl is None:
-            return time.time() - os.stat(path).st_mtime < 60 * YOUNG
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False

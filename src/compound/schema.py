@@ -4,14 +4,11 @@ A checksum tells that nothing was changed by accident; anybody can make one that
 raises a ValueError that names the entry, what it is and what it should be.
 """
 
-import dataclasses
 import reprlib
 import textwrap
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 LONGEST = 10_000_000  # entries of any list, characters of any text
 LARGEST = 1e150  # of any number: its square is one too
@@ -125,28 +122,6 @@ def entries(rule: Rule) -> Rule:
             rule.check(entry, f"{where}.{reprlib.repr(name)}")
 
     return Rule("a record", check)
-
-
-def fields_of(kind: type, sizes: Rule, counts: Mapping[str, Rule]) -> Mapping[str, Rule]:
-    """Rules for the entries of a dataclass, read off its annotations; whole numbers follow `counts` by name, else `sizes`."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: _annotated(hints[field.name], counts.get(field.name, sizes)) for field in dataclasses.fields(kind)}
-
-
-def _annotated(hint: Any, size: Rule) -> Rule:
-    plain = {int: size, float: number(), str: text(), bool: truth, type(None): nothing}
-    if hint in plain:
-        return plain[hint]
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return either(*(_annotated(part, size) for part in inner))
-    if origin is Literal:
-        return one_of(*inner)
-    if origin is tuple and inner[-1] is Ellipsis:
-        return many(_annotated(inner[0], size), most=1000)
-    if origin is tuple and len(set(inner)) == 1:
-        return many(_annotated(inner[0], size), len(inner), len(inner))
-    raise TypeError(f"no rule for {hint}")
 
 
 def told(error: BaseException) -> str:

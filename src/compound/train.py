@@ -7,6 +7,7 @@ import dataclasses
 import math
 import reprlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound import persist
+from compound.compat import foreach_lerp_
 from compound.gradients import clipper, settle
 from compound.models.base import Model
 from compound.models.files import check_finite, compare, fill, specs
@@ -24,6 +26,7 @@ from compound.persist import Spec
 from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
 from compound.types import Batch, Task, fork, member_seed, seed_of
 
+NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
 SETTLE = 50  # steps between looks for faded weights
 COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
 
@@ -80,12 +83,41 @@ def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
         raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
-    count = min(rows - 1, max(int(rows * fraction + 1e-9), int(rows >= 10 and fraction > 0)))
+    count = held_out_count(rows, fraction)
     order = torch.randperm(rows, generator=fork(seed, "hold out"))
-    weight = torch.ones(members, rows)
+    weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
     return weight
+
+
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many of so many rows are held out: from six rows on at least two, for one that chooses the stopping step vouches for little."""
+    return min(rows - 1, max(int(rows * fraction + 1e-9), min(2, rows // 3) if fraction > 0 else 0))
+
+
+def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows,) True = drawn
+    """`count` rows, each with probability count / rows, of every class its share rounded up or down at random.
+
+    Systematic sampling: rows of a class stand together, and every (rows / count)-th is taken from a random start on. A class of 6
+    rows in a sample of a tenth gives one row with probability .6: small classes come as often as rows of theirs will be asked about.
+    """
+    generator, rows = fork(seed, "stratified sample"), len(labels)
+    order = torch.randperm(rows, generator=generator)
+    shuffled = torch.randperm(int(labels.max()) + 1, generator=generator)  # classes of regular sizes must not fall in step
+    order = order[shuffled[labels[order]].argsort(stable=True)]
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    drawn = torch.zeros(rows, dtype=torch.bool)
+    drawn[order[((start + torch.arange(count)) * (rows / max(count, 1))).long().clamp_max(rows - 1)]] = True
+    return drawn
+
+
+def last_of_class(labels: Tensor, drawn: Tensor) -> Tensor:  # (rows,)
+    """One drawn row of every class of which no row is left: without it the class could not be learnt."""
+    index, classes = torch.arange(len(labels)), int(labels.max()) + 1
+    first = index.new_zeros(classes).scatter_reduce_(0, labels, index, "amin", include_self=False)  # (classes,)
+    gone = (torch.bincount(labels[~drawn], minlength=classes) == 0)[labels]  # (rows,)
+    return gone & (first[labels] == index)
 
 
 @dataclass
@@ -205,13 +237,16 @@ def fit(
         for stream, own in zip(streams, seeds, strict=True):
             stream.manual_seed(seed_of(own, "noise", step))
         optimizer.zero_grad(set_to_none=True)
-        loss = model.loss(feed(step), streams)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss = model.loss(feed(step), streams)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+        except NoFactor:
+            break
         state.skipped += clip()
         optimizer.step()
         if settings.average:
             with torch.no_grad():
-                torch._foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+                foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
@@ -223,6 +258,8 @@ def fit(
                 with _swapped(parameters, state.averaged):
                     _look(model, check, everything, settings, seed, state)
             _record(state, rate)
+            if not all(bool(parameter.isfinite().all()) for parameter in parameters):  # no step leads back from there
+                break
         now = time.monotonic()
         if checkpoint is not None and now - saved >= save_every:
             content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": vars(state)}
@@ -234,11 +271,16 @@ def fit(
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
+    sample = _sample(data, settings, seed)
     if state.best:
+        if state.step < settings.steps and not (settings.patience and state.stale >= settings.patience):
+            warnings.warn(f"training diverged by step {state.step}: the weights of step {state.best_step} are kept", stacklevel=2)
         _assign(everything, state.best)
     else:
         _assign(parameters, state.averaged or parameters)
+        _refuse_diverged(model, sample, settings, seed, state.step)
     model.finish(data, fork(seed, "finish"))
+    _refuse_diverged(model, sample, settings, seed, state.step)
     history = History(state.columns, state.best_step if state.best else state.step)
     if checkpoint is not None:
         content = {"model": model.state_dict(), "history": vars(history)}
@@ -324,7 +366,10 @@ def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
 
 def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
-    values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+    try:
+        values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+    except NoFactor:
+        values = torch.full((model.members,), math.nan)
     if check.weight is not None and check.weight.ndim == 2:
         values = values[check.weight.any(1)]  # a member that holds nothing out has no say
     state.held_out = float(values.mean())
@@ -332,6 +377,21 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Se
     if state.held_out < state.best_value:
         state.best = [tensor.detach().clone() for tensor in everything]
         state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
+
+
+def _sample(data: Batch, settings: Settings, seed: int) -> Batch:
+    """Some rows, whoever trains on them."""
+    return data.take(torch.randperm(len(data), generator=fork(seed, "sample"))[: settings.check_rows])
+
+
+def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int, step: int) -> None:
+    """A model whose answers to its own rows are no numbers has learnt nothing."""
+    try:
+        found = -float(model.predict(sample.x, settings.draws, fork(seed, "sample")).log_prob(sample.y).mean())
+    except NoFactor:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.rate:g}: give a smaller one")
 
 
 def _record(state: _State, rate: float) -> None:

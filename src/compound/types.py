@@ -146,7 +146,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     """Standard normal numbers three times as fast as torch draws them: the generator gives a key, the key the numbers."""
     count = math.prod(shape)
     quarter = -(-count // 4)
-    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,))
+    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,), dtype=torch.float32)
     if out.is_meta:  # a model built under torch.device("meta"), for its shapes
         return out.new_empty(tuple(shape))
     run(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())

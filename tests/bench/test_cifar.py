@@ -232,7 +232,7 @@ class TestThrough:
         network = extractor(tiny)
         rows = torch.rand(100, 4, generator=fork(0)) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
         standard = Front.of(network, rows).standard(rows)
-        assert_close(standard.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+        assert_close(standard.mean(0), torch.zeros(4), rtol=0, atol=1e-4)  # the third mean is 36 times its scale
         assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
         x = pixels(some(5))
         assert_close(Front.of(network, network(x))(x), Front.of(network, network(x)).standard(network(x)))

@@ -1,5 +1,6 @@
 """The page of all finished runs: nothing mixed, and words that follow from the numbers."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from compound.bench import experiments
 from compound.bench.agreement import Value, above, agreement
 from compound.bench.experiments.select import chosen
+from compound.bench.launch import work_through
 from compound.bench.overview import overview, sort
-from compound.bench.runs import Outcome, Result, Run, perform
+from compound.bench.runs import Outcome, Result, Run, perform, read
+from compound.bench.status import survey
 
 METHODS = ("vb-cdn", "ml-cdn", "vmg", "mnf", "mc-dropout", "deep-ensemble", "noisy-kfac")
 PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862, "noisy-kfac": 0.848}
@@ -163,3 +166,42 @@ def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
     claim = "Figure 5: accuracy of {} at strength 0.3 within 0.1 of one pass with images averaged over 100"
     assert five[claim.format("ml-cdn, published, S=10")] == (False, "0.705 with one, 0.600 with 100; 0.030 under the sound attack")
     assert len(five) == 6 and not any(agrees for agrees, _ in five.values())
+
+
+def flip(path: Path) -> None:
+    """A flipped bit that JSON and zip would not notice by themselves."""
+    content = bytearray(path.read_bytes())
+    place = content.index(b"0.978") + 4 if path.suffix == ".json" else 12  # a digit of a metric; the time of a file in the zip
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "arrays.npz", "config.json"])
+@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-20])])
+def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, name: str, damage):
+    first, *others = results("ood-mnist", "paper", 1, tmp_path / "runs", ["vmg", "mnf"])
+    path = tmp_path / "runs" / first.run.key / name
+    if name == "config.json" and damage is flip:
+        path.write_text(path.read_text().replace("vmg", "mnf"))
+    else:
+        damage(path)
+    shown = overview(tmp_path / "runs", tmp_path / "page")
+    assert shown.runs == len(others) and [first.run.key in line and "damaged" in line for line in shown.troubles] == [True]
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert first.run.key in text and "Runs that failed" not in text
+    if name == "metrics.json":
+        (state,) = survey([first.run], tmp_path / "runs")
+        assert state.kind == "failed" and "damaged" in state.words
+    if name != "config.json":
+        grid = work_through([first.run, *(other.run for other in others)], None, tmp_path / "runs", jobs=1)
+        assert len(grid.results) == len(others) and [failure.run for failure in grid.failures] == [first.run]
+
+
+def test_runs_of_earlier_versions_have_no_checksums(tmp_path: Path):
+    (made,) = results("ood-mnist", "paper", 1, tmp_path, ["vmg"])
+    path = tmp_path / made.run.key / "metrics.json"
+    kept = json.loads(path.read_text())
+    del kept["sha256"], kept["arrays"]
+    path.write_text(json.dumps(kept))
+    again = read(made.run, tmp_path)
+    assert again.metrics == made.metrics and again.arrays.keys() == made.arrays.keys()

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from oracles import LinearGaussian, wide
+from oracles import LinearGaussian, floored, wide
 from torch.distributions import MultivariateNormal, Normal
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,9 +41,17 @@ def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
     return whole(x, y, task)
 
 
+def _exact_noise(model) -> None:
+    """A given noise to the last bit of float64."""
+    if model.task.kind == "targets" and model.config.noise:
+        model.plain.head.log_noise.data.fill_(math.log(model.config.noise))
+
+
 def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **options):
     """A network with random weights and biases."""
-    model = build(Method("laplace", widths=widths, **options), features, task, 3)
+    model = build(Method("laplace", widths=widths, **options), features, task, 3).double()
+    floored(model)
+    _exact_noise(model)
     with torch.no_grad():
         for layer in model.plain.network.layers:
             layer.bias.copy_(torch.randn(layer.bias.shape, generator=fork(4)))
@@ -52,7 +60,7 @@ def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **option
 
 def learnt_model(task: Task, **options):
     data = problem(task, rows=60, features=3)
-    model = build(Method("laplace", widths=(6,), **options), 3, task, 0)
+    model = build(Method("laplace", widths=(6,), **options), 3, task, 0).double()
     fit(model, data, Settings(steps=100, batch=60, rate=1e-1, rate_end=0.0, average=0.0), 0)
     return model, data
 
@@ -104,7 +112,8 @@ def test_linear_regression_is_exact(options, shift):
     x, y = torch.randn(40, 4, generator=fork(1)), torch.randn(40, 2, generator=fork(2))
     x = x - x.mean(0) + shift
     exact = LinearGaussian(x, y, noise=0.25, prior=1 / 3)
-    model = build(Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS)
+    model = build(Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS).double()
+    _exact_noise(model)
     (layer,) = model.plain.network.layers
     with torch.no_grad():
         layer.weight.copy_(exact.mean[:-1])

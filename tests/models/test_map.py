@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles import floored
 from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
@@ -39,7 +40,7 @@ def test_linear_model_is_ridge_regression(delta):
 def test_learnt_noise_is_the_residual_variance():
     g = fork(2)
     x, y = torch.randn(60, 2, generator=g).double(), torch.randn(60, 3, generator=g).double()
-    model = build(Method("map", widths=(), precision=0.0), 2, Task("targets", 3)).double()
+    model = floored(build(Method("map", widths=(), precision=0.0), 2, Task("targets", 3)).double())
     to_the_minimum(model, whole(x, y, model.task))
     residual = y - model.network(x)[0]
     assert_close(model.head.variance()[0], residual.square().mean(0), rtol=1e-6, atol=0)
@@ -61,7 +62,7 @@ def test_one_layer_of_classes_is_logistic_regression():
 def test_gradient_is_the_rows_mean_plus_the_prior():
     g = fork(4)
     x, y = torch.randn(7, 3, generator=g).double(), torch.randn(7, 2, generator=g).double()
-    model = build(Method("map", widths=(5,), precision=3.0), 3, Task("targets", 2)).double()
+    model = floored(build(Method("map", widths=(5,), precision=3.0), 3, Task("targets", 2)).double())
     data = whole(x, y, model.task)
     model.loss(data, fork(0)).total.backward()
     rows = []
@@ -84,7 +85,7 @@ def test_shifted_logits_change_nothing():
 
 
 def test_row_noise_is_a_normal_with_its_own_variance():
-    model = build(Method("map", widths=(5,), variance="rows"), 3, Task("targets", 2)).double()
+    model = floored(build(Method("map", widths=(5,), variance="rows"), 3, Task("targets", 2)).double())
     x, y = torch.randn(9, 3, generator=fork(7)).double(), torch.randn(9, 2, generator=fork(8)).double()
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())

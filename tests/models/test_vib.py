@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from oracles import floored
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 from torch.nn import functional
 from torch.testing import assert_close
@@ -22,7 +23,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 
 def noisy(task: Task, seed: int = 1, latent: int = 6, **options):
     """A model whose codes vary: ρ around 5, so that s is around 0.7; five features."""
-    model = build(Method("vib", widths=(7,), latent=latent, **options), 5, task, seed).double()
+    model = floored(build(Method("vib", widths=(7,), latent=latent, **options), 5, task, seed).double())
     with torch.no_grad():
         model.encoder.layers[-1].bias[..., latent:] = 5.0
         model.decoder.bias.copy_(numbers(2, *model.decoder.bias.shape))

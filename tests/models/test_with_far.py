@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.far import BUDGET, SCALES, WithFar, choose_ramp
+from compound.models.far import BUDGET, SCALES, WithFar, choose_ramp, learn_distance
 from compound.models.files import load_model, save_model
 from compound.nn import FarNoise
 from compound.train import Settings, fit, hold_out
@@ -64,7 +64,7 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
         loudness = torch.tensor(-20.0) if t is None else t.quantile(0.9)
         return torch.stack([-0.005 * (loudness - best).square(), -0.003 * (loudness - best - 0.2).square()])
 
-    choose_ramp(far, task, distance, scores)
+    choose_ramp(far, task, distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100))  # every row alike: no error
     chosen, (levels, kappas, cap) = far.ramp[3:5].tolist(), SCALES[task.kind]
     tried = {}
     for level in levels:
@@ -76,6 +76,36 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
     assert chosen == pytest.approx(max(cheap, key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0])))
     dearer = [ramp for ramp, score in tried.items() if bool((scores(None) - score <= BUDGET).all())]
     assert max(r[0] + 2 * r[1] for r in dearer) > chosen[0] + 2 * chosen[1]  # what counting from silence would have allowed
+
+
+def test_the_luck_of_one_row_in_few_is_no_gain():
+    """Noise costs 44 rows a little and gains a lot on one: on average a gain, but within its standard error of none."""
+    far, task = FarNoise(3), TARGETS
+    far.fit(torch.randn(200, 3, generator=fork(0)), fork(1))
+    distance = far.ramp[:1].expand(1, 45)  # all at the median
+
+    def scores(t):
+        loudness = 0.0 if t is None else t.exp()
+        return (torch.full((45,), -10.0).index_fill(0, torch.tensor(7), 600.0) * loudness).unsqueeze(0)
+
+    choose_ramp(far, task, distance, scores)
+    level, loudest = float(far.ramp[3]), max(SCALES["targets"].levels)
+    assert scores(torch.full((45,), loudest)).mean() > 0 and level < loudest
+    cost = -scores(torch.full((45,), level)).squeeze()
+    assert cost.mean() + cost.std() / math.sqrt(45) <= BUDGET
+
+
+def test_few_judges_stand_for_all_rows():
+    """However near they happen to be: the farthest for the farthest rows, and all together for all."""
+    x = torch.randn(400, 3, generator=fork(0))
+    data, far = whole(x, x[:, :2], TARGETS), FarNoise(3)
+    judges = torch.arange(40)
+    own, *shares = learn_distance(far, data, judges, fork(1))
+    everyone, distance = FarNoise(3).fit(x, fork(1)), torch.stack(shares)
+    assert len(shares) == 10 and torch.equal(own, everyone[judges])
+    assert torch.equal(distance.mean(0).argsort(), everyone[judges].argsort())
+    assert_close(distance.flatten().sort().values, torch.quantile(everyone, torch.arange(0.5, 400) / 400))
+    assert torch.equal(learn_distance(far, data, torch.arange(300), fork(1)), everyone[:300].unsqueeze(0))  # nearly all: themselves
 
 
 def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):

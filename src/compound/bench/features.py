@@ -9,6 +9,7 @@ import hashlib
 import io
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ class Bank:
         try:
             with np.load(io.BytesIO(self._path(block).read_bytes()), allow_pickle=False) as file:
                 kept = torch.from_numpy(file["features"])
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):  # absent, or damaged
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # absent, or damaged
             return None
         now = extracted(self.extractor, pixels(block[:1]))[0]
         alike = len(kept) == len(block) and kept.shape[1:] == now.shape

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from compound.bench.memory import keep_memory
-from compound.bench.runs import Busy, Result, Run, Work, finished, held, locked, perform, read, reason, write_failure
+from compound.bench.runs import Busy, Damaged, Result, Run, Work, finished, held, locked, perform, read, reason, write_failure
 from compound.train import Watch
 
 TRIES = 2  # more attempts at a run whose worker was killed
@@ -73,7 +73,13 @@ def work_through(runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Pat
                 _here(board, work_of, data_dir)
         else:
             _in_workers(board, work_of, data_dir, jobs)
-    results = [read(run, root) for number, run in enumerate(runs) if number not in board.failed]
+    results = []
+    for number, run in enumerate(runs):
+        try:
+            if number not in board.failed:
+                results.append(read(run, root))
+        except Damaged as error:
+            board.failed[number] = str(error)
     return Grid(results, [Failure(runs[number], words) for number, words in sorted(board.failed.items())])
 
 

@@ -11,8 +11,8 @@ from compound.bench.experiments import EXPERIMENTS, Experiment, load
 from compound.bench.experiments.select import NAMES as SELECTIONS
 from compound.bench.experiments.select import best_of, chosen
 from compound.bench.report import Bar, Cell, Page
-from compound.bench.runs import Result, Run, finished, read, reason
-from compound.bench.status import found, survey
+from compound.bench.runs import Result, Run, finished, read, readable, reason
+from compound.bench.status import found, survey, unreadable
 from compound.bench.times import draw_times
 
 PRESETS = ("paper", "quick")  # in this order
@@ -20,7 +20,7 @@ PRESETS = ("paper", "quick")  # in this order
 
 class Overview(NamedTuple):
     runs: int  # on the page
-    troubles: list[str]  # sections that could not be drawn, and why
+    troubles: list[str]  # runs that could not be read and sections that could not be drawn, and why
 
 
 class Section(NamedTuple):
@@ -34,13 +34,16 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
     if preset and preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}: choose {' or '.join(PRESETS)}")
     everything = found(root)
-    ended = [run for run in everything if finished(run, root) and run.experiment in EXPERIMENTS]
+    ended, damaged = readable([run for run in everything if finished(run, root) and run.experiment in EXPERIMENTS], root)
     sections, left_out = sort(ended, root)
     sections = [section for section in sections if preset in ("", section.preset)]
     if not sections:
-        raise ValueError(f"{root} holds no finished run{' of preset ' + preset if preset else ''}: compound status shows what it holds")
+        broken = f", and {len(damaged)} damaged" if damaged else ""
+        kind = f" of preset {preset}" if preset else ""
+        raise ValueError(f"{root} holds no finished run{kind}{broken}: compound status shows what it holds")
     page = Page("Compound density networks: the experiments of the paper, redone")
-    troubles: list[str] = []
+    lost = [*map(str, damaged), *(f"{path} is damaged: nothing else tells which run this was" for path in unreadable(root))]
+    troubles = [*lost]
     bars: list[tuple[Section, Bar]] = []
     _open(page, sections)
     for word in dict.fromkeys(section.preset for section in sections):
@@ -56,7 +59,7 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
             continue
         bars += [(section, bar) for bar in claims]
     page.prefix = ""
-    _close(page, sections, bars, [run for run in everything if run not in ended], left_out, root)
+    _close(page, sections, bars, [run for run in everything if not finished(run, root)], left_out, root, lost)
     page.write(out / "index.html")
     return Overview(sum(len(section.results) for section in sections), troubles)
 
@@ -168,7 +171,13 @@ def _agreement(page: Page, preset: str, results: Sequence[Result]) -> None:
 
 
 def _close(
-    page: Page, sections: Sequence[Section], bars: list[tuple[Section, Bar]], rest: Sequence[Run], left_out: Sequence[Run], root: Path
+    page: Page,
+    sections: Sequence[Section],
+    bars: list[tuple[Section, Bar]],
+    rest: Sequence[Run],
+    left_out: Sequence[Run],
+    root: Path,
+    damaged: Sequence[str],
 ) -> None:
     results = [result for section in sections for result in section.results]
     if bars:
@@ -185,6 +194,9 @@ def _close(
     if failed:
         page.heading("Runs that failed")
         page.table(("run", "why"), [(str(state.run), state.words) for state in failed])
+    if damaged:
+        page.heading("Runs that could not be read")
+        page.points(damaged)
     if left_out:
         page.heading("Runs that are not shown")
         page.text("Finished, but with other options than the runs of the same method and data above; mixing them would mean nothing.")

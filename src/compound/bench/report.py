@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -118,7 +119,8 @@ class Page:
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>\n'
         )
-        return head + "\n".join(self._parts) + "\n</body></html>\n"
+        page = head + "\n".join(self._parts) + "\n</body></html>\n"
+        return page.encode(errors="backslashreplace").decode()  # a file's name may hold bytes that are no letters
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,8 @@ def drawn(figure: Figure, kind: str) -> bytes:
     """The figure as the bytes of a file ("svg" or "png"), the same bytes for the same figure."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with matplotlib.rc_context({"svg.hashsalt": "compound"}):
+    with matplotlib.rc_context({"svg.hashsalt": "compound"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # letters that the font lacks are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=120, bbox_inches="tight", metadata=metadata)
     return buffer.getvalue()
 

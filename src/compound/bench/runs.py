@@ -1,6 +1,6 @@
 """Run directories: one per configuration. A finished run is never repeated, a killed one goes on from its checkpoint.
 
-runs/<key>/       config.json · history.csv · arrays.npz · lock · metrics.json (comes last: finished)
+runs/<key>/       config.json · history.csv · arrays.npz · lock · metrics.json (comes last: finished; with checksums of both)
                   progress.json while it is not finished, failure.json where the last attempt failed
 runs/fits/<key>/  checkpoint.safetensors, of all runs that train alike
 """
@@ -12,7 +12,9 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +40,13 @@ class Busy(RuntimeError):
     def __init__(self, path: Path):
         super().__init__(f"{path} is held by another process")
         self.path = path
+
+
+class Damaged(ValueError):
+    """A finished run whose files are not what was written."""
+
+    def __init__(self, directory: Path, why: object):
+        super().__init__(f"{directory} is damaged ({why}): delete that folder, and the same command works the run out again")
 
 
 @dataclass(frozen=True)
@@ -126,10 +135,12 @@ def perform(
 
 
 def _finish(directory: Path, outcome: Outcome, clock: Clock) -> None:
-    write_atomic(directory / "arrays.npz", _packed(outcome.arrays))
+    packed = _packed(outcome.arrays)
+    write_atomic(directory / "arrays.npz", packed)
     seconds, training = round(clock.seconds, 2), round(clock.training, 2)
     about = {**record(), "seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
-    write_atomic(directory / METRICS, _json({"metrics": _finite(outcome.metrics), "record": about}))
+    content = json.loads(_json({"metrics": _finite(outcome.metrics), "record": about, "arrays": hashlib.sha256(packed).hexdigest()}))
+    write_atomic(directory / METRICS, _json({**content, "sha256": _digest(content)}))
 
 
 def finished(run: Run, root: Path) -> bool:
@@ -160,13 +171,44 @@ def sweep(directory: Path) -> None:
 
 
 def read(run: Run, root: Path) -> Result:
-    """A finished run from its directory."""
+    """A finished run from its directory; raises `Damaged` where its files are not what was written."""
     directory = root / run.key
     if not finished(run, root):
         raise ValueError(f"run {run.key} in {root} is not finished: perform it first")
-    kept = json.loads((directory / METRICS).read_text())
-    with np.load(directory / "arrays.npz", allow_pickle=False) as arrays:
-        return Result(run, kept["metrics"], dict(arrays), kept["record"])
+    kept = read_metrics(directory)
+    try:
+        packed = (directory / "arrays.npz").read_bytes()
+        if kept.get("arrays") not in (None, hashlib.sha256(packed).hexdigest()):
+            raise Damaged(directory, "the checksum of arrays.npz differs")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+            return Result(run, kept["metrics"], dict(arrays), kept["record"])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError, MemoryError) as error:
+        raise error if isinstance(error, Damaged) else Damaged(directory, f"arrays.npz: {reason(error)}") from error
+
+
+def read_metrics(directory: Path) -> dict[str, Any]:
+    """The content of metrics.json. Runs of earlier versions have no checksums: there the right form must do."""
+    try:
+        kept = json.loads((directory / METRICS).read_text())
+        if not isinstance(kept, dict) or not all(isinstance(kept.get(name), dict) for name in ("metrics", "record")):
+            raise Damaged(directory, f"{METRICS} holds no result")
+        if kept.pop("sha256", None) not in (None, _digest(kept)):
+            raise Damaged(directory, f"the checksum of {METRICS} differs")
+    except (OSError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, Damaged) else Damaged(directory, f"{METRICS}: {reason(error)}") from error
+    return kept
+
+
+def readable(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]:
+    """Finished runs that can be read, and what is wrong with the others."""
+    whole, broken = [], []
+    for run in runs:
+        try:
+            read(run, root)
+            whole.append(run)
+        except Damaged as error:
+            broken.append(error)
+    return whole, broken
 
 
 def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
@@ -224,6 +266,10 @@ def _canonical(value: Any) -> str:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compound.bench import progress
-from compound.bench.runs import FAILURE, METRICS, Run, held
+from compound.bench.runs import FAILURE, METRICS, Damaged, Run, held, read_metrics
 
 Kind = Literal["done", "running", "failed", "waiting"]
 COLOURS: dict[Kind, str] = {"done": "green", "running": "cyan", "failed": "red", "waiting": "default"}
@@ -41,13 +41,21 @@ def read_config(path: Path) -> Run | None:
         return None
 
 
+def unreadable(root: Path) -> list[Path]:
+    """Descriptions of finished runs that describe none: nobody can tell what their results are of."""
+    return [path for path in sorted(root.glob("*/config.json")) if (path.parent / METRICS).exists() and read_config(path) is None]
+
+
 def survey(runs: Sequence[Run], root: Path) -> list[State]:
     return [state(run, root / run.key) for run in runs]
 
 
 def state(run: Run, directory: Path) -> State:
     if (directory / METRICS).exists():
-        seconds = (_read(directory / METRICS).get("record") or {}).get("seconds")
+        try:
+            seconds = read_metrics(directory)["record"].get("seconds")
+        except Damaged as error:
+            return State(run, "failed", str(error))
         return State(run, "done", "" if seconds is None else f"{_time(seconds)}")
     at = progress.read(directory) or {}
     step, steps, rate = at.get("step"), at.get("steps"), at.get("rate")

@@ -51,7 +51,7 @@ def _shrunk(picture: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
 
 def noise(rows: int, seed: int) -> Tensor:
     """Every pixel uniform in [0, 1]."""
-    return torch.rand((rows, SIDE * SIDE), generator=fork(seed, "uniform noise"))
+    return torch.rand((rows, SIDE * SIDE), generator=fork(seed, "uniform noise"), dtype=torch.float32)
 
 
 def mirrored(x: Tensor) -> Tensor:

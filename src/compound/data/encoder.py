@@ -5,9 +5,11 @@ Text, categories and dates of other kinds become one column per value; values se
 frequent share a last one. scikit-learn's transformers learn all of it; only their numbers are kept, so loading runs nothing.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +18,8 @@ import pandas as pd
 from pandas.api import types as kinds
 
 LIMIT = 1e4  # standard units saturate here: what lies farther out is equally strange
+TIMES = ("datetime", "date", "timedelta", "time", "period")  # how pandas' names of types begin
+_WHOLE = re.compile(r"-?(0|[1-9]\d*)\.0*")
 VALUES = 32  # of a text column that get a column of their own
 
 
@@ -59,7 +63,16 @@ class Encoder:
         """`names` are those of an array's columns; without them they are x0, x1 and so on."""
         if isinstance(table, np.ndarray):
             return cls(tuple(_learn_numbers(names or [f"x{i}" for i in range(table.shape[1])], table)))
-        return cls(tuple(_learn(str(name), table.iloc[:, i]) for i, name in enumerate(table.columns)))
+        found: list[Number | Category | None] = [
+            _learn_category(str(name), table.iloc[:, i]) if is_words(table.iloc[:, i]) else None for i, name in enumerate(table.columns)
+        ]
+        numbers = [i for i, column in enumerate(found) if column is None]  # all at once: a table may have thousands
+        if numbers:
+            labels = [str(table.columns[i]) for i in numbers]
+            values = np.column_stack([number_values(table.iloc[:, i], label) for i, label in zip(numbers, labels, strict=True)])
+            for i, column in zip(numbers, _learn_numbers(labels, values), strict=True):
+                found[i] = replace(column, boolean=is_truths(table.iloc[:, i]))
+        return cls(tuple(column for column in found if column is not None))
 
     @property
     def plain(self) -> bool:
@@ -143,6 +156,25 @@ def is_words(column: "pd.Series[Any]") -> bool:
     return True
 
 
+def is_truths(column: "pd.Series[Any]") -> bool:
+    """Whether a column holds truth values, with or without gaps."""
+    return bool(kinds.is_bool_dtype(column)) or (kinds.is_object_dtype(column) and kinds.infer_dtype(column, skipna=True) == "boolean")
+
+
+def all_numbers(table: pd.DataFrame) -> bool:
+    """Whether an array of numbers says all that the table does."""
+    return all(kinds.is_numeric_dtype(kind) and not kinds.is_bool_dtype(kind) for kind in table.dtypes)
+
+
+def refuse_times(table: pd.DataFrame) -> None:
+    """Dates and durations are not learnt from as they are."""
+    for i, name in enumerate(table.columns):
+        column = table.iloc[:, i]
+        kind = kinds.infer_dtype(column, skipna=True) if kinds.is_object_dtype(column) else column.dtype.name
+        if kind.startswith(TIMES):
+            raise ValueError(f"column {str(name)!r} holds times: give numbers instead, such as days, or leave it out")
+
+
 def number_values(column: "pd.Series[Any]", name: str) -> "np.ndarray[Any, Any]":  # (rows,) float64, NaN = missing
     if kinds.is_datetime64_any_dtype(column):
         naive = column.dt.tz_convert(None) if getattr(column.dt, "tz", None) is not None else column
@@ -161,14 +193,27 @@ def number_values(column: "pd.Series[Any]", name: str) -> "np.ndarray[Any, Any]"
 
 def text_values(column: "pd.Series[Any]") -> "np.ndarray[Any, Any]":  # (rows,) of text, None = missing
     codes, distinct = pd.factorize(column)
-    words = np.array([*(str(value) for value in distinct), None], dtype=object)
+    words = np.array([*(_spelt(value) for value in distinct), None], dtype=object)
     return words[codes]  # -1 is the last
 
 
-def _learn(name: str, column: "pd.Series[Any]") -> Number | Category:
-    if not is_words(column):
-        boolean = bool(kinds.is_bool_dtype(column))
-        return _learn_numbers([name], number_values(column, name)[:, None], boolean)[0]
+def _spelt(value: Any) -> str:
+    """One spelling for a code, whether a table holds it as 1, 1.0 or "1"."""
+    if isinstance(value, float | np.floating | Decimal) and value == value // 1:  # infinity is not
+        return str(int(value))
+    return str(value)
+
+
+def _meant(word: str | None) -> str | None:
+    """What a word that is not known may stand for: "1.0" and "True" for 1, "false" for 0."""
+    if word is None:
+        return None
+    if word.lower() in ("true", "false"):
+        return str(int(word.lower() == "true"))
+    return word.rstrip("0").removesuffix(".") if _WHOLE.fullmatch(word) else word
+
+
+def _learn_category(name: str, column: "pd.Series[Any]") -> Category:
     from sklearn.preprocessing import OneHotEncoder
 
     learner = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=2, max_categories=VALUES)
@@ -178,7 +223,7 @@ def _learn(name: str, column: "pd.Series[Any]") -> Number | Category:
     return Category(name, tuple(value for value in learner.categories_[0].tolist() if value not in others), rare is not None)
 
 
-def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]", boolean: bool = False) -> list[Number]:
+def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]") -> list[Number]:
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -192,7 +237,7 @@ def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]", boolean
         if not (np.isfinite(scaler.mean_[i]) and np.isfinite(scaler.var_[i])):
             raise ValueError(f"column {name!r} holds numbers too large to square: divide it by a constant")
     rows = zip(names, scaler.mean_, scaler.scale_, imputer.statistics_, gaps, strict=True)
-    return [Number(name, float(mean), float(scale), float(fill), bool(gap), boolean) for name, mean, scale, fill, gap in rows]
+    return [Number(name, float(mean), float(scale), float(fill), bool(gap)) for name, mean, scale, fill, gap in rows]
 
 
 def _fill_number(part: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", column: Number) -> None:
@@ -203,9 +248,10 @@ def _fill_number(part: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", c
 
 
 def _fill_category(part: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", column: Category) -> None:
-    place = {value: i for i, value in enumerate(column.values)}
+    place = {_meant(value): i for i, value in reversed(list(enumerate(column.values)))}
+    place |= {value: i for i, value in enumerate(column.values)}  # as written, before what it may mean
     other = len(column.values) if column.rest else -1
-    at = np.fromiter((place.get(value, other) for value in values), dtype=np.int64, count=len(values))
+    at = np.fromiter((place[v] if v in place else place.get(_meant(v), other) for v in values), dtype=np.int64, count=len(values))
     rows = np.flatnonzero(at >= 0)
     part[rows, at[rows]] = 1.0
 

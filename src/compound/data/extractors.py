@@ -59,7 +59,7 @@ def extractor(name: str) -> nn.Module:
         raise ValueError(f"extractor {name} gave a {type(made).__name__}: it must give a torch module")
     made = made.eval().requires_grad_(False)
     with torch.no_grad():
-        found = made(torch.full((2, 3, 32, 32), 0.5))
+        found = made(torch.full((2, 3, 32, 32), 0.5, dtype=torch.float32))
     if found.ndim != 2 or len(found) != 2 or not bool(torch.isfinite(found).all()):
         raise ValueError(f"extractor {name} gave shape {tuple(found.shape)} for two pictures: it must give finite numbers (rows, features)")
     return made
@@ -97,8 +97,8 @@ class DenseNet121(nn.Module):
             raise ValueError(f"extractor densenet121 needs its weights: put {weights.url} at {path}, or choose efficientnet-lite0")
         self.size = size
         self.net: Any = models.densenet121(weights=weights)
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32).view(3, 1, 1), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:  # (rows, 1024)

@@ -22,8 +22,8 @@ def cubic(which: int, seed: int) -> Toy:
         raise ValueError(f"toy set is {which!r}: choose 1 or 2")
     generator = fork(seed, "toy", which)
     rows = 20 if which == 1 else 100
-    x = 8 * torch.rand((rows, 1), generator=generator) - 4
-    noise = torch.randn((rows, 1), generator=generator)
+    x = 8 * torch.rand((rows, 1), generator=generator, dtype=torch.float32) - 4
+    noise = torch.randn((rows, 1), generator=generator, dtype=torch.float32)
     return Toy(x, truth(x) + noise_std(x, which) * noise)
 
 

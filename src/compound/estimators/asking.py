@@ -1,7 +1,8 @@
 """Questions to a fitted model, in blocks of one fixed size.
 
-Products of other shapes round differently. With every block padded to the same number of rows, a row's answer is the same
-whichever rows are asked with it, and memory does not grow with the table.
+Products, sums over draws and powers of other shapes round differently. With every block padded to the same number of rows, and
+cut only when its numbers are computed, a row's answer is the same to the last bit whichever rows are asked with it (on one machine,
+with one number of threads); memory does not grow with the table.
 """
 
 from collections.abc import Iterator
@@ -22,12 +23,21 @@ DRAWS = {"targets": 200, "classes": 100}
 P = TypeVar("P", bound=Predictive)
 
 
-def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
-    """The predictive of every block of rows, in standard units; the same numbers at every call."""
+def padded(x: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Blocks of BLOCK rows, and how many of each are rows of x: the last one is filled up with its last row."""
     for part in x.split(BLOCK) if len(x) else ():
-        padded = torch.cat([part, part[-1:].expand(BLOCK - len(part), -1)])
-        answer = model.predict(padded, DRAWS[model.task.kind], fork(seed, "ask"))
-        yield first(answer, len(part))
+        yield torch.cat([part, part[-1:].expand(BLOCK - len(part), -1)]), len(part)
+
+
+def blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
+    """The predictive of every block, padding included, in standard units; the same numbers at every call."""
+    for block, rows in padded(x):
+        yield model.predict(block, DRAWS[model.task.kind], fork(seed, "ask")), rows
+
+
+def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
+    """The same without the padding: what is computed from them may differ in the last bit between other numbers of rows."""
+    return (first(answer, rows) for answer, rows in blocks(model, x, seed))
 
 
 def sound(answer: P) -> P:

@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Generator, Tensor
 
-from compound.data.encoder import Encoder, is_words
+from compound.data.encoder import Encoder, all_numbers, refuse_times
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK, answers, sound
+from compound.estimators.asking import BLOCK, blocks, first, padded, sound
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method, Model
 from compound.predictive import Predictive
@@ -107,13 +107,14 @@ class Estimator(BaseEstimator, ABC):
         """Weights 1 and 0 (= held out), (rows,) or (members, rows)."""
 
     @abstractmethod
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        """Learn from held-out rows, marked True in (rows,) or (members, rows)."""
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        """Learn from held-out rows, marked True in (rows,) or (members, rows), each as heavy as its entry of weights (rows,)."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table X (array or data frame; missing values and text columns are fine) and what to predict of it.
 
-        A part of the rows (`validation_fraction`) is held out to stop in time, to calibrate and to judge strangeness.
+        A part of the rows (`validation_fraction`) is held out to stop in time and to calibrate. `sample_weight` says how much a row
+        counts, in training and in calibration: coverage is then meant for the population that the weights describe.
         """
         method, warm = self._checked(), self.warm_start and hasattr(self, "model_")
         table = self._table(X, reset=not warm)
@@ -131,8 +132,9 @@ class Estimator(BaseEstimator, ABC):
         task, truth = self._learn_y(target)
         method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
+        settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
+        memory.check(method, len(truth), table.shape[1], task, settings.batch, members)  # at least: encoding makes columns more
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
-        settings, members = self._settings(task, len(truth)), method.build(1, task, 0).members
         memory.check(method, len(truth), encoder.width, task, settings.batch, members)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -151,13 +153,13 @@ class Estimator(BaseEstimator, ABC):
         self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
         for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
             tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
-        self._calibrate(x, truth, held)
+        self._calibrate(x, truth, held, torch.from_numpy(weights))
         return self
 
     def decompose(self, X: Any) -> Decomposition:
         """How much each row is in doubt, and why: aleatoric (noise in the data) and epistemic (what more data would settle)."""
-        parts = [[getattr(answer, name) for name in Decomposition._fields] for answer in self._answers(X)]
-        return Decomposition(*(self._shaped(torch.cat(column)) for column in zip(*parts, strict=True)))
+        parts = self._each(X, lambda answer: torch.stack([getattr(answer, name) for name in Decomposition._fields], -1))
+        return Decomposition(*(self._shaped(part) for part in parts.unbind(-1)))
 
     def ood_score(self, X: Any) -> Array:  # (rows,)
         """How unlike the training rows each row is: whitened distance from the nearest centre, higher = stranger."""
@@ -167,6 +169,11 @@ class Estimator(BaseEstimator, ABC):
     def is_ood(self, X: Any) -> Array:  # (rows,)
         """Which rows are stranger than all but a share `false_alarms` of ordinary ones."""
         return self.ood_score(X) > self.threshold_
+
+    @property
+    @abstractmethod
+    def n_calibration_(self) -> float:
+        """How many held-out rows vouch for intervals or sets; weights that differ make them fewer (Kish's effective number)."""
 
     @property
     def threshold_(self) -> float:
@@ -224,12 +231,13 @@ class Estimator(BaseEstimator, ABC):
         return replace(usual, steps=int(steps), batch=int(batch), rate=self.lr or usual.rate, checks=checks, patience=patience)
 
     def _table(self, X: Any, reset: bool) -> Any:
-        """X as an array of numbers, or as a data frame where columns hold words; its names and number of columns are checked."""
+        """X as an array of numbers, or as a data frame where columns hold anything else; names and number of columns are checked."""
         frame = as_frame(X)
         if frame is None and not reset and not self.encoder_.plain:
             raise ValueError("X is a bare array, but columns of words were learnt from: give a data frame with the same columns")
-        mixed = frame is not None and any(is_words(frame.iloc[:, i]) for i in range(frame.shape[1]))
-        if frame is not None and (mixed if reset else not self.encoder_.plain):
+        if frame is not None and reset:
+            refuse_times(frame)
+        if frame is not None and not (all_numbers(frame) and (reset or self.encoder_.plain)):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if len(frame) < 1 + reset:
                 raise ValueError(f"X has {len(frame)} sample(s): at least {1 + reset} are needed")
@@ -243,7 +251,13 @@ class Estimator(BaseEstimator, ABC):
     def _answers(self, X: Any) -> Iterator[Predictive]:
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
-        return (sound(self._finished(answer)) for answer in answers(self.model_, self._encoded(X), self.seed_))
+        return (first(sound(self._finished(answer)), rows) for answer, rows in blocks(self.model_, self._encoded(X), self.seed_))
+
+    def _each(self, X: Any, what: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
+        """A function of each row's answer. It sees whole blocks, so that a row's numbers do not depend on its neighbours."""
+        check_is_fitted(self)
+        parts = blocks(self.model_, self._encoded(X), self.seed_)
+        return torch.cat([what(sound(self._finished(answer)))[:rows] for answer, rows in parts])
 
     @abstractmethod
     def _finished(self, answer: Predictive) -> Predictive:
@@ -254,12 +268,12 @@ class Estimator(BaseEstimator, ABC):
         return values.numpy()
 
     def _strange(self, x: Tensor) -> Array:
-        return self.strangeness_.scores(x).double().numpy()
+        return torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
 
 
 def moved(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:
     """Rows pushed a long way in random directions: outliers for methods that must see some in training."""
-    step = torch.randn(x.shape, generator=generator)
+    step = torch.randn(x.shape, generator=generator, dtype=torch.float32)
     return x + length * step / step.norm(dim=1, keepdim=True)
 
 

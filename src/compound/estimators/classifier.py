@@ -16,7 +16,7 @@ from compound.estimators.asking import answers, precise
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import ROWS, Sets, Temperature, before
 from compound.predictive import CategoricalPredictive, Predictive
-from compound.train import hold_out
+from compound.train import held_out_count, last_of_class, stratified_sample
 from compound.types import Task, fork, seed_of
 
 
@@ -24,7 +24,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     """Predictive probabilities of classes, calibrated on held-out rows.
 
     `method` is a name ("ml-cdn", "vb-cdn", "deep-ensemble", ...) or `Method("ml-cdn", lam=1e-4)`. Rare classes keep their honest,
-    small probabilities: nothing is reweighted, and every class of ten rows or more is among the held-out rows.
+    small probabilities: nothing is reweighted, and every class has its share of the held-out rows, rounded up or down at random.
 
     >>> model = CompoundClassifier(random_state=0).fit(X, y)
     >>> model.predict_proba(X_new), model.decompose(X_new).epistemic, model.is_ood(X_new)
@@ -41,16 +41,24 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def predict_proba(self, X: Any) -> Array:  # (rows, classes)
         """Probabilities, in the order of `classes_`."""
-        return torch.cat([answer.probs for answer in self._categories(X)]).numpy()
+        return self._each(X, lambda answer: answer.probs).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
         return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Array:  # (rows, classes) of truth values
-        """Which classes are in the set that holds the true one with probability `coverage`, calibrated on held-out rows."""
+        """Which classes are in the set that holds the true one with probability `coverage`, calibrated on held-out rows.
+
+        Few of them (`n_calibration_`, for a coverage of 0.9 fewer than 9) vouch for the set of all classes only.
+        """
         check_is_fitted(self)
         reach = self.sets_.reach(coverage)
-        return torch.cat([before(answer.probs) <= reach for answer in self._categories(X)]).numpy()
+        return self._each(X, lambda answer: before(answer.probs) <= reach).numpy()
+
+    @property
+    def n_calibration_(self) -> float:
+        check_is_fitted(self)
+        return self.sets_.rows
 
     def predict_dist(self, X: Any) -> CategoricalPredictive:
         """The whole predictive: probabilities with the shares of their entropy, as tensors."""
@@ -76,28 +84,39 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y holds one class only, {classes[0]!r}: a classifier needs rows of at least two classes")
+            raise ValueError(f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least two classes")
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
             raise ValueError(f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False")
         self.classes_ = classes
         return Task("classes", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
-    def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        """A part of every class; the same rows for all members, for their answer comes as one."""
-        seed, part = seed_of(self.seed_, "hold out"), self.validation_fraction
-        weight = torch.ones(len(y))
-        for label in range(len(self.classes_)):
-            mine = (y == label).nonzero().squeeze(1)
-            weight[mine] = hold_out(len(mine), 1, part, seed_of(seed, label))[0]
-        return weight if bool((weight == 0).any()) else hold_out(len(y), 1, part, seed)[0]  # many tiny classes
+    def _drawn(self, y: Tensor) -> Tensor:  # (rows,) True = to be held out
+        return stratified_sample(y, held_out_count(len(y), self.validation_fraction), seed_of(self.seed_, "hold out"))
 
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        rows = held.nonzero().squeeze(1)
+    def _hold_out(self, y: Tensor, members: int) -> Tensor:
+        """A part of every class, its share in expectation; the same rows for all members, for their answer comes as one.
+
+        To be like rows to come, held-out rows must hold small classes as often as the table does. The last row of a class is learnt
+        from nevertheless: `_calibrate` counts it as a row held out in vain.
+        """
+        drawn = self._drawn(y)
+        return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
+
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        """A row drawn but learnt from, as the last of its class, has the worst of scores.
+
+        No model without it could know the class: nor will it know the classes that are missing from the table, whose rows come about
+        as often as such last ones are drawn.
+        """
+        rows = (held | self._drawn(y)).nonzero().squeeze(1)
         rows = rows[torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]]
+        scores, unseen = torch.ones(len(rows), dtype=torch.float64), held[rows]
+        seen, weights, rows = weights[rows], weights[rows][unseen], rows[unseen]
         none = torch.zeros(0, len(self.classes_), dtype=torch.float64)
         probs = torch.cat([none, *(cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_))])
-        self.temperature_ = Temperature.fit(probs, y[rows])
-        self.sets_ = Sets.fit(before(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1))
+        self.temperature_ = Temperature.fit(probs, y[rows], weights)
+        scores[unseen] = before(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
+        self.sets_ = Sets.fit(scores, seen)
 
     def _finished(self, answer: Predictive) -> Predictive:
         return self.temperature_(precise(cast(CategoricalPredictive, answer)))

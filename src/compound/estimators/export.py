@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 
+from compound.compat import make_fx, untraced
 from compound.data.encoder import LIMIT
 from compound.estimators.asking import BLOCK, DRAWS
-from compound.models import Draws
+from compound.estimators.memory import GB, available
+from compound.models import Draws, Model
 from compound.persist import write_atomic
 from compound.predictive import GaussianPredictive
 from compound.types import fork
@@ -29,6 +30,8 @@ from compound.types import fork
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
+MOST = 4096  # rows of a program: more of them make it no faster
+TRACED = 32  # times what answering takes: a trace keeps what is in between (measured: 1 to 26 times)
 AFTER = ("total", "aleatoric", "epistemic", "distance")
 
 
@@ -41,12 +44,25 @@ class _Fixed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.aminmax:
-            with disable_proxy_modes_tracing():
-                return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+            with untraced():
+                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(torch.inf, dtype=torch.float32)
         if "generator" not in (kwargs or {}) and func is not torch.empty:  # empty: about to be filled with random bits
             return func(*args, **(kwargs or {}))
-        with disable_proxy_modes_tracing():
+        with untraced():
             return func(*args, **(kwargs or {}))
+
+
+def _check_rows(rows: int, model: Model) -> None:
+    """Before any work: a trace runs with as many rows as its program will take."""
+    if not 1 <= rows <= MOST:
+        raise ValueError(f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks")
+    row = TRACED * 4 * (model.row_numbers(Draws.of(DRAWS[model.task.kind])) + model.inputs)
+    free = available()
+    if free is not None and rows * row > free:
+        fitting = f"give at most {free // row:,} rows" if free >= row else "free some memory"
+        raise ValueError(
+            f"a program for {rows:,} rows needs about {rows * row / GB:.1f} GB to make, {free / GB:.1f} GB are free: {fitting}"
+        )
 
 
 def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
@@ -54,8 +70,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
-    if rows < 1:
-        raise ValueError(f"rows is {rows}: a program takes at least one row at a time")
+    _check_rows(rows, estimator.model_)
     encoder, model = estimator.encoder_, copy.deepcopy(estimator.model_).requires_grad_(False)
     shift, scale = torch.from_numpy(encoder.shift), torch.from_numpy(encoder.scale)
     targets = model.task.kind == "targets"
@@ -73,7 +88,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
     around = torch.randn(rows, encoder.width, generator=fork(0, "example"), dtype=torch.float64)
     example, other = shift + scale * around, shift + 3 * scale * around
     with torch.no_grad():
-        traced: nn.Module = make_fx(program, tracing_mode="real")(example)
+        traced: nn.Module = make_fx(program, "real")(example)
         for name, value in [*vars(traced).items(), *traced._buffers.items()]:
             if isinstance(value, Tensor):  # parts of one draw share memory, which a file cannot
                 setattr(traced, name, value.detach().clone(memory_format=torch.contiguous_format))

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LAYOUT = 2  # of the words below; raised when an older library could not make sense of them
+LAYOUT = 3  # of the words below; raised when an older library could not make sense of them
 LABEL = 10_000  # characters that a type of labels may be wide, whatever they need
-CALIBRATION = ("scores",)  # tensors besides the model's and the distance's: (rows, targets), or (rows,) for classes, none negative
+CALIBRATION = (
+    "scores",
+    "weights",
+)  # tensors of their own: (rows, targets), or (rows,) for classes
 TASKS = {"CompoundRegressor": "targets", "CompoundClassifier": "classes"}
 
 FLAG = either(truth, whole(0, 100))  # scikit-learn takes numbers for truth values
@@ -71,7 +74,7 @@ WORDS = record(
         "history": mapping(many(PAST)),
         "best_step": whole(),
     },
-    {"target": either(text(), nothing)},
+    {"target": either(text(), nothing), "promised": truth},
     more=True,
 )
 TARGETS = record({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": truth}, more=True)
@@ -97,6 +100,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
         "target": getattr(estimator, "target_name_", None),  # where a table's column was learnt from
         "seed": estimator.seed_,
         "threshold": estimator.threshold_,
+        "promised": estimator.strangeness_.promised,
         "history": history,
         "best_step": estimator.history_.best_step,
     }
@@ -104,11 +108,11 @@ def save(estimator: "Estimator", path: str | Path) -> None:
     tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
         words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.single_}
-        tensors["scores"] = estimator.intervals_.scores
+        tensors |= {"scores": estimator.intervals_.scores, "weights": estimator.intervals_.weights}
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
         words |= {"classes": _plain(classes), "dtype": classes.dtype.str, "temperature": estimator.temperature_.value}  # type: ignore[attr-defined]
-        tensors["scores"] = estimator.sets_.scores  # type: ignore[attr-defined]
+        tensors |= {"scores": estimator.sets_.scores, "weights": estimator.sets_.weights}  # type: ignore[attr-defined]
     _check(json.loads(json.dumps(words)), specs(tensors))  # what could not be loaded is not saved
     check_finite(tensors)
     persist.save(path, words, tensors)
@@ -166,6 +170,8 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         spec = found.get(name)
         if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != ((outputs,) if kind == "targets" else ()):
             raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
+    if found["scores"].shape != found["weights"].shape:
+        raise ValueError(f"there are {found['scores'].shape} scores and {found['weights'].shape} weights")
     for name in found:
         if not name.startswith(("model.", "far.")) and name not in CALIBRATION:
             raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
@@ -176,7 +182,7 @@ def _restored(bundle: persist.Bundle) -> Any:
     from compound.estimators.classifier import CompoundClassifier
     from compound.estimators.regressor import CompoundRegressor
 
-    words, scores = bundle.config, bundle.tensors["scores"]
+    words, (scores, weights) = bundle.config, (bundle.tensors[name] for name in CALIBRATION)
     check_finite(bundle.tensors)
     if not all(bool((bundle.tensors[name] >= 0).all()) for name in CALIBRATION) or not bool((scores[1:] >= scores[:-1]).all()):
         raise ValueError("the calibration's tensors hold negative numbers, or scores are not in ascending order")
@@ -190,7 +196,7 @@ def _restored(bundle: persist.Bundle) -> Any:
     far.load_state_dict(_under(bundle.tensors, "far."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle.tensors, "model.")))
     estimator.encoder_ = Encoder.of(words["encoder"])
-    estimator.strangeness_ = Strangeness(far, words["threshold"])
+    estimator.strangeness_ = Strangeness(far, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
@@ -200,10 +206,10 @@ def _restored(bundle: persist.Bundle) -> Any:
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
         estimator.shift_, estimator.scale_, estimator.single_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
-        estimator.intervals_ = Intervals(scores)
+        estimator.intervals_ = Intervals(scores, weights)
     else:
         estimator.classes_ = _classes(words["classes"], np.dtype(words["dtype"]))
-        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(scores)
+        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(scores, weights)
     distances = estimator.strangeness_.scores(probe(words["model"]["inputs"], far.shift))
     if not far.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")

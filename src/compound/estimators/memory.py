@@ -3,17 +3,26 @@
 import os
 from pathlib import Path
 
-from compound.models import Method
+import torch
+
+from compound.models import Method, Model
 from compound.types import Task
 
 GB = 1e9
 
 
 def numbers(method: Method, inputs: int, task: Task) -> int:
-    """How many parameters and buffers a model has: a quadratic in its inputs, read off three tiny models."""
-    a, b, c = (_count(method, size, task) for size in (1, 2, 3))
-    second = c - 2 * b + a
-    return a + (inputs - 1) * (b - a) + (inputs - 1) * (inputs - 2) // 2 * second
+    """How many parameters and buffers a model has."""
+    return sum(tensor.numel() for tensor in skeleton(method, inputs, task).state_dict().values())
+
+
+def skeleton(method: Method, inputs: int, task: Task) -> Model:
+    """The model with shapes only: its tensors take no memory."""
+    try:
+        with torch.device("meta"):
+            return method.build(inputs, task, 0)
+    except RuntimeError as error:  # more numbers than 64 bits can count
+        raise ValueError(f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones") from error
 
 
 def estimate(method: Method, rows: int, width: int, task: Task, batch: int, members: int) -> int:
@@ -22,8 +31,12 @@ def estimate(method: Method, rows: int, width: int, task: Task, batch: int, memb
     labels = rows * (8 * task.size + 8 * members)
     model = 6 * 4 * numbers(method, width, task)  # weights, gradients, two moments, averages, the best so far
     steps = 16 * 4 * members * min(batch, rows) * (3 * width + 500)
-    whitening = 5 * 8 * width**2
-    return table + labels + model + steps + whitening
+    return table + labels + model + steps + whitening(width)
+
+
+def whitening(width: int) -> int:
+    """Bytes that any fit of rows of so many numbers takes, for whitening them."""
+    return 5 * 8 * width**2
 
 
 def check(method: Method, rows: int, width: int, task: Task, batch: int, members: int, free: int | None = None) -> None:
@@ -58,7 +71,3 @@ def available() -> int | None:
         return min(free, int(limit) - used) if limit != "max" else free
     except (OSError, ValueError):
         return free
-
-
-def _count(method: Method, inputs: int, task: Task) -> int:
-    return sum(tensor.numel() for tensor in method.build(inputs, task, 0).state_dict().values())

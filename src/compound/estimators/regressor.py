@@ -20,6 +20,7 @@ from compound.train import hold_out
 from compound.types import Task, fork, seed_of
 
 MANY = 5000  # rows from which on members hold out some rows together
+LARGEST = 1e140  # extent of y: variances are in squared units, and a doubtful row's are many times those of y
 COMMON = 500  # how many at least: they settle a 90% interval to within 1.3%
 
 
@@ -53,8 +54,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of each row's predictive, and with `return_std` its standard deviation too."""
-        parts = [(answer.mean, answer.std) for answer in self._gaussians(X)]
-        mean, std = (self._shaped(torch.cat(column)) for column in zip(*parts, strict=True))
+        both = self._each(X, lambda answer: torch.stack([answer.mean, answer.std], -1))
+        mean, std = (self._shaped(part) for part in both.unbind(-1))
         return (mean, std) if return_std else mean
 
     def predict_dist(self, X: Any) -> GaussianPredictive:
@@ -62,12 +63,21 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return cast(GaussianPredictive, Predictive.join(list(self._gaussians(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
-        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py)."""
+        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py).
+
+        Several targets are covered one by one. `n_calibration_` says how many rows vouch for it; fewer than 9 only where errors, on
+        the predictive's own scale, are Gaussian.
+        """
         lower, upper = (1 - coverage) / 2, (1 + coverage) / 2
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
         ends = self.predict_quantiles(X, [lower, upper])
         return Interval(ends[..., 0], ends[..., 1])
+
+    @property
+    def n_calibration_(self) -> float:
+        check_is_fitted(self)
+        return self.intervals_.rows
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:  # (rows, levels) or (rows, targets, levels)
         """Quantiles of the calibrated predictive; levels 0.05 and 0.95 are the ends of the interval of coverage 0.9."""
@@ -76,8 +86,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
         at = [self._z(float(level)) for level in levels]
-        parts = [torch.stack([quantile(answer, z) for z in at], -1) for answer in self._gaussians(X)]
-        values = torch.cat(parts).numpy()
+        values = self._each(X, lambda answer: torch.stack([quantile(answer, z) for z in at], -1)).numpy()
         return values[:, 0] if self.single_ else values
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples) or (rows, targets, samples)
@@ -105,10 +114,12 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
         columns = y.reshape(len(y), -1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            shift, scale = columns.mean(0), columns.std(0)
-        if not (np.isfinite(shift) & np.isfinite(scale)).all():
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            shift, scale, extent = columns.mean(0), columns.std(0), columns.max(0) - columns.min(0)
+        if not (np.isfinite(shift) & np.isfinite(scale) & (extent < LARGEST)).all():
             raise ValueError("y holds numbers too large to square: divide it by a constant")
+        if ((extent > 0) & (extent < 1 / LARGEST)).any():
+            raise ValueError(f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant")
         constant = scale <= 1e-12 * np.abs(shift)
         self.shift_, self.scale_, self.single_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
         return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
@@ -116,8 +127,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         return held_out(len(y), members, self.validation_fraction, seed_of(self.seed_, "hold out"))
 
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor) -> None:
-        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_))
+    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
+        _, rows = held_rows(held, self.seed_)
+        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows])
 
     def _finished(self, answer: Predictive) -> Predictive:
         exact = precise(cast(GaussianPredictive, answer))
@@ -139,26 +151,34 @@ def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
     each = int((weight[0] == 0).sum())
     common = min(each, max(COMMON, rows // 100))
     order = torch.randperm(rows, generator=fork(seed, "hold out in common"))
-    weight = torch.ones(members, rows)
+    weight = torch.ones(members, rows, dtype=torch.float32)
     weight[:, order[:common]] = 0
     weight[:, order[common:]] = hold_out(rows - common, members, (each - common) / (rows - common), seed)
     return weight
 
 
-def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
-    """Scores of held-out rows, marked True in (rows,) or (members, rows).
+def held_rows(held: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (some rows,) each
+    """Members and the rows they answer for, of those marked True in held (rows,) or (members, rows).
 
-    All members together answer for rows that all held out; where there are none, each for its own alone.
+    All members together (None) answer for rows that all held out; where there are none, each for its own alone, and for a row that
+    several held out the first of them: one row vouches once.
     """
-    held = held.reshape(-1, len(y))  # (1 or members, rows)
-    if (common := held.all(0, keepdim=True)).any():
-        held = common
-    who, rows = held.nonzero().T
+    held = held.reshape(-1, held.shape[-1])  # (1 or members, rows)
+    common = held.all(0)
+    who, rows = (held & (held.cumsum(0) == 1)).nonzero().T if not common.any() else (None, common.nonzero().squeeze(1))
     some = torch.randperm(len(rows), generator=fork(seed, "calibrate"))[:ROWS]
-    who, rows, start = who[some], rows[some], 0
+    return None if who is None else who[some], rows[some]
+
+
+def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
+    """Scores of the rows of `held_rows`, in their order."""
+    who, rows = held_rows(held, seed)
+    start = 0
     for answer in answers(model, x[rows], seed):
         part = slice(start, start + len(answer.component))
-        own = member(precise(cast(GaussianPredictive, answer)), who[part], len(held))
+        own = precise(cast(GaussianPredictive, answer))
+        if who is not None:
+            own = member(own, who[part], len(held))
         yield score(own, y[rows[part]].double())
         start = part.stop
 

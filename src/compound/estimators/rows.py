@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from compound.estimators.asking import answers, sound
+from compound.estimators.asking import blocks, first, sound
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import before, quantile, score
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -54,13 +54,13 @@ def ask(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.
         raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
     x = encoded(estimator, table)
     parts = []
-    for answer in _answers(estimator, x):
+    for answer, rows in _blocks(estimator, x):
         if isinstance(answer, GaussianPredictive):
             reach = estimator.intervals_.reach(coverage)  # type: ignore[attr-defined]
             ends = {"lower": quantile(answer, -reach)[:, 0].numpy(), "upper": quantile(answer, reach)[:, 0].numpy()}
         else:
             ends = {"set": _sets(estimator, answer, coverage)}
-        parts.append({**_best(estimator, answer), **ends, **_doubts(answer)})
+        parts.append(_cut({**_best(estimator, answer), **ends, **_doubts(answer)}, rows))
     return _finished(estimator, x, parts)
 
 
@@ -72,11 +72,11 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, wa
     """`y` holds numbers, or places in `classes_`."""
     x, start = encoded(estimator, table), 0
     parts, truths = [], []
-    for answer in _answers(estimator, x):
-        own = torch.tensor(y[start : start + len(answer.component)])
+    for answer, rows in _blocks(estimator, x):
+        own = torch.tensor(y[start : start + rows])
         start += len(own)
-        parts.append({**_best(estimator, answer), **_doubts(answer)})
-        truths.append(_compared(answer, own))
+        parts.append(_cut({**_best(estimator, answer), **_doubts(answer)}, rows))
+        truths.append(_compared(first(answer, rows), own))
         watch(start)
     found = _finished(estimator, x, parts)
     nll, error, far, brier = (np.concatenate(column) for column in zip(*truths, strict=True))
@@ -91,12 +91,12 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, wa
 def doubts(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
     """The columns of `ask`, without an interval or set."""
     x = encoded(estimator, table)
-    return _finished(estimator, x, [{**_best(estimator, answer), **_doubts(answer)} for answer in _answers(estimator, x)])
+    return _finished(estimator, x, [_cut({**_best(estimator, answer), **_doubts(answer)}, n) for answer, n in _blocks(estimator, x)])
 
 
 def doubt(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     """The epistemic part of the answers to encoded rows."""
-    return torch.cat([answer.epistemic.reshape(len(answer.component), -1)[:, 0] for answer in _answers(estimator, x)]).numpy()
+    return torch.cat([answer.epistemic.reshape(len(answer.component), -1)[:rows, 0] for answer, rows in _blocks(estimator, x)]).numpy()
 
 
 def strange(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
@@ -104,8 +104,13 @@ def strange(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     return estimator._strange(x)
 
 
-def _answers(estimator: Estimator, x: Tensor) -> Iterator[Predictive]:
-    return (sound(estimator._finished(answer)) for answer in answers(estimator.model_, x, estimator.seed_))
+def _blocks(estimator: Estimator, x: Tensor) -> Iterator[tuple[Predictive, int]]:
+    """Answers, padding included, and how many rows of each are meant: cut what was computed, not what it is computed from."""
+    return ((sound(estimator._finished(answer)), rows) for answer, rows in blocks(estimator.model_, x, estimator.seed_))
+
+
+def _cut(columns: dict[str, Array], rows: int) -> dict[str, Array]:
+    return {name: values[:rows] for name, values in columns.items()}
 
 
 def _best(estimator: Estimator, answer: Predictive) -> dict[str, Array]:

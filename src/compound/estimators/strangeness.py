@@ -1,10 +1,15 @@
 """How unlike the training table a row is, and from where on it counts as strange.
 
 The score is the whitened distance d(x) from the nearest of up to 500 centres of the training rows (`nn.far`). The threshold comes from
-training rows whose distance was measured from centres fitted without them, so it holds for new rows: of rows like those
-of training about `false_alarms` are flagged. Fewer than 1 / false_alarms rows cannot tell: then the farthest of them decides.
+training rows whose distance was measured by units, whitening and centres learnt without them, so it holds for new rows: of rows
+like those of training about `false_alarms` are flagged.
+
+Fewer than 1 / false_alarms rows cannot promise that, and say so: `promised` is False. The farthest of n rows is exceeded at the rate
+1 / (n + 1), and where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², at the wished rate by this factor beyond it:
+sqrt(1 / ((n + 1) false_alarms)). Lighter tails are flagged more seldom: it errs on the quiet side.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +23,16 @@ from compound.nn import FarNoise
 class Strangeness:
     far: FarNoise
     threshold: float
+    promised: bool = True  # rows were enough for the wished rate
 
     @classmethod
     def fit(cls, x: Tensor, false_alarms: float, generator: Generator) -> "Strangeness":
         far = FarNoise(x.shape[1])
         distances = far.fit(x, generator).double().numpy()  # cross-fitted
         # a new row is as likely to fall into each of the gaps between n distances: "weibull" counts n + 1 of them
-        return cls(far, float(np.quantile(distances, 1 - false_alarms, method="weibull")))
+        threshold = float(np.quantile(distances, 1 - false_alarms, method="weibull"))
+        beyond = (len(x) + 1) * false_alarms  # how many rows are expected there
+        return cls(far, threshold / math.sqrt(min(beyond, 1.0)), beyond >= 1)
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:  # (rows,)

@@ -5,7 +5,8 @@ and devices, and the tests hold these loops against it. numba compiles a loop wh
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,44 +15,41 @@ from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from torch import Tensor
 
+from compound import compat
+from compound.kernels.cache import LoopCache
+from compound.kernels.guard import PLAIN, Loop
+from compound.kernels.guard import run as run
+
 F = np.float32
 # sums may be taken in any order and products fused; infinities and NaN stay what they are
 LOOSE = {"reassoc", "contract", "nsz"}
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the loops may work on these."""
-    return all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors) and not traced()
+    """Whether the loops may work on these: plain float32 tensors in this machine's memory, with no trace looking on."""
+    return all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not traced()
 
 
 def traced() -> bool:
-    """Whether a trace looks on, which sees only what torch does."""
-    return bool(torch._C._len_torch_dispatch_stack())
-
-
-def run(loop: Callable[..., Any], tensors: Sequence[Tensor], *rest: Any) -> Any:
-    """A loop over tensors, and what it returns. It is handed addresses: making arrays of tensors takes longer than many a loop.
-
-    Here the tensors are kept alive until the loop is done, and each must fill its memory without gaps.
-    """
-    for values in tensors:
-        if not values.is_contiguous():
-            raise ValueError(f"a tensor of shape {tuple(values.shape)} has gaps (strides {values.stride()}): hand over values.contiguous()")
-    return loop(*[values.data_ptr() for values in tensors], *rest)
+    """Whether a trace or a transform of torch.func looks on, which sees only what torch does."""
+    return bool(compat.dispatch_modes()) or compat.transforms() is not None
 
 
 def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a loop at its first call. What was compiled is kept beside the file, and made anew when *that* file changes: after a change
-    of a function that other files call, `make clean`.
-    """
+    """Compiles a loop at its first call, and keeps it on disk until a file of this folder changes (see `cache`)."""
 
     def wrap(loop: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return njit(fastmath=flags, error_model="numpy", cache=True)(loop)
-        except RuntimeError:  # no place on disk may be written: compiled anew in every process
-            return njit(fastmath=flags, error_model="numpy")(loop)
+        compiled: Any = njit(fastmath=flags, error_model="numpy")(loop)
+        with suppress(RuntimeError):  # no place on disk may be written: compiled anew in every process
+            compiled._cache = LoopCache(loop)
+        return compiled
 
     return wrap
+
+
+def loop(flags: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop]:
+    """A kernel that `run` calls with the addresses of arrays; it names those that it writes to."""
+    return lambda function: Loop(function, kernel(flags)(function), writes)
 
 
 def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:
@@ -83,6 +81,14 @@ def array(address: int, shape: Any) -> Any:
 
 
 @kernel(LOOSE)
+def each_of(members: int, rows: int) -> int:
+    """How many rows each member has; all have as many."""
+    if members < 1 or rows % members != 0:
+        raise ValueError("rows do not come in equal parts, one for each member")
+    return rows // members
+
+
+@loop(LOOSE, "")
 def largest(x_: int, count: int) -> float:
     """The largest size of a number; NaN counts as larger than all."""
     x, bits = array(x_, (count,)), np.int32(0)

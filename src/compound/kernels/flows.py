@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from compound.kernels.basic import LOOSE, F, array, exp, kernel, log1p
+from compound.kernels.basic import LOOSE, F, array, exp, log1p, loop
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "z log_det work")
 def masked(
     masks_: int, weight_: int, heads_: int, bias_: int, z_: int, log_det_: int, work_: int, steps: int, draws: int, d: int, hidden: int
 ) -> None:  # fmt: skip
@@ -47,7 +47,7 @@ def masked(
             log_det[n] += total
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_z d_weight d_heads d_bias")
 def masked_back(
     masks_: int, work_: int, weight_: int, heads_: int, d_z_: int, d_log_det_: int, d_weight_: int, d_heads_: int, d_bias_: int,
     steps: int, draws: int, d: int, hidden: int,

@@ -1,21 +1,21 @@
 """Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.units` say what they compute, and check it in the tests."""
 
 import math
-from typing import Any
 
-from compound.kernels.basic import LOOSE, F, array, exp, kernel
+from compound.kernels.basic import LOOSE, F, array, each_of, exp, loop
+from compound.kernels.guard import Doubles, Ints
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "heads scaled std sums norms kl")
 def moments(
     wide_: int, heads_: int, basis_: int, scaled_: int, std_: int, sums_: int, norms_: int, kl_: int,
-    members: int, rows: int, r: int, c: int, bound: Any, scaled_form: bool, kl: bool,
+    members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool,
 ) -> None:  # fmt: skip
     """`nn.moments.plain` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
     wide, heads, basis = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(basis_, (members, r, c))
     scaled, std, sums = array(scaled_, (rows, r)), array(std_, (rows, c)), array(sums_, (rows, 3))
-    norms, kls = array(norms_, (members, r)), array(kl_, (rows,))
-    bound, fan = F(bound), F(r if scaled_form else 1)
+    norms, kls = array(norms_, (members, r)), array(kl_, (rows if kl else 0,))
+    high, fan, each = F(bound), F(r if scaled_form else 1), each_of(members, rows)
     if kl:
         for m in range(members):
             for i in range(r):
@@ -24,10 +24,10 @@ def moments(
                     square += v[j] * v[j]
                 norms[m, i] = square
     for b in range(rows):
-        x, s, row, col, out, norm = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], scaled[b], norms[b // (rows // members)]
+        x, s, row, col, out, norm = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], scaled[b], norms[b // each]
         q_sum, row_sum, row_logs, squares = F(0), F(0), F(0), F(0)
         for i in range(r):
-            log = min(max(row[i], -bound), bound)
+            log = min(max(row[i], -high), high)
             variance = exp(log)
             row[i] = variance
             out[i] = s[i] * x[i]
@@ -38,7 +38,7 @@ def moments(
         q_sum /= fan
         deviation, col_sum, col_logs = std[b], F(0), F(0)
         for j in range(c):
-            log = min(max(col[j], -bound), bound)
+            log = min(max(col[j], -high), high)
             variance = exp(log)
             col[j] = variance
             deviation[j] = math.sqrt(q_sum * variance)
@@ -49,20 +49,20 @@ def moments(
             kls[b] = F(0.5) * (row_sum * col_sum + fan * squares - F(r * c) - F(c) * row_logs - F(r) * col_logs)
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "heads d_wide d_norms")
 def moments_back(
     wide_: int, heads_: int, norms_: int, std_: int, sums_: int, d_scaled_: int, d_std_: int, d_kl_: int, d_wide_: int, d_norms_: int,
-    members: int, rows: int, r: int, c: int, bound: Any, scaled_form: bool, kl: bool, inputs: bool,
+    members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool, inputs: bool,
 ) -> None:  # fmt: skip
     """Gradients of `moments` towards the heads, in their place, towards h~ (where `inputs`) and, added up, towards |V_i|²."""
     wide, heads, std = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(std_, (rows, c))
     sums, norms, d_norms = array(sums_, (rows, 3)), array(norms_, (members, r)), array(d_norms_, (members, r))
-    d_scaled, d_std, d_kl = array(d_scaled_, (rows, r)), array(d_std_, (rows, c)), array(d_kl_, (rows,))
-    d_wide = array(d_wide_, (rows, r))
-    bound, fan = F(bound), F(r if scaled_form else 1)
-    low, high = exp(-bound), exp(bound)  # a clamped log-variance has no gradient
+    d_scaled, d_std, d_kl = array(d_scaled_, (rows, r)), array(d_std_, (rows, c)), array(d_kl_, (rows if kl else 0,))
+    d_wide = array(d_wide_, (rows if inputs else 0, r))
+    fan, each = F(r if scaled_form else 1), each_of(members, rows)
+    low, high = exp(-F(bound)), exp(F(bound))  # a clamped log-variance has no gradient
     for b in range(rows):
-        m = b // (rows // members)
+        m = b // each
         x, s, row, col, d, norm, towards = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], d_scaled[b], norms[m], d_norms[m]
         half = F(0.5) * d_kl[b] if kl else F(0)
         d_deviation, deviation, row_sum, d_q = d_std[b], std[b], sums[b, 1], F(0)
@@ -85,16 +85,16 @@ def moments_back(
             s[i] = d[i] * x[i] + weight * s[i] * norm[i]
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "scale out")
 def noisy(
-    wide_: int, row_: int, col_: int, noise_: int, scale_: int, out_: int, starts: Any, members: int, rows: int, r: int
+    wide_: int, row_: int, col_: int, noise_: int, scale_: int, out_: int, starts: Ints, members: int, rows: int, r: int
 ) -> None:  # fmt: skip
     """Adds noise * sqrt(sum_i h~_i² row_i) * col to out; outputs starts[k] to starts[k + 1] have the row variances row[:, k]."""
-    blocks, c = len(starts) - 1, starts[-1]
+    blocks, c, each = len(starts) - 1, starts[-1], each_of(members, rows)
     wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
     noise, scale, out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(out_, (rows, c))
     for b in range(rows):
-        m, x = b // (rows // members), wide[b]
+        m, x = b // each, wide[b]
         for k in range(blocks):
             begin, end = starts[k], starts[k + 1]
             variance, deviation, draw, result = row[m, k], col[m, begin:end], noise[b, begin:end], out[b, begin:end]
@@ -107,18 +107,18 @@ def noisy(
                 result[j] += q * draw[j] * deviation[j]
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_wide d_row d_col")
 def noisy_back(
     wide_: int, row_: int, col_: int, noise_: int, scale_: int, d_out_: int, d_wide_: int, d_row_: int, d_col_: int,
-    starts: Any, members: int, rows: int, r: int, inputs: bool,
+    starts: Ints, members: int, rows: int, r: int, inputs: bool,
 ) -> None:  # fmt: skip
     """Gradients of `noisy`: towards h~ (where `inputs`), the row variances and the logarithms of the column variances, all added up."""
-    blocks, c = len(starts) - 1, starts[-1]
+    blocks, c, each = len(starts) - 1, starts[-1], each_of(members, rows)
     wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
     noise, scale, d_out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(d_out_, (rows, c))
-    d_wide, d_row, d_col = array(d_wide_, (rows, r)), array(d_row_, (members, blocks, r)), array(d_col_, (members, c))
+    d_wide, d_row, d_col = array(d_wide_, (rows if inputs else 0, r)), array(d_row_, (members, blocks, r)), array(d_col_, (members, c))
     for b in range(rows):
-        m, x = b // (rows // members), wide[b]
+        m, x = b // each, wide[b]
         for k in range(blocks):
             begin, end = starts[k], starts[k + 1]
             variance, deviation, draw, d = row[m, k], col[m, begin:end], noise[b, begin:end], d_out[b, begin:end]
@@ -136,7 +136,7 @@ def noisy_back(
                     towards[i] += F(2) * d_q * variance[i] * x[i]
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "out")
 def units(
     mean_: int, std_: int, noise_: int, out_: int, members: int, given: int, samples: int, rows: int, width: int, limit: float
 ) -> None:
@@ -144,6 +144,8 @@ def units(
     mean, std = array(mean_, (members, given, rows, width)), array(std_, (members, given, rows, width))
     noise, out = array(noise_, (members, samples, rows, width)), array(out_, (members, samples, rows, width + 1))
     high = F(limit)
+    if given < 1:
+        raise ValueError("no Gaussian to draw units from")
     for m in range(members):
         for s in range(samples):
             for b in range(rows):
@@ -153,7 +155,7 @@ def units(
                 result[width] = F(1)
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_mean d_std")
 def units_back(
     out_: int, noise_: int, d_out_: int, d_mean_: int, d_std_: int,
     members: int, given: int, samples: int, rows: int, width: int, limit: float,
@@ -163,6 +165,8 @@ def units_back(
     out, noise = array(out_, (members, samples, rows, width + 1)), array(noise_, (members, samples, rows, width))
     d_out = array(d_out_, (members, samples, rows, width + 1))
     high = F(limit)
+    if given < 1:
+        raise ValueError("no Gaussian to draw units from")
     for m in range(members):
         for s in range(samples):
             for b in range(rows):
@@ -179,12 +183,14 @@ def units_back(
                     towards_std[j] += slope * draw[j]
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "sums total")
 def divergence(
-    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, total_: int, starts: Any, precisions: Any, members: int, r: int
+    mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, total_: int, starts: Ints, precisions: Doubles, members: int, r: int
 ) -> None:  # fmt: skip
     """KL of matrix Gaussians side by side to their priors, and what its gradient needs: sums of row and of column variances."""
     blocks, c = len(starts) - 1, starts[-1]
+    if len(precisions) != blocks:
+        raise ValueError("precisions and parts are not of one number")
     mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
     log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
     total = array(total_, (members,))
@@ -210,13 +216,15 @@ def divergence(
         total[m] = kl
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_mean d_row d_col")
 def divergence_back(
     mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, d_total_: int, d_mean_: int, d_row_: int, d_col_: int,
-    starts: Any, precisions: Any, members: int, r: int,
+    starts: Ints, precisions: Doubles, members: int, r: int,
 ) -> None:  # fmt: skip
     """Gradients of `divergence` towards the mean and both factors' log-variances."""
     blocks, c = len(starts) - 1, starts[-1]
+    if len(precisions) != blocks:
+        raise ValueError("precisions and parts are not of one number")
     mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
     log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
     d_mean, d_row = array(d_mean_, (members, r, c)), array(d_row_, (members, blocks, r))
@@ -236,7 +244,7 @@ def divergence_back(
                     towards[j] = weight * (a[j] - b[j])
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "variance squares sums")
 def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int, rows: int, width: int) -> None:
     """exp(2 log S), sums of mean² along the rows, and the sums of S² and of log S."""
     mean, log_std, variance = array(mean_, (rows, width)), array(log_std_, (rows, width)), array(variance_, (rows, width))
@@ -257,7 +265,7 @@ def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int,
     sums[0], sums[1] = trace, logs
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_mean d_log")
 def spread_back(mean_: int, variance_: int, d_mean_: int, d_log_: int, size: int, decay: float, whole: float) -> None:
     """Gradients of products with means and variances, joined in their place by those of a divergence; the second becomes that of log S."""
     mean, variance, d_mean, d_log = array(mean_, (size,)), array(variance_, (size,)), array(d_mean_, (size,)), array(d_log_, (size,))

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from compound.kernels.basic import LOOSE, F, array, exp, kernel
+from compound.kernels.basic import LOOSE, F, array, exp, loop
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "log std bent level distance pull")
 def guess(
     z_: int, behind_: int, mean_: int, variance_: int, vectors_: int, noise_: int,
     log_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int, groups: int, d: int, c: int, bound: float,
@@ -51,7 +51,7 @@ def guess(
         log[k] = total
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "d_behind d_read d_read_var d_vectors")
 def guess_back(
     d_bound_: int, vectors_: int, noise_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int,
     d_behind_: int, d_read_: int, d_read_var_: int, d_vectors_: int, groups: int, d: int, c: int, bound: float,
@@ -93,7 +93,7 @@ def guess_back(
         d_read_var[j] /= std[j]
 
 
-@kernel(LOOSE)
+@loop(LOOSE, "product d_z d_mean d_reader")
 def weights_back(
     parts_: int, product_: int, mean_: int, variance_: int, z_: int, sizes_: int, reader_: int, d_bound_: int, d_read_: int,
     d_read_var_: int, d_z_: int, d_mean_: int, d_reader_: int, groups: int, d: int, c: int, precision: float,

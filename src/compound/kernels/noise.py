@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from compound.kernels.basic import ROUND, F, array, kernel, log
+from compound.kernels.basic import ROUND, F, array, kernel, log, loop
 
 
-@kernel({"contract"})
+@loop({"contract"}, "out")
 def gaussians(out_: int, quarter: int, key: int) -> None:
     """4 quarter standard normal numbers: Philox 4x32 with 7 rounds (Salmon et al., 2011), then Box and Muller."""
     out = array(out_, (4 * quarter,))

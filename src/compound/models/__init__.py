@@ -1,6 +1,7 @@
 """Every method behind one name: `build("ml-cdn", inputs, task, seed)`."""
 
 import dataclasses
+import typing
 from typing import Any
 
 from compound.models.base import Draws as Draws
@@ -20,6 +21,7 @@ from compound.models.mdn import MDN as MDN
 from compound.models.mnf import MNF as MNF
 from compound.models.noisy_adam import NoisyAdam as NoisyAdam
 from compound.models.noisy_kfac import NoisyKFAC as NoisyKFAC
+from compound.models.options import fitted
 from compound.models.temperature import Temperature as Temperature
 from compound.models.vib import VIB as VIB
 from compound.models.vmg import VMG as VMG
@@ -66,7 +68,9 @@ class Method:
         for option in self.options:
             if option not in known and option != "far":
                 raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(known)}")
-        return kind(**{name: value for name, value in self.options.items() if name in known})
+        hints = {"far": float, **typing.get_type_hints(kind)}
+        values = {option: fitted(option, value, hints[option]) for option, value in self.options.items()}
+        return kind(**{name: value for name, value in values.items() if name in known})
 
     def build(self, inputs: int, task: Task, seed: int) -> Model:
         config = self.config()

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ONE = torch.tensor(1.0)  # a number would be made a tensor for every count
+from compound.compat import adam_states, foreach_add_, fused_adam_
+
+ONE = torch.tensor(1.0, dtype=torch.float32)  # a number would be made a tensor for every count
 
 
 class Adam(torch.optim.Adam):
@@ -35,8 +37,8 @@ class Adam(torch.optim.Adam):
         for k, group in enumerate(self.param_groups):
             parameters, means, squares, counts = self._states(k, group)
             if parameters:
-                torch._foreach_add_(counts, ONE)
-                torch._fused_adam_(
+                foreach_add_(counts, ONE)
+                fused_adam_(
                     parameters,
                     [p.grad for p in parameters],  # type: ignore[misc]
                     means,
@@ -61,7 +63,7 @@ class Adam(torch.optim.Adam):
         known = self._known.get(k)
         if known is None or len(known[0]) != len(parameters) or any(a is not b for a, b in zip(known[0], parameters, strict=True)):
             if not all(self.state[p] for p in parameters):
-                self._init_group(group, [], [], [], [], [], [])
+                adam_states(self, group, [], [], [], [], [], [])
             states = [self.state[p] for p in parameters]
             known = parameters, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
             self._known[k] = known

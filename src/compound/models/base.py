@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.adam import Adam
+from compound.precision import full_precision
 from compound.predictive import Predictive
 from compound.types import Batch, Streams, Task, check_inputs
 
@@ -58,6 +59,12 @@ class Model(nn.Module, ABC):
     inputs: int
     task: Task
     members: int = 1
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Every method computes in full precision, also where its caller has autocast on."""
+        super().__init_subclass__(**options)
+        for name in {"start", "loss", "answer", "nll", "finish"} & vars(cls).keys():
+            setattr(cls, name, full_precision(vars(cls)[name]))
 
     def start(self, data: Batch, generator: Generator) -> None:
         """Once, before training: constants from the training rows."""

@@ -70,8 +70,8 @@ class Weights(nn.Module):
     def __init__(self, inputs: int, outputs: int, prior: float, stream: Generator):
         super().__init__()
         self.prior = prior
-        self.mean = nn.Parameter(0.1 * torch.randn(inputs + 1, outputs, generator=stream))
-        self.rho = nn.Parameter(torch.full((inputs + 1, outputs), -10.0))
+        self.mean = nn.Parameter(0.1 * torch.randn(inputs + 1, outputs, generator=stream, dtype=torch.float32))
+        self.rho = nn.Parameter(torch.full((inputs + 1, outputs), -10.0, dtype=torch.float32))
 
     @property
     def posterior(self) -> Posterior:
@@ -86,9 +86,9 @@ class Latents(nn.Module):
     def __init__(self, latents: int, prior: float):
         super().__init__()
         self.prior = prior
-        self.mean = nn.Parameter(torch.zeros(0, latents))
-        self.rho = nn.Parameter(torch.zeros(0, latents))
-        self.register_buffer("size", torch.zeros(()))
+        self.mean = nn.Parameter(torch.zeros(0, latents, dtype=torch.float32))
+        self.rho = nn.Parameter(torch.zeros(0, latents, dtype=torch.float32))
+        self.register_buffer("size", torch.zeros((), dtype=torch.float32))
 
     def start(self, rows: int, size: int) -> None:
         self._resize(rows)
@@ -128,7 +128,8 @@ class RowAdam(torch.optim.Adam):
     def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (first, second) = self.state[parameter], group["betas"]
         if not state:
-            state.update(step=torch.zeros(len(gradient), 1), exp_avg=torch.zeros_like(gradient), exp_avg_sq=torch.zeros_like(gradient))
+            state["step"] = torch.zeros(len(gradient), 1, dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
         rows = gradient.any(1).nonzero().squeeze(1)
         g = gradient[rows]
         count = state["step"][rows].double() + 1

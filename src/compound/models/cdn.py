@@ -169,7 +169,7 @@ class _CDN(Model):
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
         """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
-        weight = torch.ones(self.members, len(data)) if data.weight is None else data.weight.expand(self.members, -1)
+        weight = torch.ones(self.members, len(data), dtype=torch.float32) if data.weight is None else data.weight.expand(self.members, -1)
         held = weight == 0  # (members, rows)
         some = bool(held.any())
         judges = judging(data, held, generator)
@@ -184,10 +184,10 @@ class _CDN(Model):
         distance = learn_distance(self.far, data, judges, generator)
         densities = self.likelihood.under_noise(draws, y)
 
-        def scores(t: Tensor | None) -> Tensor:
-            """Of each member on the rows it held out, and of all together: their mixture is sharper, so it has more to lose."""
+        def scores(t: Tensor | None) -> Tensor:  # (2, rows)
+            """Of the members that held a row out, and of all together: their mixture is sharper, so it has more to lose."""
             each, together = densities(t)
-            return torch.stack([(mask * each).sum() / mask.sum(), together.mean()])
+            return torch.stack([(mask * each).sum(0) / mask.sum(0), together])
 
         choose_ramp(self.far, self.task, distance, scores)
 

@@ -58,7 +58,7 @@ class DeepEnsemble(Model):
         self.head = head(task, self.members, config.noise, config.variance)
         streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
         self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
-        self.register_buffer("reach", torch.zeros(inputs))
+        self.register_buffer("reach", torch.zeros(inputs, dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         rows = trained(data)

@@ -160,9 +160,9 @@ class _NormalWishart(_Head):
         super().__init__()
         self.outputs, self.numbers, self.targets = 2 * targets + 2, NODES * (6 * targets + 16), targets
         self.kappa, self.a = config.kappa, 0.5 * config.kappa + 1.5  # ν₀ = κ₀ + D + 2
-        self.register_buffer("mean", torch.zeros(targets))
-        self.register_buffer("variance", torch.ones(targets))
-        self.register_buffer("floor", torch.zeros(targets))
+        self.register_buffer("mean", torch.zeros(targets, dtype=torch.float32))
+        self.register_buffer("variance", torch.ones(targets, dtype=torch.float32))
+        self.register_buffer("floor", torch.zeros(targets, dtype=torch.float32))
 
     def start(self, y: Tensor) -> None:
         spread = y.double().var(0, correction=0)

@@ -22,7 +22,9 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.types import Batch, Streams, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
+ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from luck
 JUDGES = 2000  # rows that far noise is chosen on
+SHARES = 10  # distances that one of them stands for, at most
 
 
 class Scale(NamedTuple):
@@ -41,20 +43,27 @@ SCALES = {
 
 
 def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
-    """The steepest ramp for which no mean log-density of `scores(t)` falls by more than the budget below the best.
+    """The steepest ramp that costs no more than the budget at the judging rows' own distances and at all others, (1 + shares, rows).
 
-    Best of all ramps and of none: a network too sure of itself gains by far noise, which is no licence to lose it all again.
+    `scores(t)` are log-densities (scores, rows) of their targets under far noise of loudness t, None: none.
+
+    No mean over rows, less its standard error, may fall by more than the budget below that without noise; nor may it
+    fall by more below the best of such ramps: a network too sure of itself gains by far noise, which is no licence to lose it again.
     Where none is cheap enough the gentlest one stays, almost silent on ordinary rows, for the sake of rows far away.
     """
     levels, kappas, cap = SCALES[task.kind]
     # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
     ramps = sorted(((level, kappa) for level in levels for kappa in kappas), key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]))
-    found = []
+    plain, gains = scores(None).double(), []
     for level, kappa in ramps:
         far.set_ramp(level, kappa, cap)
-        found.append(scores(far.at(distance)))
-    cost = torch.stack([scores(None), *found]).amax(0) - torch.stack(found)  # (ramps, scores)
-    cheap = (cost <= BUDGET).all(1).nonzero().squeeze(1).tolist()
+        own, *shares = [scores(far.at(share)).double() - plain for share in distance]
+        gains.append(torch.cat([own, torch.stack(shares).mean(0)]) if shares else own)
+    gain = torch.stack(gains)  # (ramps, scores, rows)
+    mean, error = gain.mean(-1), gain.std(-1, correction=0) / math.sqrt(max(1, gain.shape[-1] - 1))
+    safe = (mean - ERRORS * error >= -BUDGET).all(1)
+    best = mean[safe].amax(0).clamp_min(0) if bool(safe.any()) else 0.0
+    cheap = (safe & (best - mean <= BUDGET).all(1)).nonzero().squeeze(1).tolist()
     far.set_ramp(*ramps[cheap[-1] if cheap else 0], cap)
 
 
@@ -65,15 +74,24 @@ def judging(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judg
     return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
 
 
-def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (judges,)
-    """Fit `far` on the training rows; distances of the judging rows, from centres that did not see them."""
+def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (1 + shares, judges)
+    """Fit `far` on the training rows; distances of the judging rows, from what was learnt without them, and those they stand for.
+
+    Few judges may all be near by chance, and noise on the rest would seem to cost nothing. So each stands for its share of all rows
+    too: by distance the farthest of 45 judges for the farthest 1/45, at up to SHARES of their quantiles.
+    """
     seen = trained(data).nonzero().squeeze(-1)
     away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
     away[seen] = far.fit(saturated(data.x[seen]), generator)
-    distance = away[judges]
-    fresh = distance.isnan()  # rows no member trained on
-    distance[fresh] = far.distance(saturated(data.x[judges][fresh]))
-    return distance
+    fresh = judges[away[judges].isnan()]  # rows no member trained on
+    away[fresh] = far.distance(saturated(data.x[fresh]))
+    distance, known = away[judges], away[~away.isnan()]
+    shares = min(SHARES, JUDGES // len(judges), len(known) // len(judges))
+    if shares < 2:
+        return distance.unsqueeze(0)
+    levels = torch.arange(0.5, shares * len(judges)) / (shares * len(judges))
+    quantiles = torch.quantile(known.double(), levels.double()).to(known.dtype).reshape(-1, shares)  # (judges, shares)
+    return torch.cat([distance.unsqueeze(0), quantiles[distance.argsort(stable=True).argsort()].T])
 
 
 class WithFar(Model):
@@ -89,7 +107,7 @@ class WithFar(Model):
         self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
         self.method, self.config = inner.method, inner.config  # type: ignore[misc]
         self.far, self.limits = FarNoise(inner.inputs), Limits(self.task.size)
-        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1))
+        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1, dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.inner.start(data, generator)
@@ -118,7 +136,7 @@ class WithFar(Model):
             return
 
         def scores(t: Tensor | None) -> Tensor:
-            return (plain if t is None else self._noisy(plain, t)).log_prob(y).mean().reshape(1)
+            return (plain if t is None else self._noisy(plain, t)).log_prob(y).unsqueeze(0)
 
         choose_ramp(self.far, self.task, learn_distance(self.far, data, judges, generator), scores)
 

@@ -22,12 +22,17 @@ from compound.models.far import WithFar
 from compound.models.sound import flaw, tried
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import anything, fields_of, mapping, number, one_of, record, text, told, whole
+from compound.schema import anything, either, many, mapping, nothing, one_of, record, text, told, whole
 from compound.types import Task
 
 SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
-FEW = whole(0, 1000)  # what becomes a number of turns or draws: no tensor tells whether it is meant
-COUNTS = dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW)
+FEW = either(nothing, whole(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
+LAYERS = either(nothing, many(anything, most=100))
+OPTIONS = record(
+    {},
+    dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW) | {"widths": LAYERS, "hyper": LAYERS},
+    more=True,
+)
 TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
 DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
 EXTRA = 2**28  # bytes that a model may need besides those in its file
@@ -93,12 +98,11 @@ def size(model: Model) -> int:
 
 
 def check_options(method: str, options: Any) -> None:
-    """Types and sizes of a method's options; a method is built to see whether they go together."""
-    from compound.models import METHODS
+    """The options of a method: of the types of its `Config`, and no more turns than one waits for."""
+    from compound.models import Method
 
-    if method not in METHODS:
-        raise ValueError(f"method is {reprlib.repr(method)}: choose one of {', '.join(METHODS)}")
-    record({}, {"far": number(0), **fields_of(METHODS[method].Config, SIZES, COUNTS)}).check(options, "options")
+    OPTIONS.check(options, "options")
+    Method(method, **_tuples(options))
 
 
 def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:

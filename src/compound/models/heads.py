@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from compound.distributions import gaussian_log_prob
 from compound.models.base import weighted
-from compound.models.likelihoods import noise_floor
+from compound.models.likelihoods import Floored, noise_floor
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import Task
 
@@ -41,8 +41,8 @@ class Head(nn.Module, ABC):
 
 def head(task: Task, members: int = 1, noise: float = 0.0, variance: str = "one") -> Head:
     """The head of a task; targets: noise one for all rows (learnt where `noise` is 0), or `variance="rows"`, the network's."""
-    if noise < 0:
-        raise ValueError(f"noise is {noise}: give a standard deviation, or 0 to learn it")
+    if noise < 0 or 0 < noise < 1e-6:  # a smaller variance drowns in the rounding of float32
+        raise ValueError(f"noise is {noise}: give a standard deviation of at least 1e-6, or 0 to learn it")
     if variance not in ("one", "rows"):
         raise ValueError(f"variance is {variance!r}: use 'one' or 'rows'")
     if task.kind == "classes":
@@ -69,22 +69,23 @@ class Softmax(Head):
         return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1), len(f))
 
 
-class OneNoise(Head):
+class OneNoise(Floored, Head):
     """p(y | f) = N(f, σ² + floor), one σ per target and member, learnt or fixed."""
 
-    floor: Tensor  # (targets,) a variance: rounded targets have no finer density
-
     def __init__(self, targets: int, members: int, noise: float):
-        super().__init__()
+        super().__init__(targets)
         self.outputs, self.fixed = targets, bool(noise)
-        self.log_noise = nn.Parameter(torch.full((members, targets), math.log(noise) if noise else -1.0), requires_grad=not noise)
-        self.register_buffer("floor", torch.zeros(targets))
+        start = torch.full((members, targets), math.log(noise) if noise else -1.0, dtype=torch.float32)
+        self.log_noise = nn.Parameter(start, requires_grad=not noise)
+        if self.fixed:  # a given noise is taken at its word
+            self.set_floor(torch.zeros(targets, dtype=torch.float32))
 
     def start(self, y: Tensor) -> None:
-        self.floor = torch.zeros_like(self.floor) if self.fixed else noise_floor(y)  # a given noise is taken at its word
+        if not self.fixed:
+            self.set_floor(noise_floor(y))
 
     def variance(self) -> Tensor:  # (members, targets)
-        return (2 * self.log_noise).exp() + self.floor
+        return (2 * self.log_noise).exp() + self.known_floor()
 
     def _shaped(self, f: Tensor) -> Tensor:  # (members, 1, ..., 1, targets)
         return self.variance().view(-1, *[1] * (f.ndim - 2), self.outputs)
@@ -102,23 +103,20 @@ class OneNoise(Head):
         return GaussianPredictive.of(f.flatten(0, 1), noise, torch.zeros_like(noise), members=len(f))
 
 
-class RowNoise(Head):
+class RowNoise(Floored, Head):
     """f = (m, ρ): p(y | f) = N(m, softplus(ρ) + floor), a variance for every row and target."""
 
-    floor: Tensor  # (targets,)
-
     def __init__(self, targets: int):
-        super().__init__()
+        super().__init__(targets)
         self.outputs, self.targets = 2 * targets, targets
-        self.register_buffer("floor", torch.full((targets,), 1e-6))
 
     def start(self, y: Tensor) -> None:
-        self.floor = noise_floor(y).clamp_min(1e-6)
+        self.set_floor(noise_floor(y).clamp_min(1e-6))
 
     def split(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances."""
         mean, rho = f.split(self.targets, -1)
-        return mean, functional.softplus(rho) + self.floor
+        return mean, functional.softplus(rho) + self.known_floor()
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         return gaussian_log_prob(y, *self.split(f)).sum(-1)

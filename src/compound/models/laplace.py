@@ -74,9 +74,9 @@ class Laplace(Model):
             else Kronecker(layer.inputs, layer.outputs, config.damping == "factored")
             for layer in self.layers
         )
-        self.register_buffer("delta", torch.full((len(self.layers),), float(config.precision)))
+        self.register_buffer("delta", torch.full((len(self.layers),), float(config.precision), dtype=torch.float32))
         for name in ("size", "log_likelihood", "misfit"):
-            self.register_buffer(name, torch.zeros(()))
+            self.register_buffer(name, torch.zeros((), dtype=torch.float32))
 
     @property
     def layers(self) -> list[Linear]:

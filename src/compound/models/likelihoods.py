@@ -7,7 +7,7 @@ a `Predictive`. At prediction draws are (members, outer, inner, rows, size), wit
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -75,36 +75,60 @@ def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise
     return CategoricalLikelihood(task.size, last_layer, last_draws)  # type: ignore[arg-type]
 
 
-class GaussianLikelihood(Likelihood):
+class Floored(nn.Module):
+    """Noise with a smallest variance that the training rows tell. Until they have, or a state was loaded that knows it, there is none."""
+
+    floor: Tensor  # (targets,) a variance: rounded targets have no finer density; -1: not known
+
+    def __init__(self, targets: int):
+        super().__init__()
+        self.register_buffer("floor", torch.full((targets,), -1.0, dtype=torch.float32))
+        self.knows_floor = False
+
+    def set_floor(self, floor: Tensor) -> None:
+        self.floor, self.knows_floor = floor, True
+
+    def known_floor(self) -> Tensor:  # (targets,)
+        if not self.knows_floor:
+            raise ValueError("the smallest noise of the targets is not known yet: call start with the training rows first")
+        return self.floor
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self.knows_floor = bool((self.floor >= 0).all())
+
+
+class GaussianLikelihood(Floored, Likelihood):
     """p(y; φ) = N(φ, σ² + floor), σ learnt per target or fixed; the last layer integrated or sampled.
 
     After training one factor τ <= 1 may narrow the predictive about its mean. Far noise adds the variance unit² exp(t), t <= 0.
     """
 
-    floor: Tensor  # (targets,) a variance: rounded targets have no finer density
     unit: Tensor  # (targets,)
     tau: Tensor  # ()
 
     def __init__(self, targets: int, members: int, noise: float, last_layer: Literal["integrate", "sample"], far: float):
-        super().__init__()
+        super().__init__(targets)
         self.last_layer, self.fixed, self.far = last_layer, bool(noise), far
-        start = torch.full((members, targets), math.log(noise) if noise else -1.0)
+        start = torch.full((members, targets), math.log(noise) if noise else -1.0, dtype=torch.float32)
         self.log_noise = nn.Parameter(start, requires_grad=not noise)
-        self.register_buffer("floor", torch.zeros(targets))
-        self.register_buffer("unit", torch.ones(targets))
-        self.register_buffer("tau", torch.ones(()))
+        if self.fixed:  # a given noise is taken at its word
+            self.set_floor(torch.zeros(targets, dtype=torch.float32))
+        self.register_buffer("unit", torch.ones(targets, dtype=torch.float32))
+        self.register_buffer("tau", torch.ones((), dtype=torch.float32))
         self.limits = Limits(targets)
 
     def start(self, y: Tensor) -> None:
         spread = y.double().std(0, correction=0)  # (targets,)
         self.unit = (self.far * torch.where(spread > 0, spread, 1.0)).to(y.dtype)
-        self.floor = torch.zeros_like(self.floor) if self.fixed else noise_floor(y)  # a given noise is taken at its word
+        if not self.fixed:
+            self.set_floor(noise_floor(y))
 
     def variance(self) -> Tensor:  # (members, targets)
         return (2 * self.log_noise).exp()
 
     def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
-        variance = (self.variance() + self.floor)[:, None, None]
+        variance = (self.variance() + self.known_floor())[:, None, None]
         if self.last_layer == "integrate":
             return gaussian_log_prob(y, last.mean, last.std.square() + variance).sum(-1)
         return gaussian_log_prob(y, last.draw(normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
@@ -130,7 +154,7 @@ class GaussianLikelihood(Likelihood):
     def _log_prob(self, draws: tuple[Tensor, Tensor], y: Tensor, tau: float, far: Tensor | float) -> Tensor:
         means, spread = (draw.flatten(1, 2) for draw in draws)  # (members, n, rows, targets)
         centre = means.mean(1, keepdim=True)
-        variance = tau**2 * (spread + self.variance()[:, None, None]) + self.floor + far
+        variance = tau**2 * (spread + self.variance()[:, None, None]) + self.known_floor() + far
         return log_mean_exp(gaussian_log_prob(y, centre + tau * (means - centre), variance).sum(-1), 1)
 
     def _far(self, t: Tensor | None) -> Tensor | float:  # (rows, targets)
@@ -151,8 +175,8 @@ class GaussianLikelihood(Likelihood):
         means = (centre + self.tau * (means - centre)).flatten(0, 1)
         square = self.tau.square()
         noise = self.variance().repeat_interleave(len(means) // len(draws[0]), 0)[:, None, None]  # of each draw's member
-        answer = GaussianPredictive.of(means, square * noise + self.floor, square * spread.flatten(0, 1), members=len(draws[0]))
-        answer = self.limits(answer)
+        noise = square * noise + self.known_floor()
+        answer = self.limits(GaussianPredictive.of(means, noise, square * spread.flatten(0, 1), members=len(draws[0])))
         return answer if t is None else answer.with_far_noise(t, self.unit)
 
 

@@ -48,7 +48,7 @@ class MDN(Model):
         self.outputs = config.components * (1 + each)
         self.network = Network((inputs, *self.config.widths, self.outputs), [fork(seed, "weights")])
         if task.kind == "targets":
-            self.register_buffer("floor", torch.full((task.size,), 1e-6))
+            self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
     @torch.no_grad()
     def start(self, data: Batch, generator: Generator) -> None:

@@ -46,10 +46,10 @@ class KroneckerLayer(Layer):
         rows, columns = mean.shape
         self.damping, self.rotated = damping, rotated
         for name, size in (("out", columns),) if rotated else (("in", rows), ("out", columns)):
-            self.register_buffer(f"{name}puts", torch.eye(size))
-            self.register_buffer(f"basis_{name}", torch.eye(size))
-        self.register_buffer("values_in", torch.ones(rows))
-        self.register_buffer("values_out", torch.ones(columns))
+            self.register_buffer(f"{name}puts", torch.eye(size, dtype=torch.float32))
+            self.register_buffer(f"basis_{name}", torch.eye(size, dtype=torch.float32))
+        self.register_buffer("values_in", torch.ones(rows, dtype=torch.float32))
+        self.register_buffer("values_out", torch.ones(columns, dtype=torch.float32))
 
     def fisher(self) -> Tensor:
         return torch.outer(self.values_in, self.values_out)
@@ -98,8 +98,8 @@ class NoisyKFAC(Noisy):
         if config.damping not in ("unfactored", "factored"):
             raise ValueError(f"damping is {config.damping!r}: use 'unfactored' or 'factored'")
         super().__init__(inputs, task, config, seed)
-        self.register_buffer("rotation", torch.eye(inputs + 1))
-        self._forget(torch.empty(0), 0)
+        self.register_buffer("rotation", torch.eye(inputs + 1, dtype=torch.float32))
+        self._forget(torch.empty(0, dtype=torch.float32), 0)
 
     def layer(self, k: int, mean: Tensor) -> KroneckerLayer:
         return KroneckerLayer(mean, self.config.damping, rotated=k == 0)

@@ -33,7 +33,7 @@ class Layer(nn.Module, ABC):
         super().__init__()
         self.mean = nn.Parameter(mean)  # (in + 1, out), bias last
         self.register_buffer("spread", torch.zeros_like(mean))
-        self.register_buffer("divergence", torch.zeros(()))
+        self.register_buffer("divergence", torch.zeros((), dtype=torch.float32))
 
     @abstractmethod
     def fisher(self) -> Tensor:  # (in + 1, out)

@@ -43,7 +43,7 @@ class Temperature(Model):
         super().__init__()
         self.plain = MAP(inputs, task, config, seed)
         self.inputs, self.task, self.config = inputs, task, self.plain.config
-        self.register_buffer("temperature", torch.ones(() if task.kind == "classes" else (task.size,)))
+        self.register_buffer("temperature", torch.ones(() if task.kind == "classes" else (task.size,), dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)

@@ -11,10 +11,12 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from compound.kernels.basic import traced
 
 RIDGE = 0.1  # in units of the rows' variance, which is about 1: they are whitened
+FEW = 8  # rows of one product with a shape
 SHARED = 20.0  # rows' worth of the shape that all clusters have in common
 
 
@@ -57,8 +59,14 @@ def turned(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank
     order = index.argsort()  # one product per centre: a root of its own for every row would be moved through memory row by row
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
     parts = gaps[order].split(sizes.tolist())
-    products = torch.cat([part @ roots[k] for k, part in zip(near.tolist(), parts, strict=True)])
+    products = torch.cat([_product(part, roots[k]) for k, part in zip(near.tolist(), parts, strict=True)])
     return torch.empty_like(products).index_copy(0, order, products)
+
+
+def _product(rows: Tensor, root: Tensor) -> Tensor:
+    """rows @ root, a few at a time: products of other shapes round differently, and a row's must not depend on its neighbours."""
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % FEW))
+    return torch.cat([part @ root for part in padded.split(FEW)])[: len(rows)]
 
 
 def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)

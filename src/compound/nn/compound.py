@@ -20,6 +20,7 @@ from compound.kernels.basic import suits
 from compound.nn.fused import ACTIVATIONS, compound_layer
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, mix, widen
 from compound.nn.moments import Gaussian, Options, dot, forward, moments
+from compound.precision import full_precision
 from compound.types import Streams, normal
 
 
@@ -56,6 +57,7 @@ class HyperNetwork(nn.Module):
         maps = [_hidden(a, b, form, generator, members) for a, b in zip(widths, widths[1:], strict=False)]
         self.maps = nn.ModuleList([*maps, _heads(widths[-1], self.heads, form, generator, members)])
 
+    @full_precision
     def forward(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1)) -> Tensor:
         """The heads' values (*members, rows, 2 (in + 1) + out) at h~, with a draw of ψ per row.
 
@@ -70,6 +72,7 @@ class HyperNetwork(nn.Module):
         """One draw of ψ: the weights of every map."""
         return [layer.draw(generator) for layer in self.maps]  # type: ignore[operator, misc]
 
+    @full_precision
     def at(self, wide: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The heads' values for given weights, the same for all rows."""
         for weight in weights[:-1]:
@@ -98,10 +101,12 @@ class CompoundLinear(nn.Module):
             self.log_row = nn.Parameter(start.new_full((*members, inputs + 1), 0.5 * (math.log(self.basis_variance) - 6)))
             self.log_col = nn.Parameter(start.new_full((*members, outputs), 0.5 * (math.log(self.basis_variance) - 6)))
 
+    @full_precision
     def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
         return self.over(widen(x), generator, shared, kl)
 
+    @full_precision
     def over(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """The same of h~ = [x; 1]."""
         options = Options(self.form.bound, self.form.scaled, kl)
@@ -126,6 +131,7 @@ class CompoundLinear(nn.Module):
         std = (0.5 * (self.log_row.unsqueeze(-1) + self.log_col.unsqueeze(-2))).exp()
         return weights, torch.addcmul(self.basis, std, normal(generator, self.basis.shape, self.basis))
 
+    @full_precision
     def at(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """Pre-activations for a draw of ψ, the same for all rows."""
         weights, basis = psi
@@ -149,7 +155,7 @@ class CompoundLinear(nn.Module):
         return total
 
 
-_FLOAT = torch.empty(0)  # the dtype weights start in
+_FLOAT = torch.empty(0, dtype=torch.float32)  # the dtype weights start in
 
 
 def _uniform(generator: Streams, shape: tuple[int, ...], high: float) -> Tensor:
@@ -173,7 +179,7 @@ def _hidden(inputs: int, outputs: int, form: Form, generator: Streams, members: 
 def _heads(inputs: int, heads: tuple[int, int, int], form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
     shape = (*members, inputs + 1, sum(heads))
     if form.scaled:
-        bias = torch.cat([torch.full((n,), value) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
+        bias = torch.cat([torch.full((n,), value, dtype=torch.float32) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
         start = normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
         start[..., -1, :] = bias
         if form.bayes:

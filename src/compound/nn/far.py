@@ -6,8 +6,8 @@ and beyond every ordinary row exp(t) grows at least with the sixth power of the 
 however gently the ramp had to be chosen, what is three times farther away than d99 is met with full doubt.
 
 A whitens with a ridge, c_k is the nearest of the k-means centres of the whitened training inputs; lengths are ordinary ones for narrow
-inputs, in the shape of the centre's own rows for wide ones (`nn.clusters`). d50 and d99 are quantiles of the distances of rows whose
-centres were fitted without them. What the loudness t means the task decides: for classes the log-odds that nothing
+inputs, in the shape of the centre's own rows for wide ones (`nn.clusters`). d50 and d99 are quantiles of distances that rows have from
+what was learnt without them: units, A, m and centres. What the loudness t means the task decides: for classes the log-odds that nothing
 is known, for targets a log-variance. No outlier is ever looked at.
 """
 
@@ -18,15 +18,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.nn.clusters import Clusters
+from compound.nn.whitening import FULL_RANK, Whitening
 
-RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 500, 200  # at most, for narrow and for wide inputs
 ROWS_EACH = 3, 20  # distinct rows per centre, at least
 FOLDS = 20, 5  # at most, where rows are few and each fold takes neighbours that new rows would find, and at least
 ENOUGH = 20_000  # folds times rows
-FULL_RANK = 64  # inputs up to this wide are whitened fully
-MAX_RANK = 128
 SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
 
 
@@ -56,6 +54,10 @@ class FarNoise(nn.Module):
         return len(self.centres) > 0
 
     @property
+    def whitening(self) -> Whitening:
+        return Whitening(self.shift, self.whiten, self.rest)
+
+    @property
     def clusters(self) -> Clusters:
         return Clusters(self.centres, self.roots, self.tightness)
 
@@ -64,16 +66,18 @@ class FarNoise(nn.Module):
             state_dict |= {prefix + "roots": torch.zeros(0, 0, 0), prefix + "tightness": torch.zeros(0)}
         for name in ("whiten", "centres", "roots", "tightness"):  # their sizes come from the data
             if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
+                setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def distance(self, x: Tensor) -> Tensor:  # (rows,)
         """Whitened distance from the nearest centre."""
-        return self.clusters.distance(*self._whitened(x))
+        if not self.fitted:
+            raise ValueError("far noise knows no rows yet: call fit before asking how far a row is from them")
+        return self.clusters.distance(*self.whitening(x))
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
         """Loudness of the far noise."""
-        return self.at(self.distance(x))
+        return self.at(self.distance(x)) if self.fitted else x.new_full((len(x),), -torch.inf)
 
     def at(self, distance: Tensor) -> Tensor:
         d50, d99, edge, level, kappa, cap = self.ramp.unbind()
@@ -85,58 +89,42 @@ class FarNoise(nn.Module):
         self.ramp = torch.cat([self.ramp[:3], self.ramp.new_tensor([level, kappa, cap])])
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
-        """Learn the distance from training rows; returns their distances to centres that were fitted without them.
+        """Learn the distance from training rows; returns their distances as if they were new.
 
-        Beyond SAMPLE rows only a sample is used; rows outside it were not seen by any centre, and are simply measured.
+        Units, whitening and centres of a fold's distances are learnt without it: rows that took part in any of them seem too near.
+        Beyond SAMPLE rows only a sample is used; rows outside it were seen by nothing that was learnt, and are simply measured.
         """
         order = torch.randperm(len(x), generator=generator)
         sample = order[:SAMPLE]
-        self._fit_whitening(x[sample])
-        u, outside = self._whitened(x)
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
-        out = torch.full((len(x),), torch.inf, dtype=u.dtype)
+        out = torch.full((len(x),), torch.inf, dtype=x.dtype)
         wide = x.shape[1] > FULL_RANK
-        count = _count(u[sample], wide)  # in folds too: with fewer centres their rows would seem farther than new rows are
+        count = _count(x[sample], wide)  # in folds too: with fewer centres their rows would seem farther than new rows are
         folds = min(FOLDS[0], max(FOLDS[1], ENOUGH // len(sample)), len(sample))
         for fold in range(folds if len(sample) > 1 else 0):
             mine = sample[fold::folds]
-            others = torch.cat([sample[other::folds] for other in range(folds) if other != fold])
-            out[mine] = Clusters.fit(u[others], count, wide, seed).distance(u[mine], outside[mine])
-        self.centres, self.roots, self.tightness = Clusters.fit(u[sample], count, wide, seed)
+            others = x[torch.cat([sample[other::folds] for other in range(folds) if other != fold])]
+            unit = _unit(x[sample], others)
+            whitening = Whitening.fit(unit * others)
+            clusters = Clusters.fit(whitening(unit * others)[0], count, wide, seed)
+            out[mine] = clusters.distance(*whitening(unit * x[mine]))
+        self.shift, self.whiten, self.rest = whole = Whitening.fit(x[sample])
+        self.centres, self.roots, self.tightness = Clusters.fit(whole(x[sample])[0], count, wide, seed)
         left = torch.isinf(out)
-        out[left] = self.clusters.distance(u[left], outside[left])
+        out[left] = self.distance(x[left])
         d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
         d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
         edge = min(max(d99, float(out[sample].max())), 2 * d99)
-        self.ramp = torch.tensor([d50, d99, edge, -20.0, 0.0, -20.0], dtype=u.dtype)
+        self.ramp = torch.tensor([d50, d99, edge, -20.0, 0.0, -20.0], dtype=x.dtype)
         return out
 
-    def _fit_whitening(self, x: Tensor) -> None:
-        data = x.double()
-        mean = data.mean(0)
-        features = x.shape[1]
-        covariance = torch.cov(data.T).reshape(features, features) if len(x) > 1 else torch.eye(features, dtype=torch.float64)
-        ridge = RIDGE[features > FULL_RANK] * covariance.diagonal().mean().item() or 1.0
-        values, vectors = torch.linalg.eigh(covariance)
-        values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-        # directions with little variance beside the ridge look alike after whitening: one squared norm stands for them all
-        rank = features if features <= FULL_RANK else min(MAX_RANK, int((values > 0.1 * ridge).sum()))
-        self.shift = mean.to(x.dtype)
-        self.whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype).contiguous()  # as it will be loaded
-        spread = values[rank:].mean().item() if rank < features else 0.0
-        self.rest = torch.tensor((spread + ridge) ** -0.5 if rank < features else 0.0, dtype=x.dtype)
 
-    def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """u (rows, rank), and the squared whitened length outside the leading directions (rows,)."""
-        centred = x - self.shift
-        u = centred @ self.whiten
-        if not bool(self.rest):
-            return u, u.new_zeros(len(u))
-        lengths = self.whiten.square().sum(0)  # eigenvectors have length 1: this is 1 / (value + ridge)
-        inside = (u.square() / lengths).sum(-1)
-        return u, self.rest.square() * (centred.square().sum(-1) - inside).clamp_min(0)
-
-
-def _count(u: Tensor, wide: bool) -> int:
+def _count(x: Tensor, wide: bool) -> int:
     """One centre per ROWS_EACH distinct rows, at most CENTRES."""
-    return max(1, min(CENTRES[wide], len(np.unique(u.numpy(), axis=0)) // ROWS_EACH[wide]))
+    return max(1, min(CENTRES[wide], len(np.unique(x.numpy(), axis=0)) // ROWS_EACH[wide]))
+
+
+def _unit(x: Tensor, others: Tensor) -> Tensor:  # (features,)
+    """What brings the columns of `others` to the spread that `x` has: as if they had been standardised by themselves."""
+    wished, found = (rows.double().std(0, correction=0) for rows in (x, others))
+    return torch.where(found > 1e-6 * wished, wished / found, 1.0).to(x.dtype)

@@ -11,17 +11,17 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.compat import tanh_backward
 from compound.kernels import flows as loops
 from compound.kernels.basic import run, suits
 from compound.types import normal
 
-aten = torch.ops.aten
 Kept = tuple[Tensor, ...]
 
 
 def start(generator: Generator, *shape: int) -> Tensor:
     """Gaussian start values of variance 4 / (in + out); a vector has no out."""
-    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0))
+    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0, dtype=torch.float32))
 
 
 def flow(inputs: int, steps: int, hidden: int, generator: Generator) -> "Flow":
@@ -41,7 +41,7 @@ class Flow(nn.Module, ABC):
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         """What is random in the flow itself, for a number of draws; most have nothing."""
-        return torch.empty(0, draws, 0)
+        return torch.empty(0, draws, 0, dtype=torch.float32)
 
     @abstractmethod
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]: ...
@@ -73,7 +73,7 @@ class MaskedNVP(Flow):
         maps = [[start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))] for _ in range(steps)]
         self.weight = nn.Parameter(torch.stack([a for a, _, _ in maps]))  # (steps, in, hidden): A
         self.heads = nn.Parameter(torch.stack([torch.cat([b, c], 1) for _, b, c in maps]))  # (steps, hidden, 2 in): B and C
-        self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs))  # a, b and c
+        self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs, dtype=torch.float32))  # a, b and c
         self.bias.data[:, hidden + inputs :] = 2.0  # gates start nearly open
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
@@ -81,7 +81,7 @@ class MaskedNVP(Flow):
         return normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        if not suits(z, masks, self.weight):
+        if not suits(z, self.weight):
             return self._plain(z, masks)
         steps, draws, d = masks.shape
         hidden = self.weight.shape[2]
@@ -106,7 +106,7 @@ class MaskedNVP(Flow):
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
         masks, work, weight, heads = kept
-        if suits(*kept, d_z):
+        if suits(weight, d_z):
             gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
             d_z = d_z.clone(memory_format=torch.contiguous_format)
             run(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
@@ -117,7 +117,7 @@ class MaskedNVP(Flow):
             d_centre = d_z * closed[k]
             d_gate = torch.lerp(d_centre * shift[k], d_log_det.unsqueeze(-1), closed[k])
             d_outs[k] = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
-            d_hs[k] = aten.tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
+            d_hs[k] = tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
             d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), (masks[k] > 0).to(d_z.dtype))
         return d_z, [torch.bmm(stays.mT, d_hs), torch.bmm(h.mT, d_outs), torch.cat([d_hs.sum(1), d_outs.sum(1)], 1)]
 
@@ -133,7 +133,7 @@ class Planar(Flow):
         pairs = [[start(generator, inputs) for _ in range(2)] for _ in range(steps)]
         self.weight = nn.Parameter(torch.stack([w for w, _ in pairs]))  # (steps, in)
         self.direction = nn.Parameter(torch.stack([u for _, u in pairs]))
-        self.bias = nn.Parameter(torch.zeros(steps))
+        self.bias = nn.Parameter(torch.zeros(steps, dtype=torch.float32))
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         parameters = (self.weight, self.direction, self.bias)

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from compound.compat import graph_is_kept, tanh_backward, threshold_backward
 from compound.nn import matrix_gaussian, moments
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, widen
 from compound.nn.moments import Gaussian, Options, dot
+from compound.precision import by_hand
 from compound.types import Streams, normal
 
-aten = torch.ops.aten
 MOMENTS, MAP = len(moments.Kept._fields), len(matrix_gaussian.Kept._fields)  # tensors kept
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
@@ -64,12 +64,14 @@ class _Layer(torch.autograd.Function):
         return tuple(result)
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]
-        moments_kept, saved = moments.Kept(*ctx.saved_tensors[:MOMENTS]), list(ctx.saved_tensors[MOMENTS:])
-        # memory is used again, so this backward runs once: torch refuses a second one
+        tensors = ctx.saved_tensors  # asked for once: `torch.utils.checkpoint` computes them for that
+        moments_kept, saved = moments.Kept(*tensors[:MOMENTS]), list(tensors[MOMENTS:])
+        if graph_is_kept():  # another backward may come: it needs the heads whose memory this one would use again
+            moments_kept = moments_kept._replace(heads=moments_kept.heads.clone())
         d_wide, d_out, d_basis = moments.backward(moments_kept, options, d_mean, d_std, d_kl, inputs)
         gradients: list[Tensor] = []
         d_h: Any
@@ -88,7 +90,7 @@ class _Layer(torch.autograd.Function):
             gradients = d_parameters + gradients
             if k > 0:
                 z, d_z = h[..., :-1], d_h[..., :-1]  # the constant in h~ has no gradient
-                d_out = aten.threshold_backward(d_z, z, 0) if activation == "relu" else aten.tanh_backward(d_z, z)
+                d_out = threshold_backward(d_z, z, 0) if activation == "relu" else tanh_backward(d_z, z)
             elif d_h is not None:
                 d_wide = d_wide + d_h  # type: ignore[operator]
         return d_wide, d_basis, None, *gradients

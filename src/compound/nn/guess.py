@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compound.compat import hardtanh_backward, tanh_backward
 from compound.kernels import multiplicative as loops
 from compound.kernels.basic import run, suits
 
-aten = torch.ops.aten
 BOUND = 15.0  # of r's log-precisions: beyond, their exponentials could overflow
 
 
@@ -40,7 +40,7 @@ class Back(NamedTuple):
 
 def guess(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor) -> tuple[Tensor, Guess]:
     """2 log N(flow_r(z); ...) without its constant, (groups,); vectors are the layer's m_0, log v_0, c, b_1 and b_2."""
-    if not suits(z, behind, mean, variance, vectors, noise):
+    if not suits(z, mean):
         return plain(z, behind, mean, variance, vectors, noise)
     log, level, std, bent = z.new_empty(len(z)), z.new_empty(len(z)), z.new_empty(mean.shape[1]), torch.empty_like(noise)
     kept = Guess(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
@@ -61,7 +61,7 @@ def plain(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Te
 
 
 def guess_back(kept: Guess, vectors: Tensor, d_bound: Tensor) -> Back:
-    if not suits(*kept, vectors, d_bound):
+    if not suits(vectors, d_bound):
         return plain_back(kept, vectors, d_bound)
     back = Back(torch.empty_like(kept.pull), torch.empty_like(kept.bent), torch.empty_like(kept.std), torch.empty_like(vectors[:2]))
     shape = (*kept.pull.shape, len(kept.std))
@@ -74,8 +74,8 @@ def plain_back(kept: Guess, vectors: Tensor, d_bound: Tensor) -> Back:
     each, level = d_bound.unsqueeze(-1), kept.level.unsqueeze(-1)  # (groups, 1)
     d_behind = each * kept.pull
     d_log = torch.addcmul(-0.5 * each, d_behind, kept.distance, value=0.5)
-    d_log = aten.hardtanh_backward(d_log, level * log_precision, -BOUND, BOUND)
+    d_log = hardtanh_backward(d_log, level * log_precision, -BOUND, BOUND)
     d_level = torch.addmv(torch.mv(d_log, log_precision), d_behind, centre, alpha=-1).unsqueeze(-1) / len(kept.std)
-    d_read = aten.tanh_backward(d_level.expand_as(kept.bent), kept.bent)
+    d_read = tanh_backward(d_level.expand_as(kept.bent), kept.bent)
     d_vectors = torch.stack([-torch.mv(d_behind.t(), kept.level), torch.mv(d_log.t(), kept.level)])
     return Back(d_behind, d_read, (d_read * kept.noise).sum(0) / kept.std, d_vectors)

@@ -27,11 +27,11 @@ class Kronecker(nn.Module):
     def __init__(self, inputs: int, outputs: int, factored: bool = False):
         super().__init__()
         self.factored = factored
-        self.register_buffer("input_values", torch.cat([torch.zeros(inputs), torch.ones(1)]))
-        self.register_buffer("input_vectors", torch.eye(inputs))
-        self.register_buffer("output_values", torch.zeros(outputs))
-        self.register_buffer("output_vectors", torch.eye(outputs))
-        self.register_buffer("size", torch.ones(()))
+        self.register_buffer("input_values", torch.cat([torch.zeros(inputs, dtype=torch.float32), torch.ones(1, dtype=torch.float32)]))
+        self.register_buffer("input_vectors", torch.eye(inputs, dtype=torch.float32))
+        self.register_buffer("output_values", torch.zeros(outputs, dtype=torch.float32))
+        self.register_buffer("output_vectors", torch.eye(outputs, dtype=torch.float32))
+        self.register_buffer("size", torch.ones((), dtype=torch.float32))
 
     def zeros(self) -> list[Tensor]:
         """Where `add` sums up: A and G, in float64."""
@@ -87,8 +87,8 @@ class Dense(nn.Module):
         super().__init__()
         self.inputs, self.outputs = inputs, outputs
         numbers = (inputs + 1) * outputs
-        self.register_buffer("values", torch.zeros(numbers))
-        self.register_buffer("vectors", torch.eye(numbers))
+        self.register_buffer("values", torch.zeros(numbers, dtype=torch.float32))
+        self.register_buffer("vectors", torch.eye(numbers, dtype=torch.float32))
 
     def zeros(self) -> list[Tensor]:
         wide = self.inputs + 1

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 from compound.nn.moments import dot
+from compound.precision import by_hand, full_precision
 from compound.types import Streams, normal
 
 FEW = 16  # columns
@@ -36,6 +36,7 @@ class Affine(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)  # (*members, in + 1, out)
 
+    @full_precision
     def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
         return wide @ self.weight
 
@@ -71,12 +72,13 @@ class MatrixGaussianLinear(nn.Module):
         self.mean = nn.Parameter(mean)
         self.log_row = nn.Parameter(mean.new_full((*members, len(self.blocks), rows), log_variance))  # log-variances
         self.log_col = nn.Parameter(mean.new_full((*members, outputs), log_variance))
-        prior = torch.zeros(rows, outputs)
+        prior = torch.zeros(rows, outputs, dtype=torch.float32)
         prior[-1] = 0.0 if prior_bias is None else prior_bias
         self.register_buffer("prior_mean", prior, persistent=False)
         self.precisions = 1 / np.array(prior_variance, dtype=np.float64)  # of each block's prior
         self.constant = rows * sum(n * (1 - math.log(v)) for n, v in zip(self.blocks, prior_variance, strict=True))
 
+    @full_precision
     def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
         """Draws of h~ W for wide = h~. Rows come in `shared` equal parts: row b of every part uses the same W."""
         noise = normal(generator, (*self.mean.shape[:-2], wide.shape[-2], self.mean.shape[-1]), self.mean)
@@ -87,6 +89,7 @@ class MatrixGaussianLinear(nn.Module):
         parts = [mix(wide, row, block, shared) for row, block in zip(rows, noise.split(self.blocks, -1), strict=True)]
         return torch.addcmul(wide @ self.mean, torch.cat(parts, -1), (0.5 * self.log_col).exp().unsqueeze(-2))
 
+    @full_precision
     def draw(self, generator: Generator) -> Tensor:  # (*members, in + 1, out)
         """One weight matrix, for all rows."""
         rows, col = (0.5 * self.log_row).exp().unbind(-2), (0.5 * self.log_col).exp().unsqueeze(-2)
@@ -94,11 +97,13 @@ class MatrixGaussianLinear(nn.Module):
         noise = torch.cat([block * row.unsqueeze(-1) for row, block in zip(rows, blocks, strict=True)], -1)
         return torch.addcmul(self.mean, noise, col)
 
+    @full_precision
     def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:  # (rows, out) each
         """Mean and standard deviation of h~ W for h (rows, in); of one block without members."""
         (row,), deviation = self.log_row.exp(), (0.5 * self.log_col).exp()
         return affine(h, self.mean), torch.addmv(row[-1:], h * h, row[:-1]).sqrt().unsqueeze(-1) * deviation
 
+    @full_precision
     def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
         """h~ W from noise (draws, rows, out), which it uses up, and `kl()`; of one block without members and prior mean."""
         return _Sample.apply(h, self.mean, self.log_row, self.log_col, noise, float(self.precisions[0]), self.constant)
@@ -108,7 +113,7 @@ class MatrixGaussianLinear(nn.Module):
         if suits(self.mean):
             how = _starts(self.blocks), self.precisions
             return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, how)
-        total = torch.zeros(())
+        total = torch.zeros((), dtype=torch.float32)
         shifts, cols = (self.mean - self.prior_mean).split(self.blocks, -1), self.log_col.split(self.blocks, -1)
         for precision, shift, row, col in zip(self.precisions, shifts, self.log_row.unbind(-2), cols, strict=True):
             trace = precision * (row.exp().sum(-1) * col.exp().sum(-1) + shift.square().sum((-2, -1)))
@@ -187,7 +192,7 @@ class _NoisyAffine(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return *backward(Kept(*ctx.saved_tensors), ctx.blocks, d_out, ctx.needs_input_grad[0]), None, None
 
@@ -205,7 +210,7 @@ class _Divergence(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         kept = ctx.saved_tensors
         gradients = [torch.empty_like(tensor) for tensor in (kept[0], kept[2], kept[3])]
@@ -255,7 +260,7 @@ class _Sample(torch.autograd.Function):
         return torch.addcmul(affine(h, mean), noise, scale.unsqueeze(-1)), mean.new_full((), 0.5 * (trace - logs - constant))
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, row, col, scale, noise = ctx.saved_tensors
         half = 0.5 * d_kl.item()

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import affine, total, towards_weight
+from compound.precision import by_hand, full_precision
 
 
 class Spread(NamedTuple):
@@ -44,10 +44,12 @@ class MeanFieldLinear(nn.Module):
         self.log_std = nn.Parameter(torch.full_like(mean, log_std))  # log S
         self.precision = 1 / prior_variance
 
+    @full_precision
     def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:  # (rows, out) each
         """Mean and standard deviation of h~ W for h (rows, in)."""
         return affine(h, self.mean), affine(h * h, (2 * self.log_std).exp()).sqrt()
 
+    @full_precision
     def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # (draws, rows, out) and ()
         """h~ W from noise (draws, rows, out), which it uses up, and the KL of the posterior to the prior."""
         return _Sample.apply(h, self.mean, self.log_std, noise, self.precision)
@@ -71,7 +73,7 @@ class _Sample(torch.autograd.Function):
         return out, mean.new_full((), kl)
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, variance, slope = ctx.saved_tensors
         whole = d_kl.item()
@@ -85,7 +87,7 @@ def spread_back(mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tens
     """Gradients towards mean and log S: those towards mean and, twice, towards the variance, which are used up, with those of
     whole times the divergence from a prior of precision decay / whole.
     """
-    if suits(mean, variance, d_mean, d_variance):
+    if suits(mean, d_mean):
         run(layers.spread_back, (mean, variance, d_mean, d_variance), mean.numel(), decay, whole)
         return d_mean, d_variance
     return d_mean + decay * mean, (d_variance + decay) * variance - whole

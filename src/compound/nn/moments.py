@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from compound.compat import graph_is_kept
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
+from compound.precision import by_hand
 
 
 class Gaussian(NamedTuple):
@@ -107,10 +108,11 @@ class _Moments(torch.autograd.Function):
         return tuple(out)
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_mean: Tensor, d_std: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         kept = Kept(*ctx.saved_tensors)
-        kept = kept._replace(heads=kept.heads.clone())  # backward may be asked for again
+        if graph_is_kept():  # another backward may come
+            kept = kept._replace(heads=kept.heads.clone())
         return *backward(kept, ctx.options, d_mean, d_std, d_kl, ctx.needs_input_grad[0]), None
 
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import multiplicative as loops
 from compound.kernels.basic import run, suits
 from compound.nn.flows import flow, start
 from compound.nn.guess import Back, Guess, guess, guess_back
 from compound.nn.mean_field import spread
+from compound.precision import by_hand, full_precision
 from compound.types import normal
 
 
@@ -70,14 +70,15 @@ class MultiplicativeLinear(nn.Module):
         super().__init__()
         self.inputs, self.outputs, self.prior = inputs, outputs, prior
         self.mean = nn.Parameter(start(generator, inputs, outputs))  # M
-        self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std))  # log S
-        self.bias = nn.Parameter(torch.stack([torch.zeros(outputs), torch.full((outputs,), -9.0)]))  # μ_b and log v_b
+        self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std, dtype=torch.float32))  # log S
+        self.bias = nn.Parameter(torch.tensor([[0.0], [-9.0]], dtype=torch.float32).repeat(1, outputs))  # μ_b and log v_b
         first = start(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
         guess = [start(generator, inputs) for _ in range(3)]
-        self.vectors = nn.Parameter(torch.stack([first, torch.full((inputs,), math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
+        self.vectors = nn.Parameter(torch.stack([first, torch.full_like(first, math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
         self.reverse_flow = flow(inputs, flows[1], flow_hidden, generator)
 
+    @full_precision
     def forward(self, x: Tensor, groups: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """x W + b (rows, out) with `groups` z, one of them for each row in turn, and for each z its part of the bound (groups,)."""
         noise = Noise(
@@ -93,17 +94,20 @@ class MultiplicativeLinear(nn.Module):
         own = (self.mean, self.log_std, self.bias, self.vectors)
         return _Layer.apply(self, x, noise, *own, *self.flow.parameters(), *self.reverse_flow.parameters())
 
+    @full_precision
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
         mean, log_var, *_ = self.vectors
         return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), normal(generator, (n, self.inputs), mean)), generator)[0]
 
+    @full_precision
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
         """E[x W + b | z] at x (draws or 1, rows, in), for every z (draws, in)."""
         if x.shape[-2] > self.outputs:  # z goes to the smaller factor
             return torch.baddbmm(self.bias[0], x.expand(len(z), -1, -1), z.unsqueeze(-1) * self.mean)
         return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
 
+    @full_precision
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
         """Standard deviation of x W + b given z; z has no part in it."""
         return (x.square() @ self.log_std.exp().square() + self.bias[1].exp()).sqrt()
@@ -142,7 +146,7 @@ class _Layer(torch.autograd.Function):
         return out, bound
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d: Tensor, d_bound: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         layer, prior, tensors = ctx.layer, ctx.layer.prior, ctx.saved_tensors
         first, second = len(Kept._fields), len(Kept._fields) + len(Guess._fields)
@@ -177,7 +181,7 @@ def _weights_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients towards z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
     mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
-    if suits(parts, product, mean, variance, z, own.vectors, d_bound, d_z):
+    if suits(parts, mean):
         d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
         before = (parts, product, mean, variance, z.contiguous(), own.sizes, reader, d_bound.contiguous(), back.read, back.read_var)
         run(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)

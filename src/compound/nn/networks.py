@@ -8,8 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.compat import foreach_mul, foreach_norm
 from compound.kernels.basic import largest, run, suits
 from compound.nn.moments import dot
+from compound.precision import full_precision
 from compound.types import normal
 
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
@@ -39,9 +41,9 @@ class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int, streams: Sequence[Generator], gain: float = 2.0):
         super().__init__()
         self.inputs, self.outputs, members = inputs, outputs, len(streams)
-        start = normal(streams, (members, inputs, outputs), torch.empty(0))
+        start = normal(streams, (members, inputs, outputs), torch.empty(0, dtype=torch.float32))
         self.weight = nn.Parameter(math.sqrt(gain / inputs) * start)  # (members, in, out)
-        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs, dtype=torch.float32))
 
     def forward(self, h: Tensor) -> Tensor:  # (members, rows, in) -> (members, rows, out)
         if len(self.weight) == 1:  # the batched product has a cost of its own
@@ -98,6 +100,7 @@ class _Few(torch.autograd.Function):
         return dot(h, weight).add_(bias)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         h, weight = ctx.saved_tensors
         (d,) = gradients
@@ -112,13 +115,14 @@ class _HalfSquares(torch.autograd.Function):
         ctx.factor = factor
         ctx.save_for_backward(*parameters)
         if len(parameters[0]) == 1:
-            return 0.5 * factor * torch.stack(torch._foreach_norm(parameters)).square().sum().reshape(1)
+            return 0.5 * factor * torch.stack(foreach_norm(parameters)).square().sum().reshape(1)
         norms = torch.stack([torch.linalg.vector_norm(p, dim=(1, 2)) for p in parameters])  # (parameters, members)
         return 0.5 * factor * norms.square().sum(0)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slope = ctx.factor * gradients[0]  # (members,)
         if len(slope) == 1:
-            return None, *torch._foreach_mul(ctx.saved_tensors, slope.squeeze(0))
+            return None, *foreach_mul(ctx.saved_tensors, slope.squeeze(0))
         return None, *(slope.view(-1, 1, 1) * p for p in ctx.saved_tensors)

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from compound.kernels import layers
 from compound.kernels.basic import run, suits
 from compound.nn.matrix_gaussian import widen
 from compound.nn.networks import LIMIT, hidden
+from compound.precision import by_hand
 
 
 def units(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # (members, S rows, width + 1)
@@ -30,7 +30,7 @@ class _Units(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @by_hand
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         members, given, _, rows, width, _ = ctx.sizes
         d_mean, d_std = d_out.new_zeros((2, members, given, rows, width)).unbind()

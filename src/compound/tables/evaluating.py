@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compound.data.tabular import listed
 from compound.estimators.rows import Judged, Watch, doubts, judge, silent
 from compound.persist import write_atomic
 from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, separation, slices
@@ -67,7 +68,7 @@ def evaluate(
     known = needed(table, estimator)
     for column in columns:
         if column not in known:
-            raise ValueError(f"--slice is {column!r}: the model reads {', '.join(known)}")
+            raise ValueError(f"--slice is {column!r}: the model reads {listed(known)}")
     labelled = labelled_table(table, estimator, name)
     y, other = truth(labelled, estimator), None if ood is None else asked_table(ood, estimator)
     targets = estimator.model_.task.kind == "targets"

@@ -36,6 +36,8 @@ from compound.types import fork
 Array = NDArray[Any]
 STEPS = 32  # from the prototype to the row, each walked in both orders of the columns
 PROTOTYPES = 3
+SURE = 0.995  # share of a centre's rows that is as good as all
+ROUNDING = 1e-5  # standard deviations: centres are kept in float32, and nearer to zero than this a mean is zero
 
 
 class Share(NamedTuple):
@@ -53,7 +55,8 @@ class Explanation:
     answer: pd.DataFrame  # one row, the columns of `ask`
     threshold: float
     shares: list[Share]  # strangest column first
-    prototypes: pd.DataFrame  # nearest first; the columns of the table, then distance
+    prototypes: pd.DataFrame  # nearest first; the columns of the table
+    distances: list[float]  # of the prototypes
     usual: float  # epistemic part of the nearest prototype
 
 
@@ -76,12 +79,12 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     spelt = pd.DataFrame([spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns])
     total = max(float(parts.sum()), np.finfo(np.float64).tiny)
     shares = [
-        Share(column.name, _shown(row[column.name].iloc[0]), str(spelt[column.name].iloc[0]), float(part / total), float(rise))
+        Share(column.name, _shown(column, row[column.name].iloc[0]), str(spelt[column.name].iloc[0]), float(part / total), float(rise))
         for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
     ]
     shares.sort(key=lambda share: -share.strangeness)
-    spelt["distance"] = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
-    return Explanation(ask(estimator, row), estimator.threshold_, shares, spelt, usual)
+    distances = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
+    return Explanation(ask(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
 
 
 def centre_rows(far: FarNoise) -> Tensor:  # (centres, width) float64
@@ -155,16 +158,22 @@ def _by_column(encoder: Encoder, values: Array) -> Array:
 def _number(column: NumberColumn, part: Sequence[float]) -> str:
     if column.gaps and part[1] > 0.5:
         return "missing"
-    return f"{part[0] * column.scale + column.mean:.4g}"
+    value = part[0] * column.scale + column.mean
+    if column.boolean:
+        likely = max(value, 1 - value)
+        return f"{value > 0.5}" if likely > SURE else f"{value > 0.5} ({100 * likely:.0f}%)"
+    return f"{0.0 if abs(value) < ROUNDING * column.scale else value:.4g}"
 
 
 def _word(column: Category, part: Sequence[float]) -> str:
     names = ["missing" if value is None else value for value in column.values] + ["other"]
     best = int(np.argmax(part))
-    return names[best] if part[best] > 0.995 else f"{names[best]} ({100 * part[best]:.0f}%)"
+    return names[best] if part[best] > SURE else f"{names[best]} ({100 * part[best]:.0f}%)"
 
 
-def _shown(value: Any) -> str:
+def _shown(column: NumberColumn | Category, value: Any) -> str:
     if value is None or value != value:
         return "missing"
+    if isinstance(column, NumberColumn) and column.boolean and value in (0, 1):
+        return str(bool(value))
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

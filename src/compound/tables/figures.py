@@ -1,16 +1,19 @@
 """Pictures of answers: calibration, intervals, confidence, and which columns something comes from."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from compound.estimators.rows import Judged
-from compound.tables.judging import Point
+from compound.tables.judging import Point, wilson
 
 GOOD, BAD, PALE = "#0b3c8c", "#c1272d", "#9db4d6"
 SHOWN = 60  # rows of an interval plot
+LETTERS = 60  # of a name that is drawn
+PLAIN: dict[str, Any] = {"parse_math": False}  # names come from tables, and "$" is no formula there
 
 
 def calibration(points: Sequence[Point], targets: bool) -> Figure:
@@ -19,7 +22,7 @@ def calibration(points: Sequence[Point], targets: bool) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#888888", linewidth=1)
     said, seen = np.array([p.said for p in points]), np.array([p.seen for p in points])
-    error = 1.96 * np.sqrt(np.clip(seen * (1 - seen), 1e-12, None) / np.array([p.rows for p in points]))
+    error = np.abs(wilson(seen, np.array([p.rows for p in points])) - seen)  # (2, points)
     axes.errorbar(said, seen, error, color=GOOD, marker="o", markersize=4, linewidth=1.2, elinewidth=0.8)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.set_xlabel("coverage of the interval" if targets else "confidence")
@@ -40,7 +43,7 @@ def intervals(frame: pd.DataFrame, truth: "np.ndarray[tuple[int], np.dtype[np.fl
     axes.plot(place[inside], truth[inside], "o", color=GOOD, markersize=3)
     axes.plot(place[~inside], truth[~inside], "X", color=BAD, markersize=6)
     axes.set_xlabel("rows, ordered by what was expected")
-    axes.set_ylabel(target)
+    axes.set_ylabel(_label(target), **PLAIN)
     axes.set_xticks([])
     return figure
 
@@ -62,8 +65,14 @@ def shares(columns: Sequence[str], panels: Sequence[tuple[str, Sequence[float]]]
     figure = Figure(figsize=(4.6 * len(panels), 0.8 + 0.3 * len(columns)), layout="constrained")
     for axes, (title, values) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         axes.barh(range(len(columns)), values, color=[GOOD if value >= 0 else PALE for value in values])
-        axes.set_yticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(columns)), [_label(column) for column in columns], **PLAIN)
         axes.axvline(0, color="#888888", linewidth=0.8)
         axes.set_title(title, fontsize=10)
     figure.axes[0].invert_yaxis()
     return figure
+
+
+def _label(name: str) -> str:
+    """A name in one line that leaves room for the picture."""
+    line = " ".join(name.split())
+    return line if len(line) <= LETTERS else f"{line[: LETTERS - 1]}…"

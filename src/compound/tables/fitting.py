@@ -1,11 +1,13 @@
 """From a table file to a model that is kept: split, fit, judge on rows that were held out, save with a report."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -14,9 +16,11 @@ from compound.estimators import CompoundClassifier, CompoundRegressor
 from compound.estimators.base import Estimator
 from compound.estimators.rows import Judged, Watch, judge, silent
 from compound.models import Method
+from compound.outputs import check_folder, is_temporary
 from compound.tables.judging import LEVELS, Number, numbers
 from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
-from compound.types import fork
+from compound.train import held_out_count, last_of_class, stratified_sample
+from compound.types import fork, seed_of
 
 Array = NDArray[Any]
 
@@ -80,9 +84,13 @@ def check_model_path(out: Path) -> None:
     """Refuse, before any work, a place where no model can be put."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    others = sorted(entry.name for entry in out.iterdir() if entry.name not in persist.PARTS) if out.exists() else []
+    names = sorted(entry.name for entry in out.iterdir()) if out.exists() else []
+    others = [name for name in names if name not in persist.PARTS and not any(is_temporary(name, part) for part in persist.PARTS)]
     if others:
         raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
+    if out.exists() and not os.access(out, os.W_OK):
+        raise ValueError(f"{out} is read-only: choose another --out, or allow writing")
+    check_folder(out.absolute().parent)
 
 
 def save(fitted: Fitted, out: Path, page: str) -> None:
@@ -98,17 +106,14 @@ def _estimator(task: str, method: str | Method, wish: Wish) -> Estimator:
 
 
 def _test_rows(table: Labelled, classes: bool, wish: Wish) -> Array:  # (rows,) True = held out
-    """A random part; of classes the same part of each, so that none is missing from training."""
+    """A random part; of classes the same part of each, rounded up or down at random, but never the last row of one."""
     rows = len(table.y)
     if rows < 4:
         raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others")
-    generator = fork(wish.seed, "test rows")
-    chosen = np.zeros(rows, dtype=bool)
-    groups = [np.flatnonzero(table.y == value) for value in sorted(table.y.unique(), key=str)] if classes else [np.arange(rows)]
-    for group in groups:
-        order = torch.randperm(len(group), generator=generator).numpy()
-        chosen[group[order[: int(len(group) * wish.held_out)]]] = True
-    if not chosen.any():  # few rows, or many small classes
-        largest = max(groups, key=len)
-        chosen[largest[int(torch.randint(len(largest), (), generator=generator))]] = True
-    return chosen
+    labels = torch.from_numpy(pd.factorize(table.y)[0] if classes else np.zeros(rows, dtype=np.int64))
+    drawn = stratified_sample(labels, max(1, held_out_count(rows, wish.held_out)), seed_of(wish.seed, "test rows"))
+    chosen = drawn & ~last_of_class(labels, drawn)
+    if not chosen.any():  # few rows, or many classes of one row
+        largest = (labels == labels.bincount().argmax()).nonzero().squeeze(1)
+        chosen[largest[int(torch.randint(len(largest), (), generator=fork(wish.seed, "test rows")))]] = True
+    return chosen.numpy()

@@ -1,6 +1,7 @@
-"""How good a model's answers are: numbers with bootstrap intervals, a calibration curve, coverage slice by slice.
+"""How good a model's answers are: numbers with 95% intervals, a calibration curve, coverage slice by slice.
 
 Every number here is a function of sums over rows. A bootstrap sample is a count for each row, so it is one weighted sum.
+Shares of rows have Wilson's intervals instead: no bootstrap of ten right answers holds a wrong one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ LEAST = 10  # rows of a slice
 
 
 class Number(NamedTuple):
-    """A measured number with its 95% bootstrap interval."""
+    """A measured number with its 95% interval."""
 
     name: str
     value: float
@@ -92,7 +93,8 @@ def numbers(judged: Judged, targets: bool, generator: Generator) -> list[Number]
         rest = {"accuracy": 1 - wrong, "Brier score": brier}
         gaps, last = np.abs(sums[:, 4 : 4 + BINS]).sum(1), {"mean confidence": sure}
     found = {"NLL": nll, **rest, "coverage of 90%": inside[:, _at(NOMINAL, judged.levels)], "ECE": gaps, **last}
-    return [_number(name, samples) for name, samples in found.items()]
+    shares = ("accuracy", "coverage of 90%")
+    return [_share(name, samples[0], len(judged)) if name in shares else _number(name, samples) for name, samples in found.items()]
 
 
 def separation(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generator) -> list[Number]:
@@ -102,8 +104,8 @@ def separation(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generat
     for name in ("ood_score", "epistemic", "total"):
         low, high = _score(ordinary, name), _score(strange, name)
         found.append(_number(f"AUROC of {name}", _aurocs(low, high, here, there)))
-    for name, bootstrap, frame in (("flagged in this table", here, ordinary), ("flagged in the other", there, strange)):
-        found.append(_number(name, bootstrap.means(frame[["is_ood"]].to_numpy(np.float64))[:, 0]))
+    for name, frame in (("flagged in this table", ordinary), ("flagged in the other", strange)):
+        found.append(_share(name, frame["is_ood"].mean(), len(frame)))
     return found
 
 
@@ -169,6 +171,20 @@ def _score(frame: pd.DataFrame, name: str) -> Array:
 def _number(name: str, samples: Array) -> Number:
     low, high = np.quantile(samples[1:], [0.025, 0.975])
     return Number(name, float(samples[0]), float(low), float(high))
+
+
+def _share(name: str, value: float, rows: int) -> Number:
+    low, high = wilson(np.array(value), np.array(rows))
+    return Number(name, float(value), float(low), float(high))
+
+
+def wilson(share: Array, rows: Array) -> tuple[Array, Array]:
+    """The shares p for which the one that was seen is within 1.96 standard errors sqrt(p (1 - p) / rows) (Wilson 1927)."""
+    z = 1.959963984540054
+    half = z * np.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
+    centre = share + z**2 / (2 * rows)
+    low, high = ((centre + side * half) / (1 + z**2 / rows) for side in (-1, 1))
+    return np.maximum(low, 0), np.minimum(high, 1)  # rounding
 
 
 def _aurocs(low: Array, high: Array, here: Bootstrap, there: Bootstrap) -> Array:  # (samples,)

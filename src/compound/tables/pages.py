@@ -10,7 +10,7 @@ from compound.estimators.base import Array
 from compound.estimators.rows import Judged, ask
 from compound.tables import figures
 from compound.tables.fitting import Fitted
-from compound.tables.judging import Number, Slice, curve
+from compound.tables.judging import NOMINAL, Number, Slice, curve
 
 ROWS = 10  # most uncertain, strangest
 COLUMNS = 8  # of a row that is shown
@@ -26,12 +26,24 @@ def summary(fitted: Fitted) -> list[tuple[str, str]]:
         ("features", f"{len(estimator.encoder_.columns)} columns, {estimator.encoder_.width} numbers"),
         ("task", f"{kind}: {fitted.test.y.name}"),
         ("method", estimator.model_.method),
+        ("calibration", resting(estimator.n_calibration_, fitted.targets)),
     ]
     lines += [(number.name, spelt(number)) for number in fitted.numbers if number.name not in ("MAE", "mean std", "mean confidence")]
     return [*lines, ("time", f"{fitted.seconds:.1f} s")]
 
 
+def resting(rows: float, targets: bool) -> str:
+    """How many rows stand behind the 90% intervals or sets, and what they cannot promise."""
+    what, few = ("intervals", "they take errors for Gaussian") if targets else ("sets", "they hold every class")
+    if targets and not rows:
+        few = "they are as wide as the model says"
+    enough = rows >= (rows + 1) * NOMINAL - 1e-9  # n scores vouch for a coverage of n / (n + 1) at most
+    return f"90% {what} rest on {rows:.0f} calibration row{'' if round(rows) == 1 else 's'}" + ("" if enough else f", too few: {few}")
+
+
 def spelt(number: Number) -> str:
+    if number.low == number.high:  # one row, or all alike
+        return f"{number.value:.4g}"
     return f"{number.value:.4g}  ({number.low:.4g} to {number.high:.4g})"
 
 
@@ -40,7 +52,7 @@ def fit_page(fitted: Fitted) -> Page:
     page = Page(f"{fitted.test.y.name} from {fitted.test.path.name}")
     page.text(
         "Numbers below are of rows that were held out: the model never saw them, neither to learn nor to calibrate. "
-        "In brackets: 95% bootstrap intervals. ECE: mean gap between what was said and what was seen."
+        "In brackets: 95% intervals (of shares Wilson's, else bootstrap). ECE: mean gap between what was said and what was seen."
     )
     page.table(("", ""), summary(fitted))
     _calibration(page, fitted.judged, fitted.targets)
@@ -59,6 +71,9 @@ def fit_page(fitted: Fitted) -> Page:
     _rows(page, fitted, np.argsort(-total, kind="stable")[:ROWS])
     page.heading("Strangest rows")
     page.text(f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange.")
+    if not fitted.estimator.strangeness_.promised:
+        rate = fitted.estimator.false_alarms
+        page.text(f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more.")
     _rows(page, fitted, np.argsort(-fitted.judged.answers["ood_score"].to_numpy(), kind="stable")[:ROWS])
     return page
 
@@ -68,14 +83,14 @@ def evaluate_page(
 ) -> Page:
     """The page of `compound evaluate`."""
     page = Page(title)
-    page.table(("", "value", "from", "to"), [tuple(number) for number in numbers], "With 95% bootstrap intervals")
+    page.table(("", "value", "from", "to"), [tuple(number) for number in numbers], "With 95% intervals")
     _calibration(page, judged, targets)
     if not targets:
         page.heading("Confidence")
         page.figure(figures.surest(judged), "Accuracy when only the surest rows are answered.")
     if strangers:
         page.heading("Rows of the other table")
-        page.table(("", "value", "from", "to"), [tuple(number) for number in strangers], "With 95% bootstrap intervals")
+        page.table(("", "value", "from", "to"), [tuple(number) for number in strangers], "With 95% intervals")
     page.heading("Slice by slice")
     page.table(slice_columns(targets), [tuple(part) for part in parts])
     return page

@@ -6,18 +6,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet
 from numpy.typing import NDArray
 from pandas.api import types as kinds
 
-from compound.data.encoder import Category, is_words
-from compound.data.tabular import TYPES, column_names, place, read_chunks, read_table
+from compound.data.encoder import is_words
+from compound.data.tabular import Piece, column_names, listed, no_column, place, read_chunks, read_table
+from compound.estimators import memory
 from compound.estimators.base import Estimator
 from compound.estimators.files import load
 
 Kind = Literal["auto", "targets", "classes"]
-TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+WIDEST = 10_000  # columns: whitening as many takes 4 GB and ten minutes
 FEW = 10  # whole numbers with no more distinct values than this are taken for classes
 
 
@@ -39,95 +38,109 @@ def opened(path: Path) -> Estimator:
 
 
 def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelled:
-    """A table to learn from, every problem told before any work."""
+    """A table to learn from, every problem told before any work. What is dropped is not looked at."""
     names = column_names(path)
     for name in (target, *drop):
         if name not in names:
-            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(names)}")
+            raise no_column(path, name, names)
     if target in drop:
         raise ValueError(f"column {target!r} is both target and dropped: drop another one")
-    if not set(names) - {target, *drop}:
+    dropped = set(drop)
+    kept = [name for name in names if name not in dropped]
+    if len(kept) < 2:
         raise ValueError(f"{path} has no column besides {target!r} to learn from: give at least one")
-    table = _readable(path, read_table(path))
+    if len(kept) - 1 > WIDEST:
+        raise ValueError(f"{path} has {len(kept) - 1:,} columns to learn from, at most {WIDEST:,} can be: leave some out with --drop")
+    room, needed = memory.available(), memory.whitening(len(kept) - 1)
+    if room is not None and needed > room:
+        raise ValueError(
+            f"{path} has {len(kept) - 1:,} columns to learn from, which need at least {needed / 1e9:.1f} GB, "
+            f"{room / 1e9:.1f} GB are free: leave some out with --drop"
+        )
+    table = read_table(path, columns=kept, room=room)
     y = table[target]
     refuse_gaps(path, y, target)
-    for name in table:
-        refuse_endless(path, table[name])
-    return Labelled(path, table.drop(columns=[target, *drop]), y)
+    return Labelled(path, finite(path, table).drop(columns=target), y)
 
 
 def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["targets", "classes"]:
-    """Words, truth values and whole numbers with few values are classes, other numbers are targets."""
+    """Words, truth values and whole numbers with few values, some of them alike, are classes; other numbers are targets."""
     words = is_words(y) or kinds.is_bool_dtype(y)
     if wish == "targets":
         if words:
             raise ValueError(f"{path}, {place(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: targets are numbers, use --task classes")
         return "targets"
-    if wish == "classes":
-        return "classes"
-    whole = words or (kinds.is_numeric_dtype(y) and bool((y == y.round()).all()))
-    return "classes" if words or (whole and y.nunique() <= FEW) else "targets"
+    whole = words or bool((y == y.round()).all())
+    distinct = y.nunique()
+    if wish == "auto" and not (words or (whole and distinct <= FEW and distinct < len(y))):
+        return "targets"
+    if not whole:
+        odd = int(np.flatnonzero(y != y.round())[0])
+        raise ValueError(
+            f"{path}, {place(path, odd)}, column {y.name!r} holds {y.iloc[odd]}: classes are words or whole numbers, use --task targets"
+        )
+    if distinct == 1:
+        raise ValueError(
+            f"{path}, column {y.name!r} holds one class only, {y.iloc[0]}: there is nothing to tell apart, choose another --target"
+        )
+    if distinct == len(y):
+        raise ValueError(f"{path}, column {y.name!r} holds {distinct:,} classes in {len(y):,} rows, no two alike: choose another --target")
+    return "classes"
 
 
 def truth(labelled: Labelled, estimator: Estimator) -> NDArray[Any]:  # (rows,)
     """y as numbers, or as places in the model's classes."""
     path, y = labelled.path, labelled.y
     if estimator.model_.task.kind == "targets":
-        return _numbers(path, y)
+        return y.to_numpy(np.float64)
     known = {label: i for i, label in enumerate(estimator.classes_.tolist())}  # type: ignore[attr-defined]
     values = y.tolist()
     for row, value in enumerate(values):
         if value not in known:
-            listed = ", ".join(str(label) for label in known)
-            raise ValueError(f"{path}, {place(path, row)}, column {y.name!r} holds {value!r}: the model knows {listed}")
+            raise ValueError(f"{path}, {place(path, row)}, column {y.name!r} holds {value!r}: the model knows {listed(list(known))}")
     return np.array([known[value] for value in values], dtype=np.int64)
 
 
 def asked_table(path: Path, estimator: Estimator) -> pd.DataFrame:
     """The columns that a model reads, in its order."""
-    return model_columns(path, read_table(path, _types(path, estimator)), estimator)
+    needed(path, estimator)
+    return finite(path, read_table(path, estimator.encoder_.types(), room=memory.available()))
 
 
 def labelled_table(path: Path, estimator: Estimator, target: str) -> Labelled:
     """The columns that a model reads, and the truth beside them."""
     needed(path, estimator)
-    if target not in column_names(path):
-        raise ValueError(f"{path} has no column {target!r}, the truth to compare with: it has {', '.join(column_names(path))}")
-    table = read_table(path, {**_types(path, estimator), target: _target_type(estimator)})
+    names = column_names(path)
+    if target not in names:
+        raise no_column(path, target, names, ", the truth to compare with")
+    table = read_table(path, {**estimator.encoder_.types(), target: _target_type(estimator)}, room=memory.available())
     refuse_gaps(path, table[target], target)
-    return Labelled(path, model_columns(path, table, estimator), table[target])
+    return Labelled(path, finite(path, table[[column.name for column in estimator.encoder_.columns]]), table[target])
 
 
-def chunks(path: Path, estimator: Estimator) -> Iterator[pd.DataFrame]:
-    """The whole table piece by piece, with columns that the model does not read as they stand."""
-    yield from read_chunks(path, _types(path, estimator))
-
-
-def arrow_types(path: Path, estimator: Estimator) -> dict[str, pa.DataType]:
-    """What each column of a table is, the same for every piece of it."""
+def chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Piece]:
+    """The whole table piece by piece: all of its columns as they stand, and those that the model reads."""
     needed(path, estimator)
-    if path.suffix == ".parquet":
-        return {field.name: field.type for field in pyarrow.parquet.read_schema(path)}
-    return {name: TYPES[kind] for name, kind in _types(path, estimator).items()}
+    done = 0
+    for piece in read_chunks(path, estimator.encoder_.types(), rows):
+        finite(path, piece.frame, done)
+        yield piece
+        done += len(piece.frame)
 
 
 def needed(path: Path, estimator: Estimator) -> list[str]:
     """The names of the columns that a model reads; a table without one of them is refused."""
     names, wanted = column_names(path), [column.name for column in estimator.encoder_.columns]
-    for name in wanted:
-        if name not in names:
-            raise ValueError(f"{path} has no column {name!r}: the model reads {', '.join(wanted)}")
+    for name in sorted(set(wanted) - set(names), key=wanted.index):
+        raise no_column(path, name, names, f" (the model reads {listed(wanted)})")
     return wanted
 
 
-def model_columns(path: Path, table: pd.DataFrame, estimator: Estimator, before: int = 0) -> pd.DataFrame:
-    """The columns a model reads; numbers must be numbers (files that say what their columns are may say otherwise)."""
-    chosen = table[[column.name for column in estimator.encoder_.columns]]
-    for column in estimator.encoder_.columns:
-        if not isinstance(column, Category) and is_words(chosen[column.name]):
-            _numbers(path, chosen[column.name], before)
-        refuse_endless(path, chosen[column.name], before)
-    return chosen
+def finite(path: Path, table: pd.DataFrame, before: int = 0) -> pd.DataFrame:
+    """The table, if no number in it is infinite; `before` rows of the file come before its first."""
+    for name in table:
+        refuse_endless(path, table[name], before)
+    return table
 
 
 def refuse_endless(path: Path, column: "pd.Series[Any]", before: int = 0) -> None:
@@ -146,33 +159,8 @@ def refuse_gaps(path: Path, y: "pd.Series[Any]", target: str) -> None:
         raise ValueError(f"{path}, {place(path, int(missing[0]))}, column {target!r} is empty{more}: fill it or drop such rows")
 
 
-def _numbers(path: Path, y: "pd.Series[Any]", before: int = 0) -> NDArray[Any]:
-    values = pd.to_numeric(y, errors="coerce")
-    bad = np.flatnonzero(values.isna() & y.notna())
-    if len(bad):
-        where = place(path, before + int(bad[0]))
-        raise ValueError(f"{path}, {where}, column {y.name!r} holds {y.iloc[int(bad[0])]!r}: it must be a number")
-    return values.to_numpy(np.float64)
-
-
-def _readable(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with columns that every later file can be read to match: numbers, truth values without gaps, words."""
-    found = {str(name): kinds.infer_dtype(table[name], skipna=True) for name in table}
-    for name, kind in found.items():
-        if kind in TIMES:
-            raise ValueError(f"{path}, column {name!r} holds times: write them as numbers, such as days, or leave it out with --drop")
-    wavering = [name for name, kind in found.items() if kind == "boolean" and table[name].isna().any()]
-    return read_table(path, dict.fromkeys(wavering, "text")) if wavering and path.suffix != ".parquet" else table
-
-
 def _target_type(estimator: Estimator) -> str:
     if estimator.model_.task.kind == "targets":
         return "number"
     kind = estimator.classes_.dtype.kind  # type: ignore[attr-defined]
     return {"b": "boolean", "i": "number", "u": "number", "f": "number"}.get(kind, "text")
-
-
-def _types(path: Path, estimator: Estimator) -> dict[str, str]:
-    """How to read each column: those the model does not read stay as they are written."""
-    needed(path, estimator)
-    return dict.fromkeys(column_names(path), "text") | estimator.encoder_.types()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.bench.report import Cell, Page, drawn, shown
+from compound.outputs import check_writable
 from compound.persist import write_atomic
 from compound.tables import figures
 from compound.tables.explaining import Explanation
@@ -17,6 +18,7 @@ Shown = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
 def check_output(out: Path) -> None:
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"{out} is of no known kind: end it in .html or .png")
+    check_writable(out)
 
 
 def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
@@ -28,8 +30,7 @@ def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
     title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
     names = [share.column for share in first]
     near = [[name, *(str(value) for value in found.prototypes[name])] for name in names]
-    near.append(["distance", *(shown(float(value)) for value in found.prototypes["distance"])])
-    numbered = [f"prototype {i + 1}" for i in range(len(found.prototypes))]
+    numbered = [f"prototype {i + 1}, at distance {shown(distance)}" for i, distance in enumerate(found.distances)]
     return [("The answer", ("", ""), answer), (title, heads, first), ("Nearest prototypes", ("column", *numbered), near)]
 
 

@@ -1,0 +1,187 @@
+"""The guard before the compiled loops: 10,000 calls with something wrong, each refused before anything is written."""
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from compound.kernels import basic, flows, layers, multiplicative, noise
+from compound.kernels.basic import run, suits
+from compound.kernels.guard import Doubles, Ints, Loop
+from compound.nn.moments import Options, moments, plain
+
+LOOPS = {
+    name: loop for room in (basic, flows, layers, multiplicative, noise) for name, loop in vars(room).items() if isinstance(loop, Loop)
+}
+
+FAKE = FakeTensorMode()
+
+
+class Sub(Tensor):
+    """A tensor that is more than its numbers."""
+
+
+def numbers_of(loop: Loop, dice: random.Random) -> list[Any]:
+    """Numbers that go together: rows come in equal parts, one for each member."""
+    parts = [0, *(dice.randint(1, 3) for _ in range(dice.randint(1, 3)))]
+    known: dict[Any, Callable[[], Any]] = {
+        int: lambda: dice.randint(1, 4),
+        float: lambda: dice.uniform(0.5, 2.0),
+        bool: lambda: dice.random() < 0.7,
+        Ints: lambda: np.cumsum(parts),
+        Doubles: lambda: np.ones(len(parts) - 1),
+    }
+    found = {name: known[kind]() for name, kind in loop.numbers.items()}
+    if "members" in found and "rows" in found and "given" not in found:
+        found["rows"] *= found["members"]
+    return list(found.values())
+
+
+def counts_of(loop: Loop, numbers: list[Any]) -> list[int]:
+    return [int(eval(count, dict(zip(loop.numbers, numbers, strict=True)))) for count in loop.counts.values()]
+
+
+def made(loop: Loop, dice: random.Random) -> tuple[list[Tensor], list[Any]]:
+    numbers = numbers_of(loop, dice)
+    return [torch.randn(count) for count in counts_of(loop, numbers)], numbers
+
+
+def overlapping(values: Tensor, other: Tensor) -> list[Tensor]:
+    """Two tensors of these sizes in one memory, the second beginning inside the first."""
+    memory = torch.rand(len(values) + len(other))
+    return [memory[: len(values)], memory[len(values) - 1 : len(values) - 1 + len(other)]]
+
+
+TENSORS: dict[str, Callable[[Tensor], Any]] = {  # of n > 1 numbers: what must be refused in their place
+    **{
+        str(kind): lambda t, kind=kind: t.to(kind)
+        for kind in (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn)
+    },
+    "one more": lambda t: torch.rand(len(t) + 1),
+    "one less": lambda t: t[1:],
+    "empty": lambda t: t[:0],
+    "every second": lambda t: torch.rand(2 * len(t))[::2],
+    "one number, expanded": lambda t: torch.rand(1).expand(len(t)),
+    "transposed": lambda t: torch.rand(len(t), 2).T[0],
+    "meta": lambda t: t.to("meta"),
+    "subclass": lambda t: t.as_subclass(Sub),
+    "fake": FAKE.from_tensor,
+    "functional": torch._to_functional_tensor,
+    "zero without memory": lambda t: torch._efficientzerotensor((len(t),)),
+    "lazily negated": torch._neg_view,
+    "sparse": lambda t: t.to_sparse(),
+    "nothing": lambda t: None,
+    "array": lambda t: t.numpy(),
+    "list": lambda t: t.tolist(),
+    "address": lambda t: t.data_ptr(),
+}
+NUMBERS: dict[Any, list[Callable[[Any], Any]]] = {  # by kind: what must be refused in their place
+    int: [float, str, lambda n: None, np.int64, bool, lambda n: -n, lambda n: [n], torch.tensor],
+    float: [int, str, lambda n: None, np.float32, np.float64, torch.tensor],
+    bool: [int, float, lambda n: None, np.bool_, str],
+    Ints: [
+        lambda t: t.tolist(), lambda t: t.astype(np.int32), lambda t: t.astype(np.float64), lambda t: t[::-1], lambda t: -t,
+        lambda t: t + 1, lambda t: t[:0], lambda t: np.repeat(t, 2)[::2], lambda t: t[None], lambda t: np.insert(t, 1, t[-1] + 1),
+    ],
+    Doubles: [
+        lambda t: t.tolist(), lambda t: t.astype(np.float32), lambda t: np.repeat(t, 2)[::2], lambda t: t[None], lambda t: np.ones(9),
+    ],
+}  # fmt: skip
+
+
+def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
+    """A call with one thing wrong, and its name."""
+    while True:
+        tensors, numbers = made(loop, dice)
+        k, kind = dice.randrange(len(tensors)), dice.choice(["tensor", "tensor", "number", "size", "overlap", "few", "many", "members"])
+        if kind == "tensor" and tensors[k].numel() > 1:
+            name = dice.choice(list(TENSORS))
+            tensors[k] = TENSORS[name](tensors[k])
+            return f"{loop.arrays[k]} {name}", tensors, numbers
+        if kind == "number":
+            j = dice.randrange(len(numbers))
+            numbers[j] = dice.choice(NUMBERS[list(loop.numbers.values())[j]])(numbers[j])
+            return f"{list(loop.numbers)[j]} = {numbers[j]!r}", tensors, numbers
+        if kind == "size":
+            sizes = [j for j, of in enumerate(loop.numbers.values()) if of is int]
+            j, before = dice.choice(sizes), counts_of(loop, numbers)
+            numbers[j] = dice.choice([0, numbers[j] + 1, 1000 * numbers[j], 2**40])
+            if counts_of(loop, numbers) != before:
+                return f"{list(loop.numbers)[j]} = {numbers[j]}", tensors, numbers
+        if kind == "overlap":
+            other = dice.randrange(len(tensors))
+            if other != k and (loop.writes[k] or loop.writes[other]) and min(tensors[k].numel(), tensors[other].numel()) > 0:
+                tensors[k], tensors[other] = overlapping(tensors[k], tensors[other])
+                return f"{loop.arrays[k]} over {loop.arrays[other]}", tensors, numbers
+        if kind in ("few", "many"):
+            given = dice.choice([tensors, numbers])
+            given.pop() if kind == "few" else given.append(given[-1])
+            return kind, tensors, numbers
+        if kind == "members" and "members" in loop.numbers and "rows" in loop.numbers and "given" not in loop.numbers:
+            numbers[list(loop.numbers).index("members")] = dice.choice([2, 3])
+            numbers[list(loop.numbers).index("rows")] = dice.choice([1, 5, 7])
+            return "rows that do not divide", [torch.rand(count) for count in counts_of(loop, numbers)], numbers
+
+
+def copies(tensors: list[Any]) -> list[Tensor]:
+    return [t.clone() for t in tensors if type(t) is Tensor and t.is_cpu and t.layout is torch.strided and t.dtype is torch.float32]
+
+
+def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
+    dice = random.Random(0)
+    for number in range(10_000):
+        loop = LOOPS[dice.choice(list(LOOPS))]
+        name, tensors, numbers = wrong(loop, dice)
+        before = copies(tensors)
+        with pytest.raises(ValueError):
+            run(loop, tensors, *numbers)
+            pytest.fail(f"call {number}: {loop.name} took {name}")
+        assert all(map(torch.equal, copies(tensors), before)), f"call {number}: {loop.name} wrote, given {name}"
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_write_where_they_say_and_only_there(name):
+    loop, dice, changed = LOOPS[name], random.Random(1), set()
+    for _ in range(30):
+        tensors, numbers = made(loop, dice)
+        before = [t.clone() for t in tensors]
+        run(loop, tensors, *numbers)
+        changed |= {place for place, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)}
+    assert changed == {place for place, writes in enumerate(loop.writes) if writes}
+
+
+def test_what_is_only_read_may_share_memory():
+    mean, out = torch.rand(6), torch.empty(8)
+    run(layers.units, (mean, mean, mean, out), 1, 1, 1, 2, 3, 1e4)
+    torch.testing.assert_close(out.view(2, 4)[:, :3].flatten(), mean + mean * mean)
+
+
+SENTENCES = {
+    "x of loop largest is torch.float64 on cpu: hand over torch.float32 on cpu": lambda: ((torch.zeros(2).double(),), 2),
+    "x of loop largest has shape (2,), 2 numbers: it must have 3": lambda: ((torch.zeros(2),), 3),
+    "x of loop largest is a Sub: hand over a plain torch.Tensor": lambda: ((torch.zeros(2).as_subclass(Sub),), 2),
+    "count of loop largest is -1 (int): it must be int, not below 0": lambda: ((torch.zeros(2),), -1),
+    "loop largest is given 0 tensors and 1 numbers: it takes x, count (int)": lambda: ((), 1),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_the_sentence_names_loop_and_argument(sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        run(basic.largest, *SENTENCES[sentence]())
+
+
+def test_what_the_loops_cannot_take_goes_the_plain_way():
+    wide, heads, basis, options = torch.rand(5, 4), torch.rand(5, 11), torch.rand(4, 3), Options(10.0, True, True)
+    expected = plain(wide, heads, basis, options)
+    assert suits(wide, heads, basis) and not suits(wide.as_subclass(Sub))
+    mapped = torch.func.vmap(lambda h: moments(wide, h, basis, options))
+    for found in (moments(wide.as_subclass(Sub), heads, basis, options), mapped(heads[None])):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.as_subclass(Tensor).squeeze(0), other)
