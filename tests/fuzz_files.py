@@ -7,6 +7,7 @@ Children ask, the parent watches: a crash, a wait or a grab for memory ends a ch
 """
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -214,6 +215,7 @@ def peak() -> int:
 
 
 def child(cases: Sequence[tuple[int, Subject, Damage]], place: Path, results: Any) -> None:
+    faulthandler.disable()  # the parent tells
     torch.set_num_threads(1)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else None
     if size is not None:

@@ -22,17 +22,13 @@ from compound.models.far import WithFar
 from compound.models.sound import flaw, tried
 from compound.nn import FarNoise
 from compound.persist import Spec
-from compound.schema import anything, either, many, mapping, nothing, one_of, record, text, told, whole
+from compound.schema import anything, either, many, mapping, nothing, one_of, real, record, text, told, truth, whole
 from compound.types import Task
 
 SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
 FEW = either(nothing, whole(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
-LAYERS = either(nothing, many(anything, most=100))
-OPTIONS = record(
-    {},
-    dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW) | {"widths": LAYERS, "hyper": LAYERS},
-    more=True,
-)
+COUNTS = record({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
+OPTIONS = mapping(either(text(100), truth, real, nothing, many(real, most=100)))  # as far as they do not hang on the method
 TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
 DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
 EXTRA = 2**28  # bytes that a model may need besides those in its file
@@ -102,6 +98,7 @@ def check_options(method: str, options: Any) -> None:
     from compound.models import Method
 
     OPTIONS.check(options, "options")
+    COUNTS.check(options, "options")
     Method(method, **_tuples(options))
 
 
