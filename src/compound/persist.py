@@ -20,12 +20,12 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from compound import __version__
-from compound.outputs import temporary
+from compound.outputs import is_temporary, temporary
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
-CONFIG, TENSORS = "config.json", "tensors.safetensors"
-PARTS = {CONFIG, TENSORS, "report.html"}  # what a model directory may hold; anything else is not ours to delete
+CONFIG, TENSORS, REPORT = "config.json", "tensors.safetensors", "report.html"
+PARTS = {CONFIG, TENSORS, REPORT}  # what a model directory may hold; anything else is not ours to delete
 
 
 class Bundle(NamedTuple):
@@ -35,7 +35,7 @@ class Bundle(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None) -> None:
     """A model directory, `config.json` and `tensors.safetensors`, put in place as a whole."""
     path = Path(path).resolve()
     _refuse_foreign(path)
@@ -48,6 +48,8 @@ def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
     fresh, former = _beside(path, "new"), _former(path)
     fresh.mkdir()
     try:
+        if report is not None:
+            _write(fresh / REPORT, report)
         _write(fresh / TENSORS, data)
         _write(fresh / CONFIG, json.dumps(words, indent=2).encode() + b"\n")
         _sync_directory(fresh)
@@ -208,9 +210,15 @@ def _refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path")
-    others = sorted(entry.name for entry in path.iterdir() if entry.name not in PARTS)
+    others = foreign(path)
     if others:
         raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
+
+
+def foreign(path: Path) -> list[str]:
+    """What a directory holds that is neither part of a model nor left of writing one."""
+    names = sorted(entry.name for entry in path.iterdir())
+    return [name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS)]
 
 
 def _check_format(path: Path, words: Any, wanted: str) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LAYOUT = 3  # of the words below; raised when an older library could not make sense of them
 
 
-def save(estimator: "Estimator", path: str | Path) -> None:
-    """Everything a fitted estimator knows, as a model directory at `path`."""
+def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) -> None:
+    """Everything a fitted estimator knows, as a model directory at `path`, with a report.html where one is given."""
     from sklearn.utils.validation import check_is_fitted
 
     from compound.estimators.regressor import CompoundRegressor
@@ -56,7 +56,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
         words |= {"classes": _plain(classes), "dtype": classes.dtype.str, "temperature": estimator.temperature_.value}  # type: ignore[attr-defined]
         tensors |= {"scores": estimator.sets_.scores, "weights": estimator.sets_.weights}  # type: ignore[attr-defined]
-    persist.save(path, words, tensors)
+    persist.save(path, words, tensors, report)
 
 
 def load(path: str | Path) -> Any:
