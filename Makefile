@@ -1,7 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test machines bench coverage lint clean
+.PHONY: demo test machines fuzz bench coverage lint clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
@@ -16,6 +16,11 @@ machines:
 	ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
 	NUMBA_CPU_NAME=generic $(MAKE) test
 	OMP_WAIT_POLICY=passive $(MAKE) test THREADS=2  # more threads than cores: none may wait in a loop
+
+# about 100,000 damaged models and checkpoints, in two processes
+fuzz: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_files.py --part 0/2 & first=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_files.py --part 1/2; second=$$?; wait $$first && exit $$second
 
 bench: .venv/.stamp
 	$(BIN)/compound bench

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fuzz_damages import put_together, take_apart
 from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
 
@@ -114,6 +115,77 @@ def test_edited_words_are_refused(saved, entry, value):
     (saved / CONFIG).write_text(json.dumps(words))
     with pytest.raises(ValueError, match="edited"):
         compound.load(saved)
+
+
+def changed(words: dict, place: str, value) -> None:
+    *path, last = place.split("/")
+    for name in path:
+        words = words[int(name) if isinstance(words, list) else name]
+    words[int(last) if isinstance(words, list) else last] = value
+
+
+@pytest.mark.parametrize(
+    "place, value, told",
+    [
+        ("threshold", -1.0, "threshold is -1"),
+        ("threshold", float("nan"), "threshold is nan"),
+        ("scale/0", 0.0, r"scale\[0\] is 0"),
+        ("shift", [0.0], "shift has 1 entries, not 2"),
+        ("single", 1, "single is 1, not true or false"),
+        ("seed", True, "seed is True"),
+        ("columns", 3, "3 columns"),
+        ("names", ["a"], "names has 1 entries, not 2"),
+        ("encoder/0/gaps", True, "3 numbers, the model takes 2"),
+        ("encoder/0/scale", "1", "scale"),
+        ("parameters/lr", "fast", "lr is 'fast'"),
+        ("parameters/method/options/widths", [20_000, 20_000], "many times as large"),
+        ("parameters/method/options/members", 10**9, "members"),
+        ("model/inputs", 10**6, "does not fit"),
+        ("model/task/size", 1, "does not fit|not 1"),
+        ("model/options/widths", [20_000, 20_000], "does not fit|has no place"),
+        ("history", [[]], "history"),
+        ("estimator", "CompoundClassifier", "classes"),
+    ],
+)
+def test_words_that_cannot_be_are_refused_whatever_the_checksum(saved, place, value, told):
+    parts = take_apart(saved)
+    changed(parts.words["config"], place, value)
+    put_together(saved, parts)
+    with pytest.raises(ValueError, match=told):
+        compound.load(saved)
+
+
+@pytest.mark.parametrize("dtype", ["|O8x", "<U2000000000", "<M8[s]", "<i8", "|V9", "object"])
+def test_labels_that_do_not_fit_their_type_are_refused(classifier, tmp_path, dtype):
+    classifier.save(tmp_path / "m")
+    parts = take_apart(tmp_path / "m")
+    parts.words["config"]["dtype"] = dtype
+    put_together(tmp_path / "m", parts)
+    if dtype == "object":  # as it was
+        assert list(compound.load(tmp_path / "m").classes_) == ["a", "b", "c"]
+    else:
+        with pytest.raises(ValueError, match="does not hold an estimator"):
+            compound.load(tmp_path / "m")
+
+
+def test_distance_tensors_must_go_together(saved):
+    parts = take_apart(saved)
+    for name in ("far.centres", "far.whiten"):
+        tensors = {**parts.tensors, name: parts.tensors[name][:, :-1].contiguous()}
+        put_together(saved, parts._replace(tensors=tensors))
+        with pytest.raises(ValueError, match="far noise"):
+            compound.load(saved)
+
+
+def test_an_answer_that_is_none_is_not_given(regressor, saved):
+    again = compound.load(saved)
+    with torch.no_grad():
+        again.model_.likelihood.log_noise.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the model has no answer"):
+        again.predict(line(3)[0])
+    with pytest.raises(ValueError, match="NaN"):
+        again.save(saved)  # nor saved
+    compound.load(saved)
 
 
 def test_another_layout_says_why_not(saved, monkeypatch):

@@ -1,16 +1,21 @@
 import json
+import math
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from fuzz_damages import HEADERS, Parts, _in_header, put_together, take_apart
+from fuzz_files import peak, trained
 from torch import Tensor
 
 from compound import persist
-from compound.models import Method, build
-from compound.models.files import load_model, save_model
+from compound.models import METHODS, Method, build
+from compound.models.files import check, describe, load_model, save_model, specs, without_memory
+from compound.outputs import temporary
 from compound.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
 from compound.train import Settings, fit, hold_out
 from compound.types import Task, fork, whole
@@ -293,3 +298,209 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     save(tmp_path / "m", {**bundle.config, "inputs": 2}, bundle.tensors)
     with pytest.raises(ValueError, match="does not fit"):
         load_model(tmp_path / "m")
+
+
+def sealed(path: Path, config=None, tensors=None) -> None:
+    """Other words or tensors at a path, with checksums that fit."""
+    parts = take_apart(path)
+    if config is not None:
+        parts.words["config"] = config
+    put_together(path, Parts(parts.words, tensors or parts.tensors))
+
+
+@KINDS
+@pytest.mark.parametrize("kind", ["pipe", "zeros", "itself", "directory", "huge"])
+def test_only_regular_files_of_bounded_size_are_opened(kind, write, read, tmp_path):
+    write(tmp_path / "a", CONFIG, tensors())
+    for file in contents(tmp_path / "a"):
+        good = file.read_bytes()
+        file.unlink()
+        if kind == "pipe":
+            os.mkfifo(file)  # to open it would wait for ever
+        elif kind == "directory":
+            file.mkdir()
+        elif kind == "huge":
+            file.write_bytes(good)
+            os.truncate(file, 2**40)
+        else:
+            file.symlink_to("/dev/zero" if kind == "zeros" else file)
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path / "a"))):
+            read(tmp_path / "a")
+        file.rmdir() if kind == "directory" else file.unlink()
+        file.write_bytes(good)
+    assert same(read(tmp_path / "a"), Bundle(CONFIG, tensors()))
+
+
+def test_a_header_that_lies_is_refused(tmp_path):
+    for label, edit in HEADERS.items():
+        save(tmp_path / "m", CONFIG, tensors())
+        _in_header("weight", edit)(tmp_path / "m")
+        with pytest.raises(ValueError, match=r"tensors\.safetensors"):
+            load(tmp_path / "m")
+            pytest.fail(label)
+
+
+def test_the_check_comes_before_the_tensors_are_read(tmp_path):
+    save(tmp_path / "m", CONFIG, tensors())
+    seen = []
+    bundle = load(tmp_path / "m", lambda config, layout: seen.append((config, layout)))
+    wanted = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.tensors.items()}
+    assert seen == [(bundle.config, wanted)]
+    file = tmp_path / "m" / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    def refuse(config, layout):
+        raise ValueError("looked at first")
+
+    with pytest.raises(ValueError, match="looked at first"):
+        load(tmp_path / "m", refuse)
+
+
+def test_a_deleted_model_does_not_come_back(tmp_path, monkeypatch):
+    save(tmp_path / "m", CONFIG, tensors())
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # cut off before the former model was deleted
+        save(tmp_path / "m", {"other": 1}, tensors())
+    assert len(list(tmp_path.iterdir())) == 2
+    shutil.rmtree(tmp_path / "m")
+    with pytest.raises(ValueError, match="missing"):
+        load(tmp_path / "m")
+    save(tmp_path / "m", CONFIG, tensors())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]  # and the next save takes it away
+
+
+def test_what_was_cut_off_is_swept_and_what_is_being_written_is_not(tmp_path):
+    stale = tmp_path / ".m.00000000.new"
+    for path in (stale, tmp_path / ".m.other.new", tmp_path / ".n.00000000.new"):
+        path.mkdir()
+        (path / "config.json").write_text("")
+    with temporary(tmp_path / "m", folder=True) as busy:
+        save(tmp_path / "m", CONFIG, tensors())
+        assert not stale.exists() and busy.exists()
+    assert (tmp_path / ".m.other.new").exists() and (tmp_path / ".n.00000000.new").exists()  # not names of ours, not of this model
+
+
+def in_threads(*jobs) -> list[BaseException]:
+    failures = []
+
+    def run(job):
+        try:
+            job()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
+    bundles = [Bundle({"k": k}, tensors(k)) for k in range(2)]
+    save(tmp_path / "m", *bundles[0])
+    saving, reads = [2], []
+
+    def saver(bundle):
+        try:
+            for _ in range(25):
+                save(tmp_path / "m", *bundle)
+        finally:
+            saving[0] -= 1
+
+    def reader():
+        while saving[0] > 0:
+            found = load(tmp_path / "m")
+            reads.append(same(found, bundles[found.config["k"]]))  # words and tensors of one save
+
+    assert in_threads(lambda: saver(bundles[0]), lambda: saver(bundles[1]), reader, reader) == []
+    assert len(reads) > 5 and all(reads) and [entry.name for entry in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("task", [Task("targets", 2), Task("classes", 3)], ids=["targets", "classes"])
+def test_shapes_are_known_without_memory(method, task):
+    """Names, types and shapes on the meta device are those of a real model, whatever the method draws or works out when it is built."""
+    model = build(method, 3, task)
+    check(describe(model), specs(model.state_dict()))
+    with without_memory():
+        assert specs(build(method, 3, task).state_dict()) == specs(model.state_dict())
+        wide = build(method, 100_000, task) if method not in ("laplace", "noisy-kfac") else model
+    assert max(t.numel() for t in wide.state_dict().values()) > 10
+
+
+def test_absurd_sizes_are_refused_before_they_are_built(tmp_path):
+    model = build(Method("vb-cdn", widths=(4,), hyper=(3,)), 3, Task("targets", 1))
+    save_model(model, tmp_path / "m")
+    good = load(tmp_path / "m").config
+    usual = peak()
+    for options in (
+        {"widths": [20_000, 20_000]},
+        {"hyper": [10**6, 10**6]},
+        {"widths": [4] * 90},
+        {"members": 900},
+        {"widths": [10**7] * 9},
+    ):
+        sealed(tmp_path / "m", {**good, "options": {**good["options"], **options}})
+        with pytest.raises(ValueError, match="does not hold a model"):
+            load_model(tmp_path / "m")
+    for entry in ({"inputs": 10**6}, {"task": {"kind": "targets", "size": 10**6}}):
+        sealed(tmp_path / "m", {**good, **entry})
+        with pytest.raises(ValueError, match="does not hold a model"):
+            load_model(tmp_path / "m")
+    assert peak() - usual < 2**28  # bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.float64], ids=str)
+def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
+    """Compiled loops read and write it as float32: beyond its end, were it taken as it is."""
+    model = build(Method("mnf", widths=(4,), flow_hidden=3), 3, Task("targets", 1))
+    save_model(model, tmp_path / "m")
+    for name in ("stack.0.bias", "stack.1.flow.weight", "head.log_noise"):
+        sealed(tmp_path / "m", tensors={**model.state_dict(), name: model.state_dict()[name].to(dtype)})
+        with pytest.raises(ValueError, match=r"float|F8"):
+            load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "huge", "missing"])
+def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
+    """A shrunken moment would be read beyond its end by the fused step."""
+    path = tmp_path / "checkpoint"
+    trained("map", "targets", path, 4)
+    tree = unpack(load_file(path))
+    states, state = tree["optimizer"]["state"], tree["state"]
+    if damage in ("exp_avg", "exp_avg_sq", "step"):
+        states[1][damage] = states[1][damage].reshape(-1)[:-1]
+    elif damage in ("averaged", "best"):
+        state[damage][0] = state[damage][0][..., :-1]
+    elif damage == "sums":
+        state["sums"] = state["sums"].float()
+    elif damage == "groups":
+        tree["optimizer"]["param_groups"][0]["betas"] = (2.0, 0.9)
+    elif damage == "negative":
+        states[0]["exp_avg_sq"] -= 1
+    elif damage == "huge":
+        states[0]["exp_avg"] += 1e9
+    else:
+        del states[0]["exp_avg"]
+    save_file(path, *pack(tree))
+    with pytest.raises(ValueError, match="checkpoint"):
+        trained("map", "targets", path)
+
+
+def test_a_model_that_cannot_answer_is_refused(tmp_path):
+    model = trained("map", "targets")
+    for value in (math.nan, math.inf, 3e38):
+        save_model(model, tmp_path / "m")
+        spoilt = {
+            name: torch.full_like(tensor, value) if name.endswith("weight") else tensor for name, tensor in model.state_dict().items()
+        }
+        sealed(tmp_path / "m", tensors=spoilt)
+        with pytest.raises(ValueError, match="does not hold a model that works"):
+            load_model(tmp_path / "m")
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        save_model(model, tmp_path / "n")
+    assert not (tmp_path / "n").exists()

@@ -1,17 +1,21 @@
 """Words and tensors on disk: models as directories, checkpoints as single files.
 
 Every file is complete or absent (temporary name, fsync, rename), carries checksums, and is only ever read as JSON and
-safetensors: loading executes nothing.
+safetensors: loading executes nothing. Only regular files of bounded size are opened. A checksum is no validation, for anybody can
+make one: what words and tensors must be, `check` says, before the tensors are read.
 """
 
 import hashlib
 import json
+import math
 import os
-import shutil
-import uuid
-from collections.abc import Mapping
+import reprlib
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,11 +25,21 @@ from torch import Tensor
 
 from compound import __version__
 from compound.outputs import is_temporary, temporary
+from compound.replacing import TRIES, place, repair, replace, sweep
+from compound.schema import anything, many, mapping, one_of, record, text, whole
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
 CONFIG, TENSORS, REPORT = "config.json", "tensors.safetensors", "report.html"
 PARTS = {CONFIG, TENSORS, REPORT}  # what a model directory may hold; anything else is not ours to delete
+WORDS, BYTES = 16 * 2**20, 8 * 2**30  # the largest config.json (or header of tensors), and the largest file of tensors
+PAUSE = 0.005  # seconds before a reader whose model was replaced meanwhile looks again
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+FRAME = record({"format": text(), "version": whole(1), "library": text(), "config": anything, "tensors": text()})
+ENTRY = record({"dtype": one_of(*DTYPES), "shape": many(whole(), most=20), "data_offsets": many(whole(), 2, 2)})
 
 
 class Bundle(NamedTuple):
@@ -35,51 +49,93 @@ class Bundle(NamedTuple):
     tensors: dict[str, Tensor]
 
 
+class Spec(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Header(NamedTuple):
+    """What a safetensors file says of itself."""
+
+    metadata: Any
+    layout: dict[str, Spec]
+
+
+Check = Callable[[Any, Mapping[str, Spec]], None]  # raises ValueError where words or tensors are not as they must be
+
+
 def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None) -> None:
-    """A model directory, `config.json` and `tensors.safetensors`, put in place as a whole."""
-    path = Path(path).resolve()
+    """A model directory, `config.json` and `tensors.safetensors`, put in place as a whole; the last of several savers wins."""
+    path = _real(path)
     _refuse_foreign(path)
     data = tensor_bytes(_storable(tensors), {"format": "pt"})
     words = {"format": MODEL, "version": VERSION, "library": __version__, "config": config, "tensors": hashlib.sha256(data).hexdigest()}
     words = json.loads(_json(words))  # as it will be read: tuples are lists, keys are text
     words["sha256"] = hashlib.sha256(_json(words)).hexdigest()
+    shown = json.dumps(words, indent=2).encode() + b"\n"
+    if len(shown) > WORDS or len(data) > BYTES:
+        raise ValueError(
+            f"the model takes {len(shown)} bytes of words and {len(data)} of tensors: at most {WORDS} and {BYTES} can be saved"
+        )
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh, former = _beside(path, "new"), _former(path)
-    fresh.mkdir()
-    try:
+    repair(path)  # before `temporary` takes away what a save that was cut off has left
+    with temporary(path, folder=True) as fresh:
         if report is not None:
             _write(fresh / REPORT, report)
         _write(fresh / TENSORS, data)
-        _write(fresh / CONFIG, json.dumps(words, indent=2).encode() + b"\n")
+        _write(fresh / CONFIG, shown)
         _sync_directory(fresh)
-        if path.exists():  # a directory cannot be replaced in one move; `load` knows about the moment between the two
-            shutil.rmtree(former, ignore_errors=True)
-            os.rename(path, former)
-        os.rename(fresh, path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        replace(fresh, path)
     _sync_directory(path.parent)
-    shutil.rmtree(former, ignore_errors=True)
+    sweep(path)
 
 
-def load(path: str | Path) -> Bundle:
-    """The content of a model directory; anything but exactly what was saved is refused."""
-    path = Path(path).resolve()
-    if not path.exists() and _former(path).exists():
-        path = _former(path)  # a save was cut off between its two moves: the former model is whole
-    text = _read(path / CONFIG)
+def load(path: str | Path, check: Check | None = None) -> Bundle:
+    """The content of a model directory; anything but exactly what was saved is refused.
+
+    `check` sees the words, and names, types and shapes of the tensors, before the tensors are read.
+    """
+    path = _real(path)
+    for _ in range(TRIES):
+        found = place(path)
+        try:
+            return _loaded(found.path, check)
+        except ValueError:
+            if found == place(path):
+                raise
+        time.sleep(PAUSE)  # another process has put a model in its place meanwhile
+    raise ValueError(f"{path} is replaced all the time by another process: wait for it and load again")
+
+
+def _loaded(path: Path, check: Check | None) -> Bundle:
+    with _opened(path / CONFIG, WORDS) as file:
+        written = file.read(WORDS + 1)
     try:
-        words = json.loads(text)
+        words = json.loads(written)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path / CONFIG} is not readable as JSON: restore the file or save the model again") from error
     _check_format(path / CONFIG, words, MODEL)
     if words.pop("sha256", None) != hashlib.sha256(_json(words)).hexdigest():
         raise ValueError(f"{path / CONFIG} was edited or damaged (its checksum differs): restore the file or save the model again")
-    data = _read(path / TENSORS)
+    FRAME.check(words, str(path / CONFIG))
+    with _opened(path / TENSORS, BYTES) as file:
+        try:
+            layout = _header(file).layout
+        except ValueError as error:
+            raise ValueError(f"{path / TENSORS} is damaged or cut off ({error}): save the model again") from error
+        if check is not None:
+            check(words["config"], layout)
+        file.seek(0)
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != words["tensors"]:
         raise ValueError(f"{path / TENSORS} is damaged, cut off or of another save than {CONFIG}: save the model again")
-    return Bundle(words["config"], _tensors(data))
+    try:
+        return Bundle(words["config"], _tensors(data))
+    except (SafetensorError, RuntimeError, LookupError, TypeError, AssertionError) as error:
+        raise ValueError(f"{path / TENSORS} is not readable as safetensors ({error}): save the model again") from error
 
 
 def save_file(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -93,20 +149,22 @@ def save_file(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str,
 def load_file(path: str | Path) -> Bundle:
     """The content of a checkpoint; anything but exactly what was saved is refused."""
     path = Path(path)
-    data = _read(path)
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        words = json.loads(header["__metadata__"]["compound"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path") from error
-    _check_format(path, words, CHECKPOINT)
+    with _opened(path, BYTES) as file:
+        try:
+            header = _header(file)
+            words = json.loads(header.metadata["compound"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path") from error
+        _check_format(path, words, CHECKPOINT)
+        file.seek(0)
+        data = file.read()
     try:
         tensors = _tensors(data)
         text = str(words["config"])
         if words["sha256"] != digest(text, tensors):
             raise ValueError("checksum differs")
         return Bundle(json.loads(text), tensors)
-    except (ValueError, LookupError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:  # RuntimeError: nested too deep
         raise ValueError(f"{path} is damaged or cut off ({error}): delete it to start afresh") from error
 
 
@@ -147,14 +205,19 @@ def unpack(bundle: Bundle) -> Any:
         if kind == "dict":
             return {key: value(entry) for key, entry in content}
         entries = [value(entry) for entry in content]
-        return tuple(entries) if kind == "tuple" else entries
+        return {"tuple": tuple, "list": list}[kind](entries)
 
-    return value(bundle.config["tree"])
+    try:
+        return value(bundle.config["tree"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"the words are no tree of dicts, lists and tensors ({type(error).__name__}: {reprlib.repr(str(error))})"
+        ) from error
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
     """The file is the old one or the new one at every moment, also through a power cut."""
-    path = Path(path).resolve()
+    path = _real(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary(path) as fresh:
         _write(fresh, data)
@@ -172,11 +235,48 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _read(path: Path) -> bytes:
+def _real(path: str | Path) -> Path:
+    """Links followed; `Path.resolve` fails on those that lead to themselves."""
+    return Path(os.path.realpath(path))
+
+
+@contextmanager
+def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
+    """A regular file of at most so many bytes. It is looked at first: to open a pipe may wait for ever, to open a device may act."""
     try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(f"{path} is missing or not a file: it is a directory, pipe or device, check the path")
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{path} is missing or not a file: check the path") from error
+    except OSError as error:  # no permission, a link to itself, a name too long
+        raise ValueError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from error
+    with file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise ValueError(f"{path} has {found.st_size} bytes: a file of at most {most} is expected there")
+        yield file
+
+
+def _header(file: BinaryIO) -> Header:
+    """Of a safetensors file, which must be exactly as long as its tensors need."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(WORDS, size - 8):
+        raise ValueError("its header is longer than the file")
+    try:
+        entries = json.loads(file.read(length))
+    except RecursionError as error:
+        raise ValueError("its header is nested too deeply") from error
+    mapping(anything).check(entries, "its header")
+    metadata, layout, total = entries.pop("__metadata__", None), {}, 8 + length
+    for name, entry in entries.items():
+        ENTRY.check(entry, f"the tensor {reprlib.repr(name)}")
+        layout[name] = Spec(DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        total += math.prod(entry["shape"]) * layout[name].dtype.itemsize
+    if total != size:
+        raise ValueError(f"its tensors need {total} bytes, it has {size}")
+    return Header(metadata, layout)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -196,33 +296,26 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _beside(path: Path, word: str) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{word}")  # tempfile would make it unreadable to others
-
-
-def _former(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
-
-
 def _refuse_foreign(path: Path) -> None:
     """Replacing deletes, so only what is a model directory and nothing more is replaced."""
-    if not path.exists():
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
         return
-    if not path.is_dir():
-        raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path")
-    others = foreign(path)
+    except NotADirectoryError as error:
+        raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path") from error
+    others = foreign(names)
     if others:
         raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
 
 
-def foreign(path: Path) -> list[str]:
-    """What a directory holds that is neither part of a model nor left of writing one."""
-    names = sorted(entry.name for entry in path.iterdir())
-    return [name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS)]
+def foreign(names: Iterable[str]) -> list[str]:
+    """Which names in a directory are neither part of a model nor left of writing one."""
+    return sorted(name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS))
 
 
 def _check_format(path: Path, words: Any, wanted: str) -> None:
-    if not isinstance(words, dict) or words.get("format") != wanted or not isinstance(words.get("version"), int):
+    if not isinstance(words, dict) or words.get("format") != wanted or type(words.get("version")) is not int:
         raise ValueError(f"{path} is not a {wanted.replace('-', ' ')}: choose another path")
     if words["version"] > VERSION:
         raise ValueError(f"{path} has format version {words['version']}, this library reads up to {VERSION}: install a newer compound")
@@ -231,7 +324,7 @@ def _check_format(path: Path, words: Any, wanted: str) -> None:
 def _json(words: Any) -> bytes:
     try:
         return json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ValueError(f"the configuration does not fit into JSON ({error}): use numbers, text, lists and dicts") from error
 
 

@@ -5,6 +5,7 @@ All randomness comes from streams named by purpose and step, so a run that is ki
 
 import dataclasses
 import math
+import reprlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,9 @@ from compound import persist
 from compound.compat import foreach_lerp_
 from compound.gradients import clipper, settle
 from compound.models.base import Model
+from compound.models.files import check_finite, compare, fill, specs
+from compound.persist import Spec
+from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
 from compound.types import Batch, Task, fork, member_seed, seed_of
 
 NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
@@ -157,6 +161,29 @@ class _State:
     held_out: float = math.nan
 
 
+class _Run(NamedTuple):
+    """What a state must fit."""
+
+    optimizer: torch.optim.Optimizer
+    parameters: list[Tensor]
+    everything: list[Tensor]
+    sums: Tensor
+    settings: Settings
+
+
+TENSOR = leaf("a tensor", lambda value: isinstance(value, Tensor))
+DICT = leaf("a record", lambda value: isinstance(value, dict))
+PAST = record({name: many(real) for name in COLUMNS})
+CONTENT = record({"identity": DICT, "finished": truth, "model": mapping(TENSOR)}, more=True)
+FINISHED = record({"history": record({"columns": PAST, "best_step": whole()})}, more=True)
+OPTIMIZER = record({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
+STATE = record(
+    {"averaged": many(TENSOR), "best": many(TENSOR), "sums": TENSOR, "columns": PAST, "best_value": real, "held_out": real}
+    | {name: whole() for name in ("step", "best_step", "stale", "skipped")}
+)
+RUNNING = record({"optimizer": OPTIMIZER, "state": STATE}, more=True)
+
+
 def fit(
     model: Model,
     data: Batch,
@@ -174,22 +201,26 @@ def fit(
     found, identity = None, {}
     if checkpoint is not None:
         identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
-        found = _resume(model, checkpoint, identity) if checkpoint.exists() else None
-    if found is None:
-        model.start(data, fork(seed, "start"))
-    elif found["finished"]:
-        return History(**found["history"])
+        found = _found(checkpoint, identity) if checkpoint.exists() else None
+    if found is None or not found["finished"]:
+        model.start(data, fork(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
+    if found is not None and checkpoint is not None:
+        try:
+            fill(model, found["model"])
+        except ValueError as error:
+            raise ValueError(f"{checkpoint} does not fit the model ({error}): choose another path or delete the file") from error
+        if found["finished"]:
+            return History(**found["history"])
 
     parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     everything = [*parameters, *model.buffers()]  # a method may keep running factors as buffers
     optimizer = model.optimizer(settings)
-    if found is None:
-        averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
-        sums = torch.zeros(2, model.members, dtype=torch.float64, device=data.x.device)
-        state = _State(averaged, [], sums, History().columns)
+    sums = torch.zeros(2, model.members, dtype=torch.float64, device=data.x.device)
+    if found is not None and checkpoint is not None:
+        state = _resumed(found, checkpoint, _Run(optimizer, parameters, everything, sums, settings))
     else:
-        optimizer.load_state_dict(found["optimizer"])
-        state = _State(**found["state"])
+        averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
+        state = _State(averaged, [], sums, History().columns)
     check = _check_batch(data, settings, seed) if settings.checks else None
     every = max(1, settings.steps // (settings.checks or 50))
     feed, clip = _feed(data, rows, settings, seed), clipper(parameters, model.members, settings.clip_value, settings.clip_norm)
@@ -380,22 +411,77 @@ def _identity(model: Model, data: Batch, settings: Settings, seed: int) -> dict[
     return {"model": description, "seed": seed, "data": persist.digest(str(data.size), tensors), **dataclasses.asdict(settings)}
 
 
-def _resume(model: Model, path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint of the same run holds, its tensors already in the model."""
+def _found(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint of the same run holds."""
+    bundle = persist.load_file(path)
     try:
-        found: dict[str, Any] = persist.unpack(persist.load_file(path))
-        known = found["identity"]
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"{path} is not a checkpoint of a fit: choose another path") from error
+        found: dict[str, Any] = persist.unpack(bundle)
+        CONTENT.check(found, "it")
+        (FINISHED if found["finished"] else RUNNING).check(found, "it")
+        check_finite(bundle.tensors)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a checkpoint of a fit ({error}): choose another path or delete the file") from error
     for name, value in identity.items():
-        former = known.get(name)
+        former = found["identity"].get(name)
         if former != value:
-            raise ValueError(f"{path} is of a run with {name} {former!r}, this one has {value!r}: choose another path or delete the file")
-    try:
-        model.load_state_dict(found["model"])
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model ({error}): choose another path or delete the file") from error
+            told = f"{path} is of a run with {name} {reprlib.repr(former)}, this one has {value!r}"
+            raise ValueError(f"{told}: choose another path or delete the file")
     return found
+
+
+def _resumed(found: dict[str, Any], path: Path, run: _Run) -> _State:
+    """The state of the run, with the optimizer's own put in place. The fused step reads as far as the parameter goes: sizes must agree."""
+    try:
+        saved, groups = found["optimizer"], run.optimizer.param_groups
+        if _fixed(saved["param_groups"]) != _fixed(run.optimizer.state_dict()["param_groups"]):
+            raise ValueError("its optimizer has other groups or options")
+        order = [(parameter, group) for group in groups for parameter in group["params"]]
+        if not saved["state"].keys() <= set(range(len(order))):
+            raise ValueError("its optimizer has other parameters")
+        for number, kept in saved["state"].items():
+            parameter, group = order[number]
+            tensors = {name: value for name, value in kept.items() if value is not None}
+            _check_moments(tensors, parameter, group, isinstance(run.optimizer, torch.optim.Adam))
+        state = _State(**found["state"])
+        like = {"averaged": run.parameters if run.settings.average else [], "best": run.everything if state.best else []}
+        for name, wanted in like.items():
+            compare(_numbered(wanted), _numbered(getattr(state, name)))
+        compare(_numbered([run.sums]), _numbered([state.sums]))
+        lengths, last = {len(column) for column in state.columns.values()}, max(state.columns["step"], default=0)
+        if len(lengths) != 1 or not max(last, state.best_step) <= state.step <= run.settings.steps:
+            raise ValueError("its history is not that of its steps")
+        run.optimizer.load_state_dict(saved)
+    except (ValueError, RuntimeError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} does not fit the run ({error}): choose another path or delete the file") from error
+    return state
+
+
+def _check_moments(kept: dict[str, Tensor], parameter: Tensor, group: dict[str, Any], adam: bool) -> None:
+    """Tensors like the parameter, and a count of steps. Adam has all three of its states; other optimizers make anew what is missing."""
+    wanted = {name: Spec(parameter.dtype, tuple(parameter.shape)) for name in (("exp_avg", "exp_avg_sq", "step") if adam else kept)}
+    if "step" in wanted:  # rows that are trained one by one count one by one
+        dtype = torch.float32 if group.get("fused") else torch.get_default_dtype()
+        wanted["step"] = Spec(dtype, (len(parameter), 1) if "size" in group else ())
+    compare(wanted, specs(kept))
+    for name in ("exp_avg_sq", "second", "step"):
+        if name in kept and bool((kept[name] < 0).any()):
+            raise ValueError(f"its optimizer has a negative {name}")
+    if adam:
+        first, second = group["betas"]
+        # by Cauchy and Schwarz, whatever the gradients were; what lies beyond would throw the weights away at the next step
+        bound = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second)) if first**2 < second < 1 else math.inf
+        if bool((kept["exp_avg"].double().abs() > 1.01 * bound * kept["exp_avg_sq"].double().sqrt() + 1e-12).any()):
+            raise ValueError("its optimizer has a mean of gradients larger than their squares allow")
+
+
+def _fixed(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """All but the rate, which is set at every step, as words and a digest: entries may be tensors."""
+    words, tensors = persist.pack([{name: value for name, value in group.items() if name != "lr"} for group in groups])
+    return words, persist.digest("", tensors)
+
+
+def _numbered(tensors: Sequence[Tensor]) -> dict[str, Spec]:
+    return specs({str(i): tensor for i, tensor in enumerate(tensors)})
 
 
 @contextmanager

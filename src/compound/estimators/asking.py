@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from compound.models import Model
+from compound.models.sound import flaw
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import fork
 
@@ -37,6 +38,13 @@ def blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int
 def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
     """The same without the padding: what is computed from them may differ in the last bit between other numbers of rows."""
     return (first(answer, rows) for answer, rows in blocks(model, x, seed))
+
+
+def sound(answer: P) -> P:
+    """The answer, if it is one."""
+    if wrong := flaw(answer):
+        raise ValueError(f"the model has no answer ({wrong}): training went astray or its file was made up, fit again with a smaller lr")
+    return answer
 
 
 def first(answer: P, rows: int) -> P:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from compound.data.encoder import Encoder, all_numbers, refuse_times
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK, blocks, first, padded
+from compound.estimators.asking import BLOCK, blocks, first, padded, sound
 from compound.estimators.strangeness import Strangeness
 from compound.models import Method, Model
 from compound.predictive import Predictive
@@ -251,13 +251,13 @@ class Estimator(BaseEstimator, ABC):
     def _answers(self, X: Any) -> Iterator[Predictive]:
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
-        return (first(self._finished(answer), rows) for answer, rows in blocks(self.model_, self._encoded(X), self.seed_))
+        return (first(sound(self._finished(answer)), rows) for answer, rows in blocks(self.model_, self._encoded(X), self.seed_))
 
     def _each(self, X: Any, what: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
         """A function of each row's answer. It sees whole blocks, so that a row's numbers do not depend on its neighbours."""
         check_is_fitted(self)
         parts = blocks(self.model_, self._encoded(X), self.seed_)
-        return torch.cat([what(self._finished(answer))[:rows] for answer, rows in parts])
+        return torch.cat([what(sound(self._finished(answer)))[:rows] for answer, rows in parts])
 
     @abstractmethod
     def _finished(self, answer: Predictive) -> Predictive:

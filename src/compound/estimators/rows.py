@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from compound.estimators.asking import blocks, first
+from compound.estimators.asking import blocks, first, sound
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import before, quantile, score
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -106,7 +106,7 @@ def strange(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
 
 def _blocks(estimator: Estimator, x: Tensor) -> Iterator[tuple[Predictive, int]]:
     """Answers, padding included, and how many rows of each are meant: cut what was computed, not what it is computed from."""
-    return ((estimator._finished(answer), rows) for answer, rows in blocks(estimator.model_, x, estimator.seed_))
+    return ((sound(estimator._finished(answer)), rows) for answer, rows in blocks(estimator.model_, x, estimator.seed_))
 
 
 def _cut(columns: dict[str, Array], rows: int) -> dict[str, Array]:

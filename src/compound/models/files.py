@@ -1,31 +1,65 @@
-"""Models as directories: what `persist` saves, plus how to build the model again."""
+"""Models as directories: what `persist` saves, plus how to build the model again.
+
+Before a tensor is read the description is held against the options of its method, and names, types and shapes of all tensors against
+those of a model built from it without memory (on torch's meta device). What cannot be checked beforehand a trial question shows.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from compound import persist
 from compound.models.base import Model
 from compound.models.far import WithFar
+from compound.models.sound import flaw, tried
+from compound.nn import FarNoise
+from compound.persist import Spec
+from compound.schema import anything, either, many, mapping, nothing, one_of, record, text, told, whole
 from compound.types import Task
+
+SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
+FEW = either(nothing, whole(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
+LAYERS = either(nothing, many(anything, most=100))
+OPTIONS = record(
+    {},
+    dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW) | {"widths": LAYERS, "hyper": LAYERS},
+    more=True,
+)
+TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
+DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
+EXTRA = 2**28  # bytes that a model may need besides those in its file
 
 
 def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
     """Model directory at `path`; `extra` (columns, encoder, thresholds) is kept beside the model's description."""
     config = describe(model)
+    check(config, specs(model.state_dict()))
+    check_finite(model.state_dict())
     persist.save(path, config if extra is None else {**config, "extra": extra}, model.state_dict())
 
 
 def load_model(path: str | Path) -> Model:
     """The model saved at `path`; it answers with the same bits."""
+
+    def look(config: Any, found: Mapping[str, Spec]) -> None:
+        try:
+            check(config, found)
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold a model of this version ({error}): save it again or choose another path") from error
+
+    bundle = persist.load(path, look)
     try:
-        return rebuild(persist.load(path))
-    except KeyError as error:
-        raise ValueError(f"{path} has no entry {error}: it does not hold a model, choose another path") from error
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the method it names ({error}): save the model again with this version") from error
+        return rebuild(bundle)
+    except ValueError as error:
+        raise ValueError(f"{path} does not hold a model that works ({error}): save it again or choose another path") from error
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -37,18 +71,127 @@ def describe(model: Model) -> dict[str, Any]:
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 
-def rebuild(bundle: persist.Bundle) -> Model:
-    """A fresh model of the description, filled with the saved tensors."""
-    from compound.models import Method, build  # here, not above: that module imports every method
+def check(config: Any, found: Mapping[str, Spec]) -> None:
+    """Refuse a description that is none, and tensors of another name, type or shape than its model has."""
+    DESCRIPTION.check(config, "the model")
+    check_options(config["method"], config["options"])
+    members = config["options"].get("members") or 1
+    if members > 1 and not any(members in spec.shape for spec in found.values()):  # looked at first: every member costs time to build
+        raise ValueError(f"no tensor is for {members} members")
+    model = shaped(config)
+    if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
+        model.double()  # turned to float64 as a whole after it was built
+    compare_module(model, found)
+    if (needed := size(model)) > sum(map(math.prod, (spec.shape for spec in found.values()))) * 8 + EXTRA:
+        raise ValueError(f"it needs {needed} bytes, many more than are in the file")
 
-    config = bundle.config
-    options = {name: _tuples(value) for name, value in config["options"].items()}
-    model = build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
+
+def shaped(config: Mapping[str, Any]) -> Model:
+    """The model of a description, its tensors without memory."""
+    with without_memory():
+        return _built(config)
+
+
+def size(model: Model) -> int:
+    """Bytes of its tensors, those included that are not saved."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
+
+
+def check_options(method: str, options: Any) -> None:
+    """The options of a method: of the types of its `Config`, and no more turns than one waits for."""
+    from compound.models import Method
+
+    OPTIONS.check(options, "options")
+    Method(method, **_tuples(options))
+
+
+def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
+    """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
+    compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
+    for name, part in module.named_modules():
+        if isinstance(part, FarNoise):
+            _compare_far(found, f"{name}." if name else "")
+
+
+def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
+    """A size of 0 in what is wanted, a fresh module's, is one that data decide."""
+    for name in sorted(found.keys() - wanted.keys()):
+        raise ValueError(f"there is a tensor {reprlib.repr(name)}, which has no place")
+    for name, (dtype, shape) in wanted.items():
+        if name not in found:
+            raise ValueError(f"the tensor {reprlib.repr(name)} is missing")
+        if found[name].dtype is not dtype:
+            raise ValueError(f"the tensor {reprlib.repr(name)} is of {found[name].dtype}, not {dtype}")
+        mine = found[name].shape
+        if len(mine) != len(shape) or any(a != b for a, b in zip(mine, shape, strict=True) if b):
+            raise ValueError(f"the tensor {reprlib.repr(name)} has shape {mine}, it does not fit {shape}")
+
+
+def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
+    """The sizes that data decide go together: one rank, and as many shapes as centres or none."""
+    if missing := {prefix + "whiten", prefix + "centres"} - found.keys():
+        raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
+    (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
+    if width != rank or rank > features or (count == 0) != (rank == 0):
+        raise ValueError(f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}")
+    shapes = tuple(found[prefix + name].shape for name in ("roots", "tightness") if prefix + name in found)
+    if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
+        raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"the tensor {reprlib.repr(name)} holds NaN or infinity")
+
+
+def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
+    return {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def rebuild(bundle: persist.Bundle) -> Model:
+    """A fresh model of the description, filled with the saved tensors; `check` has seen both."""
+    model = _built(bundle.config)
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if name in bundle.tensors:  # a model turned to float64 after it was built comes back as float64
             value.data = value.data.to(bundle.tensors[name].dtype)
-    model.load_state_dict(bundle.tensors)
+    fill(model, bundle.tensors)
     return model
+
+
+def fill(model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """The tensors put into the model, which is then asked on trial."""
+    check_finite(tensors)
+    compare_module(model, specs(tensors))
+    try:
+        model.load_state_dict(tensors)
+        answer = tried(model)
+    except (RuntimeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"the tensors do not fit the method ({told(error)})") from error
+    if answer is not None and (wrong := flaw(answer)):
+        raise ValueError(f"asked on trial, {wrong}")
+
+
+def _built(config: Mapping[str, Any]) -> Model:
+    from compound.models import Method, build  # here, not above: that module imports every method
+
+    options = {name: _tuples(value) for name, value in config["options"].items()}
+    try:
+        return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
+    except (TypeError, RuntimeError, ArithmeticError, LookupError) as error:  # options that do not go together, sizes beyond 64 bits
+        raise ValueError(f"it cannot be built ({told(error)})") from error
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Tensors have shapes only, of the dtypes that a model is built with by default."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(former)
 
 
 def _tuples(value: Any) -> Any:

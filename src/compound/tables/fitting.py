@@ -84,7 +84,7 @@ def check_model_path(out: Path) -> None:
     """Refuse, before any work, a place where no model can be put."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    others = persist.foreign(out) if out.exists() else []
+    others = persist.foreign(os.listdir(out)) if out.is_dir() else []
     if others:
         raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
     if out.exists() and not os.access(out, os.W_OK):

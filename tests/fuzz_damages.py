@@ -1,0 +1,351 @@
+"""Ways to damage a saved model or checkpoint, with checksums made to fit again.
+
+Every damage is a function of a whole copy; `damages(path)` names all there are for what is saved at a path.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+
+from compound import persist
+from compound.persist import CONFIG, TENSORS
+
+GONE = object()
+
+
+class Damage(NamedTuple):
+    label: str
+    do: Callable[[Path], None]  # to a whole copy
+
+
+class Parts(NamedTuple):
+    """What is saved: the words, and the tensors."""
+
+    words: Any
+    tensors: dict[str, Tensor]
+
+
+def damages(path: Path) -> Iterator[Damage]:
+    """Every kind of damage to every file, word and tensor of a model directory or checkpoint."""
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        yield from of_file(file.relative_to(path) if path.is_dir() else Path())
+    parts = take_apart(path)
+    for where in places(parts.words):
+        for label, change in WORDS.items():
+            yield Damage(f"{'.'.join(map(str, where))} {label}", _in_words(where, change))
+    for name in parts.tensors:
+        for label, alter in TENSOR.items():
+            yield Damage(f"{name} {label}", _in_tensors(name, alter))
+    for label, edit in HEADERS.items():
+        for name in parts.tensors:
+            yield Damage(f"{name} header {label}", _in_header(name, edit))
+
+
+# Files
+
+
+def of_file(name: Path) -> Iterator[Damage]:
+    """`name` below the copy; empty where the copy is the file itself."""
+
+    def over(label: str, write: Callable[[Path], None]) -> Damage:
+        def do(copy: Path) -> None:
+            target = copy / name
+            target.unlink()
+            write(target)
+
+        return Damage(f"{name} {label}", do)
+
+    def bytes_of(label: str, change: Callable[[bytes], bytes]) -> Damage:
+        return Damage(f"{name} {label}", lambda copy: _rewrite(copy / name, change))
+
+    yield over("missing", lambda file: None)
+    yield over("empty", lambda file: file.write_bytes(b""))
+    yield over("a pipe", os.mkfifo)
+    yield over("a directory", Path.mkdir)
+    yield over("a socket", _socket)
+    yield over("a link to itself", lambda file: file.symlink_to(file))
+    yield over("a link to nowhere", lambda file: file.symlink_to(file.with_name("nowhere")))
+    yield over("a link to endless zeros", lambda file: file.symlink_to("/dev/zero"))
+    yield over("a link to a directory", lambda file: file.symlink_to("/proc"))
+    yield over("random bytes", lambda file: file.write_bytes(np.random.default_rng(0).bytes(1000)))
+    yield over("nested without end", lambda file: file.write_bytes(b"[" * 1_000_000))
+    yield Damage(f"{name} a terabyte of nothing", lambda copy: os.truncate(copy / name, 2**40))
+    yield Damage(f"{name} four gigabytes of nothing", lambda copy: os.truncate(copy / name, 2**32))
+    for part in (1, 7, 8, 9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, -1, -2):
+        yield bytes_of(f"cut to {part}", lambda whole, part=part: whole[: int(part * len(whole)) if 0 < part < 1 else part])
+    for k in range(40):
+        yield bytes_of(f"flipped {k}", lambda whole, k=k: _flipped(whole, k))
+    yield bytes_of("twice", lambda whole: whole + whole)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        here = os.getcwd()
+        os.chdir(path.parent)  # names of sockets are short
+        try:
+            end.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def _flipped(whole: bytes, k: int) -> bytes:
+    place = int(np.random.default_rng(k).integers(len(whole)))
+    return whole[:place] + bytes([whole[place] ^ 1 << k % 8]) + whole[place + 1 :]
+
+
+# Words
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def negative(value: Any) -> Any:
+    return -value if isinstance(value, int | float) and value else -1
+
+
+WORDS: dict[str, Callable[[Any], Any]] = {
+    "removed": lambda value: GONE,
+    "null": lambda value: None,
+    "true": lambda value: True,
+    "text": lambda value: "text",
+    "no text": lambda value: "",
+    "half a letter": lambda value: "\ud800",
+    "list": lambda value: [1, 2],
+    "empty list": lambda value: [],
+    "record": lambda value: {"a": 1},
+    "empty record": lambda value: {},
+    "NaN": lambda value: float("nan"),
+    "infinite": lambda value: float("inf"),
+    "negative": negative,
+    "0": lambda value: 0,
+    "0.5": lambda value: 0.5,
+    "1": lambda value: 1,
+    "20000": lambda value: 20_000,
+    "1e9": lambda value: 10**9,
+    "1e18": lambda value: 10**18,
+    "1e400": lambda value: 10**400,
+    "tiny": lambda value: 1e-300,
+    "large": lambda value: 1e38,
+    "huge": lambda value: 1e300,
+    "nested": lambda value: nested(200),
+    "nested deeply": lambda value: nested(900),
+    "in a list": lambda value: [value],
+    "twice": lambda value: value + value if isinstance(value, list | str) else value,
+    "wide": lambda value: [20_000, 20_000],
+    "long": lambda value: [1] * 100_000,
+    "many words": lambda value: "a" * 1_000_000,
+    "a million members": lambda value: {str(k): k for k in range(100_000)},
+}
+
+
+def places(words: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where words can be changed: every entry of every record, the first two and the last of every list."""
+    if start:
+        yield start
+    if isinstance(words, dict):
+        for name, value in words.items():
+            yield from places(value, (*start, name))
+    elif isinstance(words, list):
+        for i in sorted({0, 1, len(words) - 1} & set(range(len(words)))):
+            yield from places(words[i], (*start, i))
+
+
+def _in_words(where: tuple[Any, ...], change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def do(path: Path) -> None:
+        parts = take_apart(path)
+        holder = parts.words
+        for step in where[:-1]:
+            holder = holder[step]
+        value = change(copy.deepcopy(holder[where[-1]]))
+        if value is GONE:
+            del holder[where[-1]]
+        else:
+            holder[where[-1]] = value
+        put_together(path, parts)
+
+    return do
+
+
+# Tensors
+
+
+def shorter(t: Tensor) -> Tensor:
+    return t[:-1] if t.ndim else t.reshape(1)
+
+
+def longer(t: Tensor) -> Tensor:
+    return torch.cat([t, t[-1:]]) if t.ndim and len(t) else t.new_ones(2, *t.shape[1:])
+
+
+def narrower(t: Tensor) -> Tensor:
+    return t[..., :-1] if t.ndim else t.reshape(1, 1)
+
+
+def filled(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda t: torch.full_like(t, value if t.is_floating_point() else 1)
+
+
+def spoilt(value: float) -> Callable[[Tensor], Tensor]:
+    """One entry only."""
+
+    def change(t: Tensor) -> Tensor:
+        t = t.clone()
+        if t.is_floating_point() and t.numel():
+            t.view(-1)[t.numel() // 2] = value
+        return t
+
+    return change
+
+
+# A new name, or a new tensor, or None for no tensor at all.
+TENSOR: dict[str, Callable[[Tensor], Tensor | str | None]] = {
+    "missing": lambda t: None,
+    "renamed": lambda t: "another.name",
+    **{
+        str(dtype).removeprefix("torch."): lambda t, dtype=dtype: t.to(dtype)
+        for dtype in (
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.int8,
+            torch.uint8,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+        )
+    },
+    "flat": lambda t: t.reshape(-1) if t.ndim != 1 else t.reshape(1, -1),
+    "deeper": lambda t: t.unsqueeze(0),
+    "deeper at the end": lambda t: t.unsqueeze(-1),
+    "shorter": shorter,
+    "longer": longer,
+    "narrower": narrower,
+    "turned": lambda t: t.flip(0).mT if t.ndim > 1 else t,
+    "empty": lambda t: t.new_zeros(0),
+    "of no rows": lambda t: t[:0] if t.ndim else t.new_zeros(0),
+    "a single number": lambda t: t.new_ones(()),
+    "zeros": lambda t: torch.zeros_like(t),
+    "NaN": filled(torch.nan),
+    "one NaN": spoilt(torch.nan),
+    "infinite": filled(torch.inf),
+    "one infinite": spoilt(-torch.inf),
+    "negative": lambda t: -t.abs() - 1 if t.is_floating_point() else -t.long().abs() - 1,
+    "huge": filled(3e38),
+    "one huge": spoilt(-3e38),
+    "large": filled(1e20),
+    "tiny": filled(1e-40),
+}
+
+
+def _in_tensors(name: str, alter: Callable[[Tensor], Tensor | str | None]) -> Callable[[Path], None]:
+    def do(path: Path) -> None:
+        parts = take_apart(path)
+        changed = alter(parts.tensors[name])
+        tensor = parts.tensors.pop(name)
+        if isinstance(changed, Tensor):
+            parts.tensors[name] = changed.contiguous()
+        elif changed is not None:
+            parts.tensors[changed] = tensor
+        put_together(path, parts)
+
+    return do
+
+
+HEADERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "unknown type": lambda entry: entry.update(dtype="F4"),
+    "type is a list": lambda entry: entry.update(dtype=["F32"]),
+    "float16": lambda entry: entry.update(dtype="F16"),
+    "negative size": lambda entry: entry.update(shape=[-1]),
+    "huge size": lambda entry: entry.update(shape=[2**40, 2**40]),
+    "no shape": lambda entry: entry.pop("shape"),
+    "offsets from 0": lambda entry: entry.update(data_offsets=[0, 4]),
+    "offsets beyond": lambda entry: entry.update(data_offsets=[2**62, 2**62 + 4]),
+    "offsets backwards": lambda entry: entry.update(data_offsets=[8, 0]),
+}
+
+
+def _in_header(name: str, edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def change(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        edit(header[name])
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+    def do(path: Path) -> None:
+        if path.is_dir():
+            _rewrite(path / TENSORS, change)
+            seal(path, json.loads((path / CONFIG).read_text()))
+        else:
+            _rewrite(path, change)
+
+    return do
+
+
+# Whole again
+
+
+def take_apart(path: Path) -> Parts:
+    data = (path / TENSORS if path.is_dir() else path).read_bytes()
+    tensors = read_tensors(data)
+    if path.is_dir():
+        return Parts(json.loads((path / CONFIG).read_text()), tensors)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    frame = json.loads(header["__metadata__"]["compound"])
+    return Parts({**frame, "config": json.loads(frame["config"])}, tensors)
+
+
+def put_together(path: Path, parts: Parts) -> None:
+    """As `persist` would have written it, checksums included."""
+    if path.is_dir():
+        (path / TENSORS).write_bytes(tensor_bytes(parts.tensors, {"format": "pt"}))
+        seal(path, parts.words)
+        return
+    words = parts.words
+    if isinstance(words, dict) and "config" in words:
+        words["config"] = persist._json(words["config"]).decode()
+        words["sha256"] = persist.digest(words["config"], parts.tensors) if "sha256" in words else None
+    path.write_bytes(tensor_bytes(parts.tensors, {"compound": json.dumps(words)}))
+
+
+def seal(path: Path, words: Any) -> None:
+    if isinstance(words, dict) and "tensors" in words:
+        words["tensors"] = (
+            hashlib.sha256((path / TENSORS).read_bytes()).hexdigest() if isinstance(words["tensors"], str) else words["tensors"]
+        )
+    if isinstance(words, dict) and words.pop("sha256", None) is not None:
+        text = json.dumps(words, sort_keys=True, separators=(",", ":"))
+        words["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / CONFIG).write_text(json.dumps(words))
+
+
+def copied(path: Path, to: Path) -> Path:
+    """A fresh whole copy."""
+    if to.is_dir() and not to.is_symlink():
+        shutil.rmtree(to)
+    else:
+        to.unlink(missing_ok=True)
+    return Path(shutil.copytree(path, to) if path.is_dir() else shutil.copy(path, to))
