@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from scipy import stats
 from sklearn import metrics as oracle
 
-from compound import CompoundRegressor, Method, fork, load
+from compound import CompoundRegressor, Method, fork, load, persist
 from compound.cli import main
 from compound.estimators import rows
 from compound.nn import FarNoise
@@ -601,3 +601,53 @@ def test_gaps_in_the_target_and_names_that_clash_are_refused(home: Path, here: P
 @pytest.mark.parametrize("name", ["fit", "predict", "evaluate", "explain", "export"])
 def test_every_command_shows_an_example(name: str):
     assert f"Example: compound {name}" in good(name, "--help").output
+
+
+# what was left behind, what cannot be written, names that look like formulas
+
+
+def test_dollars_in_names_are_letters(here: Path):
+    table = frame(60).drop(columns="dear").rename(columns={"size": r"$\frac{", "city": "x_{$^", "price": "price $^$\\{"})
+    table.to_csv("t$.csv", index=False)
+    good("fit", "t$.csv", "--target", "price $^$\\{", "--out", "m", *TINY)
+    good("evaluate", "m", "t$.csv", "--out", "e.html")
+    good("explain", "m", "t$.csv", "--row", "1", "--out", "x.png")
+
+
+def test_a_killed_report_blocks_no_later_fit(here: Path):
+    frame(40).to_csv("t.csv", index=False)
+    words = ("fit", "t.csv", "--target", "price", "--out", "m", "--method", "map", "--epochs", "1")
+    good(*words)
+    (here / "m" / ".report.html.0123abcd.new").write_text("half a rep")
+    good(*words)
+    assert sorted(path.name for path in (here / "m").iterdir()) == ["config.json", "report.html", "tensors.safetensors"]
+    assert sorted(path.name for path in here.iterdir()) == ["m", "t.csv"]
+
+
+def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.MonkeyPatch):
+    frame(40).to_csv("t.csv", index=False)
+    words = ("fit", "t.csv", "--target", "price", "--out", "m", "--method", "map", "--epochs", "1")
+    write = persist._write
+
+    def cut_off(path: Path, data: bytes) -> None:
+        if path.name.endswith("tensors.safetensors"):
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(persist, "_write", cut_off)
+    result = run(*words)
+    assert result.exit_code == 130 and "stopped" in result.output
+    assert [path.name for path in here.iterdir()] == ["t.csv"]  # neither a model without its report nor anything else
+
+
+def test_places_that_cannot_be_written_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
+    for module, name in ((fitting, "fit_table"), (reading, "opened"), (explaining, "explain_row")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("worked before it looked"))
+    Path("file").write_text("")
+    model, new = home / "price.model", home / "new.csv"
+    refused(run("fit", home / "houses.csv", "--target", "price", "--out", "file/m"), "cannot be written to")
+    refused(run("evaluate", model, new, "--json", "file/a.json"), "cannot be written to")
+    refused(run("evaluate", model, new, "--out", here), "is a folder")
+    refused(run("explain", model, new, "--row", 1, "--out", "file/a.html"), "cannot be written to")
+    refused(run("export", model, "--out", "file/a.pt2"), "cannot be written to")
+    refused(run("export", model, "--rows", 1_000_000_000), "rows is 1,000,000,000", "4,096")

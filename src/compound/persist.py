@@ -12,7 +12,7 @@ import os
 import reprlib
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -30,8 +30,8 @@ from compound.schema import anything, many, mapping, one_of, record, text, whole
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
-CONFIG, TENSORS = "config.json", "tensors.safetensors"
-PARTS = {CONFIG, TENSORS, "report.html"}  # what a model directory may hold; anything else is not ours to delete
+CONFIG, TENSORS, REPORT = "config.json", "tensors.safetensors", "report.html"
+PARTS = {CONFIG, TENSORS, REPORT}  # what a model directory may hold; anything else is not ours to delete
 WORDS, BYTES = 16 * 2**20, 8 * 2**30  # the largest config.json (or header of tensors), and the largest file of tensors
 PAUSE = 0.005  # seconds before a reader whose model was replaced meanwhile looks again
 DTYPES = {
@@ -66,7 +66,7 @@ class Header(NamedTuple):
 Check = Callable[[Any, Mapping[str, Spec]], None]  # raises ValueError where words or tensors are not as they must be
 
 
-def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None) -> None:
     """A model directory, `config.json` and `tensors.safetensors`, put in place as a whole; the last of several savers wins."""
     path = _real(path)
     _refuse_foreign(path)
@@ -83,6 +83,8 @@ def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
     path.parent.mkdir(parents=True, exist_ok=True)
     repair(path)  # before `temporary` takes away what a save that was cut off has left
     with temporary(path, folder=True) as fresh:
+        if report is not None:
+            _write(fresh / REPORT, report)
         _write(fresh / TENSORS, data)
         _write(fresh / CONFIG, shown)
         _sync_directory(fresh)
@@ -302,9 +304,14 @@ def _refuse_foreign(path: Path) -> None:
         return
     except NotADirectoryError as error:
         raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path") from error
-    others = sorted(name for name in names if name not in PARTS and not is_temporary(name))
+    others = foreign(names)
     if others:
         raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
+
+
+def foreign(names: Iterable[str]) -> list[str]:
+    """Which names in a directory are neither part of a model nor left of writing one."""
+    return sorted(name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS))
 
 
 def _check_format(path: Path, words: Any, wanted: str) -> None:

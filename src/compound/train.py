@@ -369,7 +369,7 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Se
     try:
         values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
     except NoFactor:
-        values = torch.full((model.members,), math.nan)
+        values = torch.full((model.members,), math.nan, dtype=torch.float32)
     if check.weight is not None and check.weight.ndim == 2:
         values = values[check.weight.any(1)]  # a member that holds nothing out has no say
     state.held_out = float(values.mean())

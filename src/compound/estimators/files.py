@@ -81,8 +81,8 @@ TARGETS = record({"shift": many(number(), 1), "scale": many(SCALE, 1), "single":
 CLASSES = record({"classes": many(either(text(), truth, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
 
 
-def save(estimator: "Estimator", path: str | Path) -> None:
-    """Everything a fitted estimator knows, as a model directory at `path`."""
+def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) -> None:
+    """Everything a fitted estimator knows, as a model directory at `path`, with a report.html where one is given."""
     from sklearn.utils.validation import check_is_fitted
 
     from compound.estimators.regressor import CompoundRegressor
@@ -115,7 +115,7 @@ def save(estimator: "Estimator", path: str | Path) -> None:
         tensors |= {"scores": estimator.sets_.scores, "weights": estimator.sets_.weights}  # type: ignore[attr-defined]
     _check(json.loads(json.dumps(words)), specs(tensors))  # what could not be loaded is not saved
     check_finite(tensors)
-    persist.save(path, words, tensors)
+    persist.save(path, words, tensors, report)
 
 
 def load(path: str | Path) -> Any:

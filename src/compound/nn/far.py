@@ -125,6 +125,9 @@ def _count(x: Tensor, wide: bool) -> int:
 
 
 def _unit(x: Tensor, others: Tensor) -> Tensor:  # (features,)
-    """What brings the columns of `others` to the spread that `x` has: as if they had been standardised by themselves."""
+    """What brings the columns of `others` to the spread that `x` has: as if they had been standardised by themselves.
+
+    Indicators and pixels, which nobody standardises, stay as they are: the deviation of numbers from 0 to 1 is at most 1/2.
+    """
     wished, found = (rows.double().std(0, correction=0) for rows in (x, others))
-    return torch.where(found > 1e-6 * wished, wished / found, 1.0).to(x.dtype)
+    return torch.where((wished > 0.5) & (found > 1e-6 * wished), wished / found, 1.0).to(x.dtype)

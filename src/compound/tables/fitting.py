@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from compound import persist
-from compound.estimators import CompoundClassifier, CompoundRegressor
+from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.rows import Judged, Watch, judge, silent
 from compound.models import Method
-from compound.outputs import check_folder, is_temporary
+from compound.outputs import check_folder
 from compound.tables.judging import LEVELS, Number, numbers
 from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
 from compound.train import held_out_count, last_of_class, stratified_sample
@@ -84,8 +84,7 @@ def check_model_path(out: Path) -> None:
     """Refuse, before any work, a place where no model can be put."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    names = sorted(entry.name for entry in out.iterdir()) if out.exists() else []
-    others = [name for name in names if name not in persist.PARTS and not any(is_temporary(name, part) for part in persist.PARTS)]
+    others = persist.foreign(os.listdir(out)) if out.is_dir() else []
     if others:
         raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
     if out.exists() and not os.access(out, os.W_OK):
@@ -94,9 +93,8 @@ def check_model_path(out: Path) -> None:
 
 
 def save(fitted: Fitted, out: Path, page: str) -> None:
-    """The model directory, report included."""
-    fitted.estimator.save(out)
-    persist.write_atomic(out / "report.html", page.encode())
+    """The model directory, report included, in one move: a kill leaves both or neither."""
+    files.save(fitted.estimator, out, page.encode())
 
 
 def _estimator(task: str, method: str | Method, wish: Wish) -> Estimator:
