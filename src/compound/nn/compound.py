@@ -86,7 +86,8 @@ class HyperNetwork(nn.Module):
 class CompoundLinear(nn.Module):
     """A linear layer whose weights are drawn anew for every input, from a law given by its own hypernetwork.
 
-    `layer(x, generator)` maps (rows, in) to the exact Gaussian over pre-activations; draw from it with `.draw(noise)`.
+    `layer(x, generator)` maps (rows, in) to the exact Gaussian over pre-activations; draw from it with `.draw(noise)`. Inside
+    `torch.utils.checkpoint`, which computes it twice, make the generator in the function that is checkpointed.
     """
 
     def __init__(self, inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...] = ()):
