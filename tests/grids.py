@@ -6,6 +6,7 @@ Workers are processes of their own, so what they do must be importable there.
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,12 @@ def dies(run: Run, place: Place) -> Outcome:
     if run.seed == 0 or (run.seed == 1 and first):
         os.kill(os.getpid(), signal.SIGKILL)
     return trains(run, place)
+
+
+def alone(function: Callable[..., object], *arguments: object) -> None:
+    """What a forked process does, in one thread: it would wait forever for those of the pool that was not forked with it."""
+    torch.set_num_threads(1)
+    function(*arguments)
 
 
 def work_of(name: str) -> Work:

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import grids
 import numpy as np
 import pytest
 import torch
@@ -89,7 +90,7 @@ def slow_work(run: Run, place: Place) -> Outcome:
 
 def test_two_processes_share_one_piece_of_work(tmp_path: Path):
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=perform, args=(RUN, slow_work, tmp_path)) for _ in range(2)]
+    both = [context.Process(target=grids.alone, args=(perform, RUN, slow_work, tmp_path)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -124,7 +125,7 @@ def killed_train(run: Run, place: Place) -> Outcome:
 
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
     run = replace(TRAINED, settings=asdict(Settings(600, checks=0)))  # long enough for a word from the middle
-    process = multiprocessing.get_context("fork").Process(target=perform, args=(run, killed_train, tmp_path / "killed"))
+    process = multiprocessing.get_context("fork").Process(target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed"))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
