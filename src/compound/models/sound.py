@@ -27,8 +27,8 @@ def flaw(answer: Predictive) -> str | None:
 def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
     """Rows to try a model on: at the centre, ordinary ones, and as far away as inputs go."""
     turns = torch.where(torch.arange(inputs) % 2 == 0, 1.0, -1.0)
-    rows = [torch.zeros(inputs), torch.ones(inputs), -torch.ones(inputs), turns, -turns, LIMIT * torch.ones(inputs), -LIMIT * turns]
-    return torch.stack(rows).to(like)
+    ones = torch.ones_like(turns)
+    return torch.stack([0 * ones, ones, -ones, turns, -turns, LIMIT * ones, -LIMIT * turns]).to(like)
 
 
 def tried(model: Model) -> Predictive | None:
