@@ -9,7 +9,7 @@ import torch
 from numba import config
 
 from compound.kernels import cache
-from compound.kernels.basic import LOOSE, array, kernel, run
+from compound.kernels.basic import LOOSE, array, kernel
 
 X = torch.tensor([1.0, 2.0, 4.0])
 
@@ -33,7 +33,7 @@ def hits(own) -> int:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    assert run(compiled(), (X,), 3) == 7
+    assert compiled()(X.data_ptr(), 3) == 7
     (own,) = tmp_path.iterdir()
     assert sorted(path.suffix for path in own.iterdir()) == [".nbc", ".nbi"]
     return own
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_kept_loop_is_not_compiled_again(folder: Path):
     own = compiled()
-    assert run(own, (X,), 3) == 7 and hits(own) == 1
+    assert own(X.data_ptr(), 3) == 7 and hits(own) == 1
 
 
 def flip(path: Path) -> None:
@@ -57,21 +57,21 @@ def test_a_damaged_file_is_compiled_anew_and_replaced(folder: Path, kind: str, d
     damage(path)
     own = compiled()
     with pytest.warns(UserWarning, match=r"damaged.*compiled anew"):
-        assert run(own, (X,), 3) == 7
+        assert own(X.data_ptr(), 3) == 7
     assert hits(own) == 0
     again = compiled()
-    assert run(again, (X,), 3) == 7 and hits(again) == 1  # without a warning, which would be an error
+    assert again(X.data_ptr(), 3) == 7 and hits(again) == 1  # without a warning, which would be an error
 
 
 def test_a_missing_file_is_no_damage(folder: Path):
     next(folder.glob("*.nbc")).unlink()
-    assert run(compiled(), (X,), 3) == 7
+    assert compiled()(X.data_ptr(), 3) == 7
 
 
 def test_code_of_other_sources_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache, "_sources", lambda folder: "changed")
     own = compiled()
-    assert run(own, (X,), 3) == 7 and hits(own) == 0
+    assert own(X.data_ptr(), 3) == 7 and hits(own) == 0
 
 
 def test_code_of_another_key_is_not_used(folder: Path):
@@ -82,7 +82,7 @@ def test_code_of_another_key_is_not_used(folder: Path):
     ((key, stamp), data) = file._read(path)
     file._write(str(path), (("another key", stamp), data))
     assert file.load(key) is None
-    assert run(own, (X,), 3) == 7 and hits(own) == 0
+    assert own(X.data_ptr(), 3) == 7 and hits(own) == 0
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(folder: Path):
@@ -90,5 +90,5 @@ def test_a_folder_that_cannot_be_written_costs_time_only(folder: Path):
     shutil.rmtree(folder)
     folder.write_text("no folder any more")
     with pytest.warns(UserWarning, match=r"cannot be written|damaged"):
-        assert run(own, (X,), 3) == 7
-    assert run(own, (X,), 3) == 7
+        assert own(X.data_ptr(), 3) == 7
+    assert own(X.data_ptr(), 3) == 7
