@@ -387,7 +387,9 @@ def _sample(data: Batch, settings: Settings, seed: int) -> Batch:
 def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int, step: int) -> None:
     """A model whose answers to its own rows are no numbers has learnt nothing."""
     try:
-        found = -float(model.predict(sample.x, settings.draws, fork(seed, "sample")).log_prob(sample.y).mean())
+        answer = model.predict(sample.x, settings.draws, fork(seed, "sample"))
+        # bounds on the answer keep the density finite where the variance is not
+        found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.inf
     except NoFactor:
         found = math.nan
     if not math.isfinite(found):
