@@ -389,7 +389,7 @@ def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int,
     try:
         answer = model.predict(sample.x, settings.draws, fork(seed, "sample"))
         # bounds on the answer keep the density finite where the variance is not
-        found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.inf
+        found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.nan
     except NoFactor:
         found = math.nan
     if not math.isfinite(found):
