@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 SIZES = 1e-30, 1e15  # of a number other than 0: float32 has the smallest, and the square of the largest
-LARGEST = 100_000  # whole number: more units, members or draws than any machine has room for
+LARGEST = 10_000_000  # whole number: more units, members or draws than any machine has room for
 
 
 def fitted(name: str, value: Any, hint: Any) -> Any:
