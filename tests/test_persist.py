@@ -463,7 +463,9 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
             load_model(tmp_path / "m")
 
 
-@pytest.mark.parametrize("damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "huge", "missing"])
+@pytest.mark.parametrize(
+    "damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "huge", "far out", "missing"]
+)
 def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     """A shrunken moment would be read beyond its end by the fused step."""
     path = tmp_path / "checkpoint"
@@ -482,10 +484,13 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
         states[0]["exp_avg_sq"] -= 1
     elif damage == "huge":
         states[0]["exp_avg"] += 1e9
+    elif damage == "far out":
+        state["averaged"][0].fill_(3e38)
+        state["best"], state["best_value"] = [tensor.clone().fill_(3e38) for tensor in state["best"]], -1e9  # kept at the end
     else:
         del states[0]["exp_avg"]
     save_file(path, *pack(tree))
-    with pytest.raises(ValueError, match="checkpoint"):
+    with pytest.raises(ValueError, match=r"checkpoint|diverged"):
         trained("map", "targets", path)
 
 

@@ -21,7 +21,7 @@ from compound import persist
 from compound.compat import foreach_lerp_
 from compound.gradients import clipper, settle
 from compound.models.base import Model
-from compound.models.files import check_finite, compare, fill, specs
+from compound.models.files import check_finite, compare, fill, specs, trial
 from compound.persist import Spec
 from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
 from compound.types import Batch, Task, fork, member_seed, seed_of
@@ -281,6 +281,8 @@ def fit(
         _refuse_diverged(model, sample, settings, seed, state.step)
     model.finish(data, fork(seed, "finish"))
     _refuse_diverged(model, sample, settings, seed, state.step)
+    if found is not None and (wrong := trial(model)):  # weights and moments of a file may be numbers and yet lead nowhere
+        raise ValueError(f"{checkpoint} was continued to a model without an answer ({wrong}): delete the file to start afresh")
     history = History(state.columns, state.best_step if state.best else state.step)
     if checkpoint is not None:
         content = {"model": model.state_dict(), "history": vars(history)}

@@ -31,9 +31,11 @@ def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
     return torch.stack([0 * ones, ones, -ones, turns, -turns, LIMIT * ones, -LIMIT * turns]).to(like)
 
 
-def tried(model: Model) -> Predictive | None:
-    """The answer to `probe`; None where the model itself says that it has none yet."""
+def trial(model: Model) -> str | None:
+    """What is wrong with the model's answers to `probe`; None too where the model itself says that it has none yet."""
     try:
-        return model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, fork(0, "try"))
+        return flaw(model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, fork(0, "try")))
     except ValueError:
         return None
+    except (RuntimeError, LookupError, ArithmeticError) as error:  # sizes that do not go together, a matrix without a factor
+        return str(error)
