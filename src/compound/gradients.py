@@ -49,7 +49,7 @@ def clip_gradients(gradients: list[Tensor], members: int, clip_value: float | No
 
 
 @torch.no_grad()
-def settle(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()) -> None:
+def flush_denormals(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()) -> None:
     """Weights and moments that have faded to next to nothing become 0.
 
     Below 1e-38 a processor works out every number by hand. Weights that only a prior pulls end there, such as those of pixels that are

@@ -19,12 +19,12 @@ from torch import Generator, Tensor
 
 from compound import persist
 from compound.compat import foreach_lerp_
-from compound.gradients import clipper, settle
+from compound.gradients import clipper, flush_denormals
 from compound.models.base import Model
 from compound.models.files import check_finite, compare, fill, specs, trial
 from compound.persist import Spec
 from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
-from compound.types import Batch, Task, fork, member_seed, seed_of
+from compound.types import Batch, Task, derive_seed, member_seed, named_generator
 
 NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
 SETTLE = 50  # steps between looks for faded weights
@@ -32,8 +32,8 @@ COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a model is trained. `recipe` gives settings that suit a task and a number of rows."""
+class TrainConfig:
+    """How a model is trained. `default_train_config` gives settings that suit a task and a number of rows."""
 
     steps: int = 2000
     batch: int = 100  # rows per step; all rows where there are fewer
@@ -68,23 +68,23 @@ class Settings:
         return self.rate * (self.rate_end + (1 - self.rate_end) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def recipe(task: Task, rows: int) -> Settings:
+def default_train_config(task: Task, rows: int) -> TrainConfig:
     """Settings that suit the task: the published ones for classes, those of the trials on nine tables for targets."""
     batch = 200 if task.kind == "classes" or rows >= 20_000 else 100
     steps = min(10_000, max(2000, 40 * rows // batch))  # 40 epochs, within bounds
     if task.kind == "classes":
-        return Settings(steps, batch, rate=3e-3, rate_end=0.0, clip_value=5.0, clip_norm=None, average=0.0)
-    return Settings(steps, batch)
+        return TrainConfig(steps, batch, rate=3e-3, rate_end=0.0, clip_value=5.0, clip_norm=None, average=0.0)
+    return TrainConfig(steps, batch)
 
 
-def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
+def holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
     """Weights 1 and 0: each member holds out its own part, disjoint from the others' as long as the rows last."""
     if rows < 1 or members < 1:
         raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
     count = held_out_count(rows, fraction)
-    order = torch.randperm(rows, generator=fork(seed, "hold out"))
+    order = torch.randperm(rows, generator=named_generator(seed, "hold out"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
@@ -102,7 +102,7 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows
     Systematic sampling: rows of a class stand together, and every (rows / count)-th is taken from a random start on. A class of 6
     rows in a sample of a tenth gives one row with probability .6: small classes come as often as rows of theirs will be asked about.
     """
-    generator, rows = fork(seed, "stratified sample"), len(labels)
+    generator, rows = named_generator(seed, "stratified sample"), len(labels)
     order = torch.randperm(rows, generator=generator)
     shuffled = torch.randperm(int(labels.max()) + 1, generator=generator)  # classes of regular sizes must not fall in step
     order = order[shuffled[labels[order]].argsort(stable=True)]
@@ -135,7 +135,7 @@ class History:
         persist.write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 
-class Watch(NamedTuple):
+class FitProgress(NamedTuple):
     """How far a fit has come."""
 
     step: int
@@ -168,7 +168,7 @@ class _Run(NamedTuple):
     parameters: list[Tensor]
     everything: list[Tensor]
     sums: Tensor
-    settings: Settings
+    settings: TrainConfig
 
 
 TENSOR = leaf("a tensor", lambda value: isinstance(value, Tensor))
@@ -187,11 +187,11 @@ RUNNING = record({"optimizer": OPTIMIZER, "state": STATE}, more=True)
 def fit(
     model: Model,
     data: Batch,
-    settings: Settings,
+    settings: TrainConfig,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     save_every: float = 30.0,
-    watch: Callable[[Watch], None] | None = None,
+    watch: Callable[[FitProgress], None] | None = None,
 ) -> History:
     """Train a model on all rows of `data`; rows of weight 0 are held out (by that member) and choose the stopping step.
 
@@ -203,7 +203,7 @@ def fit(
         identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
         found = _found(checkpoint, identity) if checkpoint.exists() else None
     if found is None or not found["finished"]:
-        model.start(data, fork(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
+        model.start(data, named_generator(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
     if found is not None and checkpoint is not None:
         try:
             fill(model, found["model"])
@@ -235,7 +235,7 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
         for stream, own in zip(streams, seeds, strict=True):
-            stream.manual_seed(seed_of(own, "noise", step))
+            stream.manual_seed(derive_seed(own, "noise", step))
         optimizer.zero_grad(set_to_none=True)
         try:
             loss = model.loss(feed(step), streams)
@@ -251,7 +251,7 @@ def fit(
         kl_sum.add_(loss.kl.detach())
         state.step += 1
         if state.step % SETTLE == 0:
-            settle(parameters, optimizer, state.averaged)
+            flush_denormals(parameters, optimizer, state.averaged)
 
         if state.step % every == 0 or state.step == settings.steps:
             if check is not None:
@@ -267,7 +267,7 @@ def fit(
             saved = time.monotonic()
         if watch is not None and (now - told >= 0.1 or state.step == settings.steps):
             speed = (state.step - told_step) / max(now - told, 1e-9)
-            watch(Watch(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
+            watch(FitProgress(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
@@ -279,7 +279,7 @@ def fit(
     else:
         _assign(parameters, state.averaged or parameters)
         _refuse_diverged(model, sample, settings, seed, state.step)
-    model.finish(data, fork(seed, "finish"))
+    model.finish(data, named_generator(seed, "finish"))
     _refuse_diverged(model, sample, settings, seed, state.step)
     if found is not None and (wrong := trial(model)):  # weights and moments of a file may be numbers and yet lead nowhere
         raise ValueError(f"{checkpoint} was continued to a model without an answer ({wrong}): delete the file to start afresh")
@@ -307,7 +307,7 @@ def _training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
     return trained.any(0).nonzero().squeeze(1)
 
 
-def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[[int], Batch]:
+def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callable[[int], Batch]:
     """The batch of a step: slices of one permutation per epoch, its incomplete last part dropped."""
     per_epoch = len(rows) // settings.batch
 
@@ -315,7 +315,7 @@ def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[
         """As many rows from outside the domain as the batch has."""
         if data.x_ood is None:
             return None
-        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=fork(seed, "outside", step))]
+        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))]
 
     if len(rows) <= settings.batch:
         everything = data if len(rows) == len(data) else data.take(rows)
@@ -326,7 +326,7 @@ def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[
         nonlocal order, order_epoch
         epoch, part = divmod(step, per_epoch)
         if epoch != order_epoch:
-            order, order_epoch = rows[torch.randperm(len(rows), generator=fork(seed, "order", epoch))], epoch
+            order, order_epoch = rows[torch.randperm(len(rows), generator=named_generator(seed, "order", epoch))], epoch
         mine = order[part * settings.batch : (part + 1) * settings.batch]
         x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
         weight = None if data.weight is None else data.weight.index_select(-1, mine)
@@ -352,13 +352,13 @@ def _swapped(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator
         _assign(parameters, kept)
 
 
-def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
+def _check_batch(data: Batch, settings: TrainConfig, seed: int) -> Batch | None:
     """Up to `check_rows` held-out rows of each member; None where no row is held out."""
     if data.weight is None or not bool((data.weight == 0).any()):
         return None
     held = data.weight.reshape(-1, len(data)) == 0  # (members or 1, rows)
     chosen = torch.zeros_like(held)
-    order = torch.randperm(len(data), generator=fork(seed, "check rows"))
+    order = torch.randperm(len(data), generator=named_generator(seed, "check rows"))
     for mine, kept in zip(held, chosen, strict=True):
         kept[order[mine[order]][: settings.check_rows]] = True
     rows = chosen.any(0).nonzero().squeeze(1)
@@ -366,10 +366,10 @@ def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
-def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
+def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: TrainConfig, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
     try:
-        values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+        values = model.nll(check, settings.draws, named_generator(seed, "check"))  # (members,)
     except NoFactor:
         values = torch.full((model.members,), math.nan, dtype=torch.float32)
     if check.weight is not None and check.weight.ndim == 2:
@@ -381,15 +381,15 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Se
         state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
 
 
-def _sample(data: Batch, settings: Settings, seed: int) -> Batch:
+def _sample(data: Batch, settings: TrainConfig, seed: int) -> Batch:
     """Some rows, whoever trains on them."""
-    return data.take(torch.randperm(len(data), generator=fork(seed, "sample"))[: settings.check_rows])
+    return data.take(torch.randperm(len(data), generator=named_generator(seed, "sample"))[: settings.check_rows])
 
 
-def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int, step: int) -> None:
+def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: int, step: int) -> None:
     """A model whose answers to its own rows are no numbers has learnt nothing."""
     try:
-        answer = model.predict(sample.x, settings.draws, fork(seed, "sample"))
+        answer = model.predict(sample.x, settings.draws, named_generator(seed, "sample"))
         # bounds on the answer keep the density finite where the variance is not
         found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.nan
     except NoFactor:
@@ -408,7 +408,7 @@ def _record(state: _State, rate: float) -> None:
     state.skipped = 0
 
 
-def _identity(model: Model, data: Batch, settings: Settings, seed: int) -> dict[str, Any]:
+def _identity(model: Model, data: Batch, settings: TrainConfig, seed: int) -> dict[str, Any]:
     """What must be the same for a run to continue."""
     tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
     description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
@@ -489,7 +489,7 @@ def _numbered(tensors: Sequence[Tensor]) -> dict[str, Spec]:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[Watch], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[FitProgress], None]]:
     """A `watch` for `fit` that draws a progress bar on stderr; fits of less than two seconds stay silent."""
     from rich import progress
     from rich.console import Console
@@ -501,7 +501,7 @@ def bar(title: str) -> Iterator[Callable[[Watch], None]]:
     task = drawing.add_task(title, speed=0.0, nll=math.nan)
     begin = time.monotonic()
 
-    def watch(seen: Watch) -> None:
+    def watch(seen: FitProgress) -> None:
         if time.monotonic() - begin < 2:
             return
         drawing.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.persist import write_atomic
-from compound.train import Watch
+from compound.train import FitProgress
 
 NAME = "progress.json"
 EVERY = 2.0  # seconds between two words
@@ -50,12 +50,12 @@ def clock(directory: Path) -> Clock:
     return Clock(former.get("seconds", 0.0), former.get("training", 0.0))
 
 
-def writer(directory: Path, own: Clock, watch: Callable[[Watch], None] | None) -> Callable[[Watch], None]:
+def writer(directory: Path, own: Clock, watch: Callable[[FitProgress], None] | None) -> Callable[[FitProgress], None]:
     """A `watch` that passes everything on and writes now and then."""
     last = time.monotonic()
     _write(directory, own, read(directory) or {})
 
-    def told(seen: Watch) -> None:
+    def told(seen: FitProgress) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= EVERY:

@@ -15,13 +15,13 @@ import torch
 
 from compound import persist
 from compound.data.encoder import Encoder
-from compound.estimators.calibration import Intervals, Sets, Temperature
-from compound.estimators.strangeness import Strangeness
+from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
+from compound.estimators.ood import OODDetector
 from compound.models import Method
 from compound.models.files import EXTRA, check_finite, check_options, compare_module, describe, rebuild, shaped, size, specs, without_memory
 from compound.models.files import check as check_model
 from compound.models.sound import probe
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
 from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, told, truth, whole
 from compound.train import History
@@ -107,7 +107,7 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
     tensors = {f"model.{name}": tensor for name, tensor in estimator.model_.state_dict().items()}
     tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
-        words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.single_}
+        words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.y_is_1d_}
         tensors |= {"scores": estimator.intervals_.scores, "weights": estimator.intervals_.weights}
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     if words["names"] and words["names"] != [column.name for column in encoder.columns]:
         raise ValueError("its names are not those of its columns")
     with without_memory():
-        far = FarNoise(inputs)
+        far = DistanceAwareNoise(inputs)
     compare_module(far, _under(found, "far."))
     for name in CALIBRATION:
         spec = found.get(name)
@@ -192,11 +192,11 @@ def _restored(bundle: persist.Bundle) -> Any:
     kinds: dict[str, type] = {"CompoundRegressor": CompoundRegressor, "CompoundClassifier": CompoundClassifier}
     estimator: Any = kinds[words["estimator"]](Method(name, **_options(options)) if options else name, **parameters)
     estimator._checked()
-    far = FarNoise(words["model"]["inputs"])
+    far = DistanceAwareNoise(words["model"]["inputs"])
     far.load_state_dict(_under(bundle.tensors, "far."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle.tensors, "model.")))
     estimator.encoder_ = Encoder.of(words["encoder"])
-    estimator.strangeness_ = Strangeness(far, words["threshold"], words.get("promised", True))
+    estimator.strangeness_ = OODDetector(far, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
@@ -205,11 +205,11 @@ def _restored(bundle: persist.Bundle) -> Any:
     columns = {name: [math.nan if v is None else v for v in values] for name, values in words["history"].items()}
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
-        estimator.shift_, estimator.scale_, estimator.single_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
-        estimator.intervals_ = Intervals(scores, weights)
+        estimator.shift_, estimator.scale_, estimator.y_is_1d_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
+        estimator.intervals_ = ConformalIntervals(scores, weights)
     else:
         estimator.classes_ = _classes(words["classes"], np.dtype(words["dtype"]))
-        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(scores, weights)
+        estimator.temperature_, estimator.sets_ = TemperatureScaler(words["temperature"]), ConformalSets(scores, weights)
     distances = estimator.strangeness_.scores(probe(words["model"]["inputs"], far.shift))
     if not far.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")

@@ -1,4 +1,4 @@
-"""Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.units` say what they compute, and check it in the tests."""
+"""Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.hidden_samples` say what they compute, and check it in the tests."""
 
 import math
 
@@ -160,7 +160,7 @@ def units_back(
     out_: int, noise_: int, d_out_: int, d_mean_: int, d_std_: int,
     members: int, given: int, samples: int, rows: int, width: int, limit: float,
 ) -> None:  # fmt: skip
-    """Gradients of `units` towards mean and std, added up over the draws."""
+    """Gradients of `sample_hidden` towards mean and std, added up over the draws."""
     d_mean, d_std = array(d_mean_, (members, given, rows, width)), array(d_std_, (members, given, rows, width))
     out, noise = array(out_, (members, samples, rows, width + 1)), array(noise_, (members, samples, rows, width))
     d_out = array(d_out_, (members, samples, rows, width + 1))

@@ -1,4 +1,4 @@
-"""Loops of layers with random scales: `nn.guess` and `nn.multiplicative` say what they compute."""
+"""Loops of layers with random scales: `nn.auxiliary_posterior` and `nn.multiplicative` say what they compute."""
 
 import math
 
@@ -12,7 +12,7 @@ def guess(
     z_: int, behind_: int, mean_: int, variance_: int, vectors_: int, noise_: int,
     log_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
-    """c^T W and from it r's log-density of each z, doubled, with what `guess_back` needs."""
+    """c^T W and from it r's log-density of each z, doubled, with what `auxiliary_posterior_backward` needs."""
     z, behind, mean, variance = array(z_, (groups, d)), array(behind_, (groups, d)), array(mean_, (d, c)), array(variance_, (d, c))
     vectors, noise, log, std = array(vectors_, (5, d)), array(noise_, (groups, c)), array(log_, (groups,)), array(std_, (c,))
     bent, level, distance, pull = (
@@ -56,7 +56,7 @@ def guess_back(
     d_bound_: int, vectors_: int, noise_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int,
     d_behind_: int, d_read_: int, d_read_var_: int, d_vectors_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
-    """Gradients of minus half of `guess` towards the flow's output, c^T W, twice its variance, and b_1 and b_2."""
+    """Gradients of minus half of `auxiliary_posterior` towards the flow's output, c^T W, twice its variance, and b_1 and b_2."""
     d_bound, vectors, noise, std = array(d_bound_, (groups,)), array(vectors_, (5, d)), array(noise_, (groups, c)), array(std_, (c,))
     bent, level, distance, pull = (
         array(bent_, (groups, c)),

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from compound import persist
 from compound.models.base import Model
-from compound.models.far import WithFar
+from compound.models.far import DistanceAware
 from compound.models.sound import trial as trial
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
 from compound.schema import anything, either, many, mapping, nothing, one_of, real, record, text, told, truth, whole
 from compound.types import Task
@@ -62,7 +62,7 @@ def describe(model: Model) -> dict[str, Any]:
     """The words from which `rebuild` makes the same model."""
     config: Any = model.config
     task, options = dataclasses.asdict(model.task), dataclasses.asdict(config)
-    if isinstance(model, WithFar):
+    if isinstance(model, DistanceAware):
         options["far"] = model.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
@@ -106,7 +106,7 @@ def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
     """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
     compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
     for name, part in module.named_modules():
-        if isinstance(part, FarNoise):
+        if isinstance(part, DistanceAwareNoise):
             _compare_far(found, f"{name}." if name else "")
 
 

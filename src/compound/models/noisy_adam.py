@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from compound.models.noisy import Noisy, NoisyConfig
-from compound.models.noisy_layer import Layer, fold
+from compound.models.noisy_layer import Layer, ema_update
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DiagonalLayer(Layer):
         return self.squares
 
     def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
-        fold(self.squares, (a.square() * share).mT @ g.square(), decay)
+        ema_update(self.squares, (a.square() * share).mT @ g.square(), decay)
 
     def into(self, weight: Tensor) -> Tensor:
         return weight
