@@ -321,7 +321,7 @@ def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
 def test_a_file_without_shapes_is_measured_without_them():
     far = DistanceAwareNoise(70).double()
     far.fit(leaning(500, 0)[0], named_generator(0))
-    old = {name: value for name, value in far.state_dict().items() if name not in ("roots", "tightness")}
+    old = {name: value for name, value in far.state_dict().items() if name not in ("precision_roots", "residual_precision")}
     far.load_state_dict(old)
     asked = leaning(20, 1)[0]
     u, outside = far.whitening(asked)

@@ -131,7 +131,7 @@ def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
     (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}")
-    shapes = tuple(found[prefix + name].shape for name in ("roots", "tightness") if prefix + name in found)
+    shapes = tuple(found[prefix + name].shape for name in ("precision_roots", "residual_precision") if prefix + name in found)
     if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
         raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
 

@@ -45,8 +45,8 @@ class DistanceAwareNoise(nn.Module):
         self.register_buffer("whiten", torch.zeros(features, 0))
         self.register_buffer("rest", torch.zeros(()))
         self.register_buffer("centres", torch.zeros(0, 0))
-        self.register_buffer("roots", torch.zeros(0, 0, 0))
-        self.register_buffer("tightness", torch.zeros(0))
+        self.register_buffer("precision_roots", torch.zeros(0, 0, 0))
+        self.register_buffer("residual_precision", torch.zeros(0))
         self.register_buffer("ramp", torch.zeros(6))
 
     @property
@@ -62,9 +62,9 @@ class DistanceAwareNoise(nn.Module):
         return Clusters(self.centres, self.precision_roots, self.residual_precision)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "centres" in state_dict and prefix + "roots" not in state_dict:  # a file from before there were shapes
-            state_dict |= {prefix + "roots": torch.zeros(0, 0, 0), prefix + "tightness": torch.zeros(0)}
-        for name in ("whiten", "centres", "roots", "tightness"):  # their sizes come from the data
+        if prefix + "centres" in state_dict and prefix + "precision_roots" not in state_dict:  # a file from before there were shapes
+            state_dict |= {prefix + "precision_roots": torch.zeros(0, 0, 0), prefix + "residual_precision": torch.zeros(0)}
+        for name in ("whiten", "centres", "precision_roots", "residual_precision"):  # their sizes come from the data
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
