@@ -47,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mdn": {"widths": (4,), "components": 2},
     "noisy-adam": {"widths": (4,), "far": 3.0},
 }
-STEPS = TrainConfig(steps=6, batch=10, checks=3, draws=2)
+STEPS = TrainConfig(steps=6, batch_size=10, n_evals=3, eval_samples=2)
 
 
 class Subject(NamedTuple):

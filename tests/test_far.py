@@ -143,7 +143,7 @@ def classifier():
     for name in ("ml-cdn", "vb-cdn"):
         weight = (torch.arange(1000) >= 200).float()
         model = build(Method(name, widths=(30,), hyper=(10,)), 6, task, 0)
-        fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=600, rate=3e-3, rate_end=0.0, clip_value=5.0))
+        fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=600, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0))
         models[name] = model
     return models, x, y
 
@@ -230,7 +230,7 @@ def test_unfitted_far_noise_is_silent():
         DistanceAwareNoise(3).distance(torch.zeros(4, 3))
     model = build(Method("ml-cdn", far=0.0), 3, Task("classes", 2), 0)
     x = torch.randn(30, 3, generator=named_generator(0))
-    fit(model, make_dataset(x, (x[:, 0] > 0).long(), model.task), TrainConfig(steps=3, checks=0))
+    fit(model, make_dataset(x, (x[:, 0] > 0).long(), model.task), TrainConfig(steps=3, n_evals=0))
     assert not model.far.fitted
 
 

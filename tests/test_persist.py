@@ -281,7 +281,7 @@ def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
     fit(
         model,
         make_dataset(x, y, task, holdout_weights(60, model.members, 0.2, 0).to(dtype)),
-        TrainConfig(steps=4, batch=20, checks=2, draws=2),
+        TrainConfig(steps=4, batch_size=20, n_evals=2, eval_samples=2),
     )
     save_model(model, tmp_path / "m", extra={"columns": ["a", "b", "c"]})
     again = load_model(tmp_path / "m")

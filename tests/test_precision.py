@@ -153,7 +153,7 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
     for default in (torch.float32, torch.float64):
         torch.set_default_dtype(default)
         model = build(method, 5, task)
-        fit(model, data, TrainConfig(steps=3, batch=6))
+        fit(model, data, TrainConfig(steps=3, batch_size=6))
         found.append([*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)])
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)

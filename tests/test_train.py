@@ -136,11 +136,11 @@ class Overfitting(Small):
 
 
 CASES = {
-    "stopped early": (Overfitting, TrainConfig(steps=10, batch=100, checks=10, patience=4), lambda: holdout_weights(40, 3, 0.2, 0)),
-    "averaged": (Small, TrainConfig(steps=10, batch=8), lambda: None),
-    "best of checks": (Small, TrainConfig(steps=10, batch=8, checks=5, patience=2), lambda: holdout_weights(40, 3, 0.2, 0)),
-    "all rows at once": (Small, TrainConfig(steps=10, batch=100, average=0.0, checks=3), lambda: holdout_weights(40, 3, 0.2, 0)),
-    "own optimizer": (Momentum, TrainConfig(steps=10, batch=16, clip_norm=None, clip_value=0.1, average=0.5), lambda: None),
+    "stopped early": (Overfitting, TrainConfig(steps=10, batch_size=100, n_evals=10, patience=4), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "averaged": (Small, TrainConfig(steps=10, batch_size=8), lambda: None),
+    "best of checks": (Small, TrainConfig(steps=10, batch_size=8, n_evals=5, patience=2), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "all rows at once": (Small, TrainConfig(steps=10, batch_size=100, ema_decay=0.0, n_evals=3), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "own optimizer": (Momentum, TrainConfig(steps=10, batch_size=16, clip_norm=None, clip_value=0.1, ema_decay=0.5), lambda: None),
 }
 
 
@@ -165,7 +165,7 @@ def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(case, tmp_path):
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
-    data, how = table(40, holdout_weights(40, 1, 0.2, 0)), TrainConfig(steps=5, checks=2)
+    data, how = table(40, holdout_weights(40, 1, 0.2, 0)), TrainConfig(steps=5, n_evals=2)
     model = Small()
     history = fit(model, data, how, checkpoint=tmp_path / "c")
     again = Small()
@@ -180,7 +180,7 @@ def test_another_run_is_not_continued(tmp_path):
     other = replace(data, y=data.y.clone())
     other.y[20] += 1e-6
     for arguments, word in (
-        ((Small(), data, replace(how, rate=0.02)), "rate 0.01, this one has 0.02"),
+        ((Small(), data, replace(how, lr=0.02)), "rate 0.01, this one has 0.02"),
         ((Small(), data, how, 1), "seed 0"),
         ((Small(), other, how), "data"),
         ((Small(config=Config(noise=0.2)), data, how), "noise=0.1"),
@@ -193,7 +193,7 @@ def test_another_run_is_not_continued(tmp_path):
         fit(Small(), data, how, checkpoint=tmp_path / "d")
 
 
-LONG = TrainConfig(steps=120, batch=8, checks=12, patience=0)
+LONG = TrainConfig(steps=120, batch_size=8, n_evals=12, patience=0)
 
 
 def work(path: str) -> None:
@@ -293,7 +293,7 @@ def test_a_member_with_an_infinite_gradient_sits_out(how):
 
 
 def test_members_trained_together_are_those_trained_alone():
-    data, how = table(dtype=torch.float64), TrainConfig(steps=30, batch=40)
+    data, how = table(dtype=torch.float64), TrainConfig(steps=30, batch_size=40)
     together = Small(3, dtype=torch.float64)
     alone = [Small(dtype=torch.float64) for _ in range(3)]
     for k, model in enumerate(alone):
@@ -312,7 +312,7 @@ def test_the_global_generator_is_left_alone(tmp_path):
     fit(
         Small(2),
         table(40, holdout_weights(40, 2, 0.2, 0)),
-        TrainConfig(steps=6, batch=8, checks=2),
+        TrainConfig(steps=6, batch_size=8, n_evals=2),
         checkpoint=tmp_path / "c",
         save_every=0,
     )
@@ -326,7 +326,7 @@ def test_every_training_row_comes_once_per_epoch_and_no_other():
     outside = torch.arange(30.0).reshape(10, 3)
     data = replace(table(43, weight), x_ood=outside)
     model = Small(2)
-    fit(model, data, TrainConfig(steps=8, batch=8, checks=0))
+    fit(model, data, TrainConfig(steps=8, batch_size=8, n_evals=0))
     trained = (weight > 0).any(0).nonzero().squeeze(1).tolist()  # 35 rows, 4 batches per epoch
     assert 0 not in trained and 1 in trained
     epochs = [torch.cat([b.index for b in model.batches[i : i + 4]]).tolist() for i in (0, 4)]
@@ -343,17 +343,17 @@ def test_every_training_row_comes_once_per_epoch_and_no_other():
 
 def test_few_rows_are_passed_as_they_are():
     model, data = Small(), table(40)
-    fit(model, data, TrainConfig(steps=2, batch=40))
+    fit(model, data, TrainConfig(steps=2, batch_size=40))
     assert all(b.x is data.x and b.y is data.y for b in model.batches)
     data = table(40, holdout_weights(40, 1, 0.1, 0))
-    fit(model, data, TrainConfig(steps=2, batch=40, checks=0))
+    fit(model, data, TrainConfig(steps=2, batch_size=40, n_evals=0))
     assert model.batches[-1].x is model.batches[-2].x and torch.equal(model.batches[-1].index, (data.weight[0] > 0).nonzero().squeeze(1))
 
 
 @pytest.mark.parametrize("batch", [8, 100])
 def test_held_out_rows_do_not_reach_the_weights(batch):
     weight = holdout_weights(40, 2, 0.2, 0)
-    data, how = table(40, weight), TrainConfig(steps=12, batch=batch, checks=4, patience=0)
+    data, how = table(40, weight), TrainConfig(steps=12, batch_size=batch, n_evals=4, patience=0)
     changed = replace(data, y=torch.where(weight[0].unsqueeze(1) == 0, data.y + 7, data.y))
     one, other = Small(2), Small(2)
     fit(one, data, how)
@@ -399,7 +399,7 @@ class Scripted(Small):
 @pytest.mark.parametrize("average", [0.0, 0.9])
 def test_training_stops_after_patience_and_keeps_the_best_check(average):
     model = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
-    how = TrainConfig(steps=70, batch=8, checks=7, patience=3, average=average)
+    how = TrainConfig(steps=70, batch_size=8, n_evals=7, patience=3, ema_decay=average)
     history = fit(model, table(40, holdout_weights(40, 1, 0.2, 0)), how)
     assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
     assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
@@ -420,7 +420,7 @@ def test_checks_see_each_members_own_held_out_rows():
     weight[2] = 1  # holds nothing out, has no say
     data = table(100, weight)
     model = Scripted([5.0] * 9, 3)
-    history = fit(model, data, TrainConfig(steps=9, checks=3, draws=7, check_rows=12))
+    history = fit(model, data, TrainConfig(steps=9, n_evals=3, eval_samples=7, check_rows=12))
     batch, draws, _ = model.checked[0]
     assert draws == 7 and len(batch) == 24 and batch.weight.sum(1).tolist() == [12, 12, 0]
     assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(batch.y, data.y[batch.index])
@@ -430,10 +430,10 @@ def test_checks_see_each_members_own_held_out_rows():
 
 def test_without_held_out_rows_the_last_averaged_weights_are_kept():
     model = Small()
-    history = fit(model, table(), TrainConfig(steps=30, average=0.9, clip_norm=None, rate=0.03))
+    history = fit(model, table(), TrainConfig(steps=30, ema_decay=0.9, clip_norm=None, lr=0.03))
     raw = [weights[0] for weights in model.weights]
     last = Small()  # one more loss tells the raw weights after the last step
-    fit(last, table(), TrainConfig(steps=30, average=0.0, clip_norm=None, rate=0.03))
+    fit(last, table(), TrainConfig(steps=30, ema_decay=0.0, clip_norm=None, lr=0.03))
     averaged = raw[0].double()
     for t, value in enumerate([*raw[1:], last.first.detach()]):
         decay = min(0.9, (1 + t) / (10 + t))
@@ -453,7 +453,7 @@ class Noted(Small):
 @pytest.mark.parametrize("end", [0.0, 0.1, 1.0])
 def test_the_rate_falls_along_a_half_cosine(end):
     model = Noted()
-    history = fit(model, table(), TrainConfig(steps=11, checks=0, rate=0.02, rate_end=end))
+    history = fit(model, table(), TrainConfig(steps=11, n_evals=0, lr=0.02, final_lr_ratio=end))
     wanted = [0.02 * (end + (1 - end) * math.cos(math.pi * t / 22) ** 2) for t in range(11)]  # (1 + cos 2a) / 2 = cos² a
     assert [rates[0] for rates in model.rates] == pytest.approx(wanted)
     assert [rates[1] for rates in model.rates] == pytest.approx([5 * rate for rate in wanted])
@@ -465,7 +465,7 @@ def test_the_history_holds_means_of_each_interval(tmp_path):
     seen = []
     loss = model.loss
     model.loss = lambda *given: seen.append(loss(*given)) or seen[-1]
-    history = fit(model, table(40, holdout_weights(40, 2, 0.2, 0)), TrainConfig(steps=10, batch=8, checks=3))
+    history = fit(model, table(40, holdout_weights(40, 2, 0.2, 0)), TrainConfig(steps=10, batch_size=8, n_evals=3))
     assert history["step"] == [3, 6, 9, 10]
     for name in ("nll", "kl"):
         values = [float(getattr(entry, name).mean()) for entry in seen]
@@ -531,23 +531,27 @@ def test_every_row_is_as_likely_to_be_in_a_stratified_sample():
 
 def test_recipes():
     assert default_train_config(TASK, 500) == TrainConfig(
-        steps=2000, batch=100, rate=1e-2, rate_end=0.1, clip_norm=1.0, clip_value=None, average=0.98
+        steps=2000, batch_size=100, lr=1e-2, final_lr_ratio=0.1, clip_norm=1.0, clip_value=None, ema_decay=0.98
     )
-    assert (default_train_config(TASK, 8000).steps, default_train_config(TASK, 20_000).batch, default_train_config(TASK, 40_000).steps) == (
+    assert (
+        default_train_config(TASK, 8000).steps,
+        default_train_config(TASK, 20_000).batch_size,
+        default_train_config(TASK, 40_000).steps,
+    ) == (
         3200,
         200,
         8000,
     )
     digits = default_train_config(Task("classes", 10), 60_000)
-    assert digits == TrainConfig(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, average=0.0)
+    assert digits == TrainConfig(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
     assert default_train_config(Task("classes", 2), 20_000).steps == 4000
 
 
 @pytest.mark.parametrize(
     "name, value",
     [
-        *(("steps", 0), ("steps", 10.5), ("batch", 0), ("rate", 0.0), ("rate", math.nan), ("rate_end", 1.5), ("clip_value", 0.0)),
-        *(("clip_norm", math.nan), ("average", 1.0), ("checks", -1), ("patience", -1), ("draws", 0), ("check_rows", 0)),
+        *(("steps", 0), ("steps", 10.5), ("batch_size", 0), ("lr", 0.0), ("lr", math.nan), ("final_lr_ratio", 1.5), ("clip_value", 0.0)),
+        *(("clip_norm", math.nan), ("ema_decay", 1.0), ("n_evals", -1), ("patience", -1), ("eval_samples", 0), ("check_rows", 0)),
     ],
 )
 def test_settings_are_checked(name, value):
@@ -577,7 +581,7 @@ def test_watch_is_told_now_and_then(monkeypatch):
     model, told = Small(), []
     loss = model.loss
     model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
-    fit(model, table(40, holdout_weights(40, 1, 0.1, 0)), TrainConfig(steps=10, checks=5), watch=told.append)
+    fit(model, table(40, holdout_weights(40, 1, 0.1, 0)), TrainConfig(steps=10, n_evals=5), watch=told.append)
     assert [w.step for w in told] == [4, 8, 10] and all(w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told)
     assert [w.rate_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
 
@@ -617,7 +621,7 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
     """Left below 1e-38 they would slow every product down."""
     seen = []
     monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
-    fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, checks=0), 0)
+    fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 
 
@@ -631,7 +635,7 @@ class Diverging(Small):
 
 
 def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
-    data, how = table(), TrainConfig(steps=100, checks=20, patience=0)
+    data, how = table(), TrainConfig(steps=100, n_evals=20, patience=0)
     model = Diverging()
     with pytest.raises(ValueError, match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one"):
         fit(model, data, how)

@@ -36,19 +36,19 @@ class TrainConfig:
     """How a model is trained. `default_train_config` gives settings that suit a task and a number of rows."""
 
     steps: int = 2000
-    batch: int = 100  # rows per step; all rows where there are fewer
-    rate: float = 1e-2
-    rate_end: float = 0.1  # the rate falls to this part of itself along a half cosine; 1 = constant
+    batch_size: int = 100  # rows per step; all rows where there are fewer
+    lr: float = 1e-2
+    final_lr_ratio: float = 0.1  # the rate falls to this part of itself along a half cosine; 1 = constant
     clip_value: float | None = None  # clip each gradient entry
     clip_norm: float | None = 1.0  # clip the norm of each member's gradient
-    average: float = 0.98  # decay of the averaged weights, min(average, (1 + t) / (10 + t)); 0 = none
-    checks: int = 50  # looks at the held-out rows; 0 = none, the last weights are kept
+    ema_decay: float = 0.98  # decay of the averaged weights, min(ema_decay, (1 + t) / (10 + t)); 0 = none
+    n_evals: int = 50  # looks at the held-out rows; 0 = none, the last weights are kept
     patience: int = 15  # checks without a better held-out NLL before stopping; 0 = never stop early
-    draws: int = 20  # predictive draws at a check
+    eval_samples: int = 20  # predictive draws at a check
     check_rows: int = 1000  # held-out rows used per member at a check
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch", 1), ("checks", 0), ("patience", 0), ("draws", 1), ("check_rows", 1)):
+        for name, low in (("steps", 1), ("batch_size", 1), ("n_evals", 0), ("patience", 0), ("eval_samples", 1), ("check_rows", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {low}")
@@ -56,16 +56,16 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}: give a number above 0, or None for no clipping")
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate is {self.rate!r}: give a number above 0, such as 0.01")
-        if not 0 <= self.rate_end <= 1:
-            raise ValueError(f"rate_end is {self.rate_end!r}: give a part between 0 and 1")
-        if not 0 <= self.average < 1:
-            raise ValueError(f"average is {self.average!r}: give a decay of at least 0 and below 1")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr is {self.lr!r}: give a number above 0, such as 0.01")
+        if not 0 <= self.final_lr_ratio <= 1:
+            raise ValueError(f"final_lr_ratio is {self.final_lr_ratio!r}: give a part between 0 and 1")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay!r}: give a decay of at least 0 and below 1")
 
     def rate_at(self, progress: float) -> float:
         """The learning rate when this part of the steps is done."""
-        return self.rate * (self.rate_end + (1 - self.rate_end) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return self.lr * (self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def default_train_config(task: Task, rows: int) -> TrainConfig:
@@ -73,7 +73,7 @@ def default_train_config(task: Task, rows: int) -> TrainConfig:
     batch = 200 if task.kind == "classes" or rows >= 20_000 else 100
     steps = min(10_000, max(2000, 40 * rows // batch))  # 40 epochs, within bounds
     if task.kind == "classes":
-        return TrainConfig(steps, batch, rate=3e-3, rate_end=0.0, clip_value=5.0, clip_norm=None, average=0.0)
+        return TrainConfig(steps, batch, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
     return TrainConfig(steps, batch)
 
 
@@ -219,10 +219,10 @@ def fit(
     if found is not None and checkpoint is not None:
         state = _resumed(found, checkpoint, _Run(optimizer, parameters, everything, sums, settings))
     else:
-        averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
+        averaged = [parameter.detach().clone() for parameter in parameters] if settings.ema_decay else []
         state = _State(averaged, [], sums, History().columns)
-    check = _check_batch(data, settings, seed) if settings.checks else None
-    every = max(1, settings.steps // (settings.checks or 50))
+    check = _check_batch(data, settings, seed) if settings.n_evals else None
+    every = max(1, settings.steps // (settings.n_evals or 50))
     feed, clip = _feed(data, rows, settings, seed), clipper(parameters, model.members, settings.clip_value, settings.clip_norm)
     seeds = [member_seed(seed, k) for k in range(model.members)]
     streams = tuple(Generator() for _ in seeds)  # seeded anew at every step, which is cheaper than new ones
@@ -244,9 +244,9 @@ def fit(
             break
         state.skipped += clip()
         optimizer.step()
-        if settings.average:
+        if settings.ema_decay:
             with torch.no_grad():
-                foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+                foreach_lerp_(state.averaged, parameters, 1 - min(settings.ema_decay, (1 + step) / (10 + step)))
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
@@ -309,7 +309,7 @@ def _training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
 
 def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callable[[int], Batch]:
     """The batch of a step: slices of one permutation per epoch, its incomplete last part dropped."""
-    per_epoch = len(rows) // settings.batch
+    per_epoch = len(rows) // settings.batch_size
 
     def outside(step: int, count: int) -> Tensor | None:
         """As many rows from outside the domain as the batch has."""
@@ -317,7 +317,7 @@ def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callab
             return None
         return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))]
 
-    if len(rows) <= settings.batch:
+    if len(rows) <= settings.batch_size:
         everything = data if len(rows) == len(data) else data.take(rows)
         return lambda step: replace(everything, x_ood=outside(step, len(rows)), progress=step / settings.steps)
     order, order_epoch = rows, -1
@@ -327,7 +327,7 @@ def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callab
         epoch, part = divmod(step, per_epoch)
         if epoch != order_epoch:
             order, order_epoch = rows[torch.randperm(len(rows), generator=named_generator(seed, "order", epoch))], epoch
-        mine = order[part * settings.batch : (part + 1) * settings.batch]
+        mine = order[part * settings.batch_size : (part + 1) * settings.batch_size]
         x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
         weight = None if data.weight is None else data.weight.index_select(-1, mine)
         return Batch(x, y, data.size, index, weight, outside(step, len(mine)), step / settings.steps)
@@ -369,7 +369,7 @@ def _check_batch(data: Batch, settings: TrainConfig, seed: int) -> Batch | None:
 def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: TrainConfig, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
     try:
-        values = model.nll(check, settings.draws, named_generator(seed, "check"))  # (members,)
+        values = model.nll(check, settings.eval_samples, named_generator(seed, "check"))  # (members,)
     except NoFactor:
         values = torch.full((model.members,), math.nan, dtype=torch.float32)
     if check.weight is not None and check.weight.ndim == 2:
@@ -389,13 +389,13 @@ def _sample(data: Batch, settings: TrainConfig, seed: int) -> Batch:
 def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: int, step: int) -> None:
     """A model whose answers to its own rows are no numbers has learnt nothing."""
     try:
-        answer = model.predict(sample.x, settings.draws, named_generator(seed, "sample"))
+        answer = model.predict(sample.x, settings.eval_samples, named_generator(seed, "sample"))
         # bounds on the answer keep the density finite where the variance is not
         found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.nan
     except NoFactor:
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.rate:g}: give a smaller one")
+        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.lr:g}: give a smaller one")
 
 
 def _record(state: _State, rate: float) -> None:
@@ -447,7 +447,7 @@ def _resumed(found: dict[str, Any], path: Path, run: _Run) -> _State:
             tensors = {name: value for name, value in kept.items() if value is not None}
             _check_moments(tensors, parameter, group, isinstance(run.optimizer, torch.optim.Adam))
         state = _State(**found["state"])
-        like = {"averaged": run.parameters if run.settings.average else [], "best": run.everything if state.best else []}
+        like = {"averaged": run.parameters if run.settings.ema_decay else [], "best": run.everything if state.best else []}
         for name, wanted in like.items():
             compare(_numbered(wanted), _numbered(getattr(state, name)))
         compare(_numbered([run.sums]), _numbered([state.sums]))

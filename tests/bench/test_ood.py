@@ -46,7 +46,7 @@ def test_far_noise_is_told_apart_from_the_same_draws(few):
     task, train = ood.TASK, images.load("mnist", "train")
     for method, options in (("ml-cdn", {}), ("map", {"far": 3.0})):
         model = build(Method(method, **options), 784, task)
-        fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=20, checks=0))
+        fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=20, n_evals=0))
         x = images.load("notmnist", "test").x
         found = ood.answers(model, x, 3)
         assert torch.equal(found["far"].probs, model.predict(x, 100, named_generator(3, "predict")).probs)
@@ -60,7 +60,7 @@ def test_sound_attacks_look_past_far_noise(few):
     """Aimed at the model as it is, the attack runs after distance; aimed at the network, it changes labels."""
     task, train = ood.TASK, images.load("mnist", "train")
     model = build(Method("map", far=3.0), 784, task)
-    fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=150, checks=0))
+    fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=150, n_evals=0))
     silent = ood.without_far_noise(model)
     assert not silent.far.fitted and model.far.fitted and ood.without_far_noise(silent) is silent
     x, y = images.load("mnist", "test")  # rows that no centre was fitted to

@@ -99,7 +99,7 @@ def test_two_processes_share_one_piece_of_work(tmp_path: Path):
     assert (tmp_path / RUN.key / "calls").read_text() == "x"
 
 
-TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(TrainConfig(40, checks=0)))
+TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(TrainConfig(40, n_evals=0)))
 
 
 def train(run: Run, place: RunContext) -> Outcome:
@@ -124,7 +124,7 @@ def killed_train(run: Run, place: RunContext) -> Outcome:
 
 
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
-    run = replace(TRAINED, settings=asdict(TrainConfig(600, checks=0)))  # long enough for a word from the middle
+    run = replace(TRAINED, settings=asdict(TrainConfig(600, n_evals=0)))  # long enough for a word from the middle
     process = multiprocessing.get_context("fork").Process(target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed"))
     process.start()
     process.join(60)

@@ -54,7 +54,7 @@ def test_published_runs_have_the_published_settings():
     runs = {run.method: run for run in toy.grid("paper", 1, toy.METHODS) if run.data.endswith(toy.PUBLISHED)}
     for method, clip in (("ml-cdn", None), ("vb-cdn", 5.0)):
         settings, options = runs[method].settings, runs[method].options
-        assert (settings["steps"], settings["rate"], settings["rate_end"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)
-        assert (settings["clip_norm"], settings["average"], settings["checks"]) == (None, 0.0, 0)
+        assert (settings["steps"], settings["lr"], settings["final_lr_ratio"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)
+        assert (settings["clip_norm"], settings["ema_decay"], settings["n_evals"]) == (None, 0.0, 0)
         assert (options["hyper"], options["widths"], options["samples"], options["far"]) == ((10,), (100,), 3, 0.0)
         assert options["noise"] == pytest.approx(1 / math.sqrt(2))

@@ -29,7 +29,7 @@ def perform_on(monkeypatch, tmp_path):
 
     def perform_it(split: Split, method: str, data: str = "boston") -> dict:
         monkeypatch.setattr(uci.uci, "load", lambda *_: split)
-        settings = {"steps": 60, "checks": 5} if method not in baselines.PEERS else {}
+        settings = {"steps": 60, "n_evals": 5} if method not in baselines.PEERS else {}
         where = tmp_path / f"{split.scale} {float(split.y_test.sum()):.3f}"
         return perform(Run("uci", method, data, 3, {}, settings), uci.work, where).metrics
 
@@ -69,7 +69,7 @@ def test_grid_has_the_standard_splits():
     assert len(uci.grid("quick", 20, ["map"])) == 9 + 2  # regions of boston and yacht
     assert {run.data for run in uci.grid("quick", 20, ["gp"])} == {*list(uci.SETS)[:4], "boston, region", "yacht, region"}
     kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
-    assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
+    assert (kin.settings["steps"], kin.settings["batch_size"]) == (2949, 100)
 
 
 def test_another_setting_of_a_peer_is_another_run(monkeypatch):

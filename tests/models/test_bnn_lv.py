@@ -304,7 +304,7 @@ class TestRows:
 
     def test_every_row_walks_as_adam_would_on_its_own_batches(self):
         model, _ = linear(6)
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         batches = [[0, 1], [0, 2], [1, 0], [5, 0, 2], [0, 3]]
         g = named_generator(4)
         alone = [model.latents.mean[n].detach().clone().requires_grad_() for n in range(6)]
@@ -323,7 +323,7 @@ class TestRows:
 
     def test_other_rows_stay_and_weights_move(self):
         model, data = linear(6)
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
 
         def step(rows):
             optimizer.zero_grad(set_to_none=True)
@@ -342,7 +342,7 @@ class TestRows:
     def test_rates_count_rows_that_are_trained_on(self):
         model, data = linear(6)
         model.start(replace(data, weight=torch.tensor([1.0, 1, 0, 1, 0, 1])), named_generator(0))
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         model.latents.mean.grad = torch.tensor([[0.0], [3.0], [0.0], [0.0], [0.0], [-2.0]]).double()
         optimizer.step()
         assert_close(model.latents.mean[[1, 5], 0].detach(), torch.tensor([-0.02, 0.02]).double(), rtol=1e-6, atol=0)  # 4 / 2 of the rate

@@ -92,7 +92,7 @@ class TestMembers:
 
     def test_together_are_members_apart(self, name, task):
         """20 steps, float64: each member ends where it would have ended alone."""
-        settings, real = TrainConfig(steps=20, batch=100, checks=0, clip_norm=1.0), torch.float64
+        settings, real = TrainConfig(steps=20, batch_size=100, n_evals=0, clip_norm=1.0), torch.float64
         together = build(Method(name, members=3, **self.OPTIONS), 4, task, 5).double()
         fit(together, self.data(task, real, 0, 1, 2), settings, 5)
         for k in range(3):
@@ -205,7 +205,7 @@ def test_tau_narrows_an_overwide_predictive_and_never_widens():
 def test_fixed_noise_is_taken_at_its_word():
     model = build(Method("ml-cdn", noise=0.5, members=1, far=0.0), 4, TARGET, 0)
     data = rows(TARGET)
-    fit(model, data, TrainConfig(steps=5, checks=0))
+    fit(model, data, TrainConfig(steps=5, n_evals=0))
     assert_close(model.predict(data.x, 20, named_generator(0)).component, torch.full((30, 1), 0.25))
 
 

@@ -63,7 +63,7 @@ def test_every_option_leaves_members_alone(task, options):
     for k in range(3):
         weight[k, 5 * k : 5 * k + 5] = 0
     data = rows(task, weight=weight)
-    together, settings = ensemble(task, **options), TrainConfig(steps=30, batch=30, checks=0, clip_norm=0.5)
+    together, settings = ensemble(task, **options), TrainConfig(steps=30, batch_size=30, n_evals=0, clip_norm=0.5)
     together.start(data, named_generator(0))
     singles = [apart(together, k) for k in range(3)]
     for model in (together, *singles):
@@ -107,7 +107,7 @@ def test_one_member_is_the_plain_network(task, variance):
     alone = build(Method("deep-ensemble", widths=(6,), members=1, variance=variance), 4, task, 3)
     plain = build(Method("map", widths=(6,), precision=0.0, variance=variance), 4, task, 3)
     for model in (alone, plain):
-        fit(model, data, TrainConfig(steps=30, batch=10), 3)
+        fit(model, data, TrainConfig(steps=30, batch_size=10), 3)
     for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
     mine, theirs = alone.predict(data.x, 5, named_generator(0)), plain.predict(data.x, 5, named_generator(0))
@@ -252,7 +252,7 @@ def test_checks_judge_each_member_by_its_own_rows(task):
     for k in range(3):
         weight[k, 5 * k : 5 * k + 5] = 0
     data, model = rows(task, weight=weight), ensemble(task)
-    history = fit(model, data, TrainConfig(steps=20, batch=30, checks=1, average=0.0))
+    history = fit(model, data, TrainConfig(steps=20, batch_size=30, n_evals=1, ema_decay=0.0))
     own = []
     for k in range(3):
         held = weight[k] == 0
@@ -319,7 +319,7 @@ def test_trained_together_is_trained_apart():
     g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)
     weight = 0.5 + torch.rand(5, 150, generator=g, dtype=torch.float64)
-    task, settings = Task("classes", 10), TrainConfig(steps=100, batch=50, rate=1e-3, checks=0, clip_norm=1.0)
+    task, settings = Task("classes", 10), TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0)
     together = build("deep-ensemble", 784, task, 7).double()
     fit(together, make_dataset(x, y, task, weight), settings, 7)
     for k in range(5):

@@ -61,7 +61,7 @@ def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **option
 def learnt_model(task: Task, **options):
     data = problem(task, rows=60, features=3)
     model = build(Method("laplace", widths=(6,), **options), 3, task, 0).double()
-    fit(model, data, TrainConfig(steps=100, batch=60, rate=1e-1, rate_end=0.0, average=0.0), 0)
+    fit(model, data, TrainConfig(steps=100, batch_size=60, lr=1e-1, final_lr_ratio=0.0, ema_decay=0.0), 0)
     return model, data
 
 

@@ -112,7 +112,7 @@ CASES = [
     for i, options in enumerate(row.cases)
 ]
 ROUNDING = 32 * torch.finfo(torch.float32).eps  # of a sum of 64 terms of size 1, in whatever order
-FAST = TrainConfig(steps=10, batch=16, rate=1e-2, checks=2)
+FAST = TrainConfig(steps=10, batch_size=16, lr=1e-2, n_evals=2)
 
 
 def test_every_method_has_its_row():
@@ -331,7 +331,7 @@ def test_learns_a_separable_problem(name):
     x = centres[y] + 0.3 * torch.randn(300, 2, generator=g)
     model = build(Method(name, widths=(20,), **TABLE[name].learns), 2, CLASSES, 0)
     outside = 10 * torch.randn(300, 2, generator=g)
-    fit(model, make_dataset(x, y, CLASSES, x_ood=outside), TrainConfig(steps=400, batch=100, rate=1e-2, rate_end=0.0), 0)
+    fit(model, make_dataset(x, y, CLASSES, x_ood=outside), TrainConfig(steps=400, batch_size=100, lr=1e-2, final_lr_ratio=0.0), 0)
     p = model.predict(x, 50, named_generator(1))
     assert (p.label == y).float().mean() >= 0.99
     assert -p.log_prob(y).mean() < 0.1
@@ -345,7 +345,7 @@ def test_learns_a_curve_and_its_noise(name):
     task = Task("targets", 1)
     model = build(Method(name, widths=(30,), **TABLE[name].learns), 1, task, 0)
     outside = 8 * torch.randn(400, 1, generator=g).sign()
-    fit(model, make_dataset(x, y, task, x_ood=outside), TrainConfig(steps=1500, batch=100), 0)
+    fit(model, make_dataset(x, y, task, x_ood=outside), TrainConfig(steps=1500, batch_size=100), 0)
     x = torch.linspace(-1.8, 1.8, 100).unsqueeze(-1)  # where the data are dense
     p = model.predict(x, 50, named_generator(1))
     assert (p.mean - (2 * x).sin()).square().mean().sqrt() < 0.08

@@ -68,7 +68,7 @@ def test_rows_moved_out_of_the_data(name, options):
     x = torch.randn(300, 3, generator=g)
     y = x[:, :1].sin() + 0.1 * (1 + x[:, 1:2].abs()) * torch.randn(300, 1, generator=g)
     model = build(Method(name, widths=(20,), **options), 3, task)
-    fit(model, make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0)), TrainConfig(steps=300, batch=50, rate=1e-2))
+    fit(model, make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0)), TrainConfig(steps=300, batch_size=50, lr=1e-2))
     low, high = y.amin(), y.amax()
     shares = []
     for distance in (0.1, 1.0, 10.0, 100.0, 1000.0):

@@ -182,7 +182,7 @@ def test_finds_two_branches():
     x = torch.randn(600, 1, generator=g)
     y = torch.randint(2, (600, 1), generator=g) * 2.0 - 1 + 0.2 * torch.randn(600, 1, generator=g)
     model = build(Method("mdn", widths=(10,)), 1, Task("targets", 1))
-    fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch=600))
+    fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch_size=600))
     p = model.predict(x, 1, named_generator(0))
     truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(y[:, 0])
     difference = p.log_prob(y) - truth

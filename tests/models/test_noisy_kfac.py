@@ -189,7 +189,7 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
     before = [layer.mean.detach().clone().requires_grad_() for layer in model.layers]
     logits = wide((model.widened(data.x) @ before[0]).relu()) @ before[1]
     gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, data.y), before)
-    optimizer = model.optimizer(TrainConfig(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     model.loss(data, named_generator(3)).total.backward()
     optimizer.step()
     for layer, start, gradient in zip(model.layers, before, gradients, strict=True):
@@ -244,7 +244,7 @@ def test_a_step_stays_within_the_trust_region():
         x, y = linear()
         model, data = regression(x, y, momentum=0.0, kl_clip=bound, step_damping=0.01)
         (layer,) = model.layers
-        optimizer = model.optimizer(TrainConfig(rate=0.05))
+        optimizer = model.optimizer(TrainConfig(lr=0.05))
         before = layer.mean.detach().clone()
         model.loss(data, named_generator(3)).total.backward()
         optimizer.step()
@@ -266,7 +266,7 @@ def unit_steps(velocity):
 
 def test_heavy_ball_and_noise_are_torch_s_own():
     model, mean = unit_steps("sum")
-    optimizer = model.optimizer(TrainConfig(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     copy, noise = mean.detach().clone().requires_grad_(), model.head.log_noise.detach().clone().requires_grad_()
     sgd, adam = torch.optim.SGD([copy], 0.05, momentum=0.9), torch.optim.Adam([noise], 0.25)
     for step in range(8):
@@ -280,7 +280,7 @@ def test_heavy_ball_and_noise_are_torch_s_own():
 
 def test_mean_of_gradients_is_corrected_for_its_start():
     model, mean = unit_steps("mean")
-    optimizer = model.optimizer(TrainConfig(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     wanted, gradients = mean.detach().clone(), []
     for step in range(6):
         mean.grad = randn(3, 2, seed=step)

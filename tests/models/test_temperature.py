@@ -26,7 +26,7 @@ def trained(kind: str, held: int, seed: int = 0, **options):
     weight = torch.ones(60, dtype=DOUBLE)
     weight[:held] = 0
     model = build(Method("temperature", widths=(20,), precision=0.0, **options), 2, task, seed).double()
-    fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=150, batch=60, rate=3e-2, checks=0), seed)
+    fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), seed)
     return model, x, y
 
 
@@ -94,7 +94,7 @@ def test_each_target_has_its_own_scale():
 def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     model, x, y = trained(kind, 0)
     plain = build(Method("map", widths=(20,), precision=0.0), 2, model.task, 0).double()
-    fit(plain, make_dataset(x, y, model.task), TrainConfig(steps=150, batch=60, rate=3e-2, checks=0), 0)
+    fit(plain, make_dataset(x, y, model.task), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), 0)
     assert (model.temperature == 1).all()
     for ours, others in zip(model.plain.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, others)

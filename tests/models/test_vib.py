@@ -170,7 +170,7 @@ def test_cheaper_bits_let_more_through():
     rates = []
     for beta in (0.3, 0.03, 0.003):
         model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classes", 3))
-        fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch=200), 0)
+        fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch_size=200), 0)
         rates.append(rate(*model.encode(x)).mean().item())
     assert rates[0] < 0.8 * rates[1] < 0.64 * rates[2]
 

@@ -14,7 +14,7 @@ from compound.train import TrainConfig, fit, holdout_weights
 from compound.types import Task, make_dataset, named_generator
 
 CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
-SHORT = TrainConfig(steps=300, batch=50, rate=1e-2)
+SHORT = TrainConfig(steps=300, batch_size=50, lr=1e-2)
 
 
 def learnt(name: str, task: Task, far: float):

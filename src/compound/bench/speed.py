@@ -167,7 +167,7 @@ def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
 
 def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     model = build(method, FEATURES, TASK)
-    optimizer = model.optimizer(TrainConfig(rate=RATE))
+    optimizer = model.optimizer(TrainConfig(lr=RATE))
     batch = make_dataset(x, y, TASK, x_ood=x.flip(1))
     model.start(batch, named_generator(0, "start"))
     streams = tuple(named_generator(k, "noise") for k in range(model.members))

@@ -133,9 +133,9 @@ class Estimator(BaseEstimator, ABC):
         method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
-        memory.check(method, len(truth), table.shape[1], task, settings.batch, members)  # at least: encoding makes columns more
+        memory.check(method, len(truth), table.shape[1], task, settings.batch_size, members)  # at least: encoding makes columns more
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
-        memory.check(method, len(truth), encoder.width, task, settings.batch, members)
+        memory.check(method, len(truth), encoder.width, task, settings.batch_size, members)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         x = torch.from_numpy(encoder.transform(table))
@@ -222,13 +222,13 @@ class Estimator(BaseEstimator, ABC):
 
     def _settings(self, task: Task, rows: int) -> TrainConfig:
         usual = default_train_config(task, rows)
-        batch, steps = self.batch_size or usual.batch, usual.steps
+        batch, steps = self.batch_size or usual.batch_size, usual.steps
         if self.max_epochs is not None:
             steps = self.max_epochs * max(1, rows // batch)
         elif rows < SMALL:
             steps = max(steps // 5, steps * rows // SMALL)
-        checks, patience = (min(usual.checks, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
-        return replace(usual, steps=int(steps), batch=int(batch), rate=self.lr or usual.rate, checks=checks, patience=patience)
+        checks, patience = (min(usual.n_evals, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
+        return replace(usual, steps=int(steps), batch_size=int(batch), lr=self.lr or usual.lr, n_evals=checks, patience=patience)
 
     def _table(self, X: Any, reset: bool) -> Any:
         """X as an array of numbers, or as a data frame where columns hold anything else; names and number of columns are checked."""

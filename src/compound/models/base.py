@@ -45,7 +45,7 @@ class OptimizerSettings(Protocol):
     """What `Model.optimizer` reads from the settings of a fit."""
 
     @property
-    def rate(self) -> float: ...
+    def lr(self) -> float: ...
 
 
 class Model(nn.Module, ABC):
@@ -102,7 +102,7 @@ class Model(nn.Module, ABC):
         for name, parameter in self.named_parameters():
             groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
         return Adam(
-            [{"params": group, "lr": settings.rate * factor, "factor": factor} for factor, group in groups.items()],
+            [{"params": group, "lr": settings.lr * factor, "factor": factor} for factor, group in groups.items()],
             fused=True,
         )
 

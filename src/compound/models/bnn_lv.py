@@ -193,7 +193,7 @@ class BNNLV(Model):
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
         parts = ((self.stack, 1.0), (self.head, self.config.noise_rate), (self.latents, self.config.latent_rate))
-        groups = [{"params": list(part.parameters()), "lr": settings.rate * factor, "factor": factor} for part, factor in parts]
+        groups = [{"params": list(part.parameters()), "lr": settings.lr * factor, "factor": factor} for part, factor in parts]
         groups[-1]["size"] = float(self.latents.size)
         return RowAdam(groups, fused=True)
 

@@ -135,7 +135,7 @@ class Noisy(Model):
             layer.refresh(self.prior)
 
     def optimizer(self, settings: OptimizerSettings) -> NaturalGradient:
-        return NaturalGradient(self, settings.rate)
+        return NaturalGradient(self, settings.lr)
 
     def finish(self, data: Batch, generator: Generator) -> None:
         self.refresh()

@@ -77,12 +77,12 @@ class FgsmCifar:
         chosen(word)  # refused here, before any work
         rows = SCALES[preset].train
         data = f"cifar10/{rows}/{word}"
-        settings = replace(ood.BASE, steps=EPOCHS * (rows - rows // 10) // ood.BASE.batch)
+        settings = replace(ood.BASE, steps=EPOCHS * (rows - rows // 10) // ood.BASE.batch_size)
         runs = []
         for seed in range(seeds):
             for method in methods:
-                rate, end = ood.OWN_RATE.get(method, (settings.rate, settings.rate_end))
-                own = asdict(replace(settings, rate=rate, rate_end=end))
+                rate, end = ood.OWN_RATE.get(method, (settings.lr, settings.final_lr_ratio))
+                own = asdict(replace(settings, lr=rate, final_lr_ratio=end))
                 runs.append(Run(self.name, method, data, seed, ood.OPTIONS.get(method, ood.WIDE), own))
                 if method in PUBLISHED:
                     runs.append(Run(self.name, method, f"{data}, as published", seed, PUBLISHED[method], asdict(settings)))

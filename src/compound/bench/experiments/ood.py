@@ -46,7 +46,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
 }
-BASE = TrainConfig(batch=200, rate=1e-3, rate_end=1.0, clip_value=5.0, clip_norm=None, average=0.0, checks=0)
+BASE = TrainConfig(batch_size=200, lr=1e-3, final_lr_ratio=1.0, clip_value=5.0, clip_norm=None, ema_decay=0.0, n_evals=0)
 OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
 ENOUGH = {"ml-cdn": 6000, "vb-cdn": 8000}  # steps: one ml-cdn lost accuracy when trained for 20,000
 
@@ -75,9 +75,9 @@ class Ood:
         runs = []
         for seed in range(seeds):
             for method in methods:
-                rate, end = OWN_RATE.get(method, (BASE.rate, BASE.rate_end))
+                rate, end = OWN_RATE.get(method, (BASE.lr, BASE.final_lr_ratio))
                 steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
-                settings = replace(BASE, steps=steps, rate=rate, rate_end=end)
+                settings = replace(BASE, steps=steps, lr=rate, final_lr_ratio=end)
                 runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
                 if method == "ml-cdn":
                     runs.append(replace(runs[-1], data=f"{self.known}, one member", options=ONE))

@@ -55,12 +55,12 @@ OUTSIDE = 100  # rows from outside the domain, for the method that trains on the
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
     # every row trains and nothing stops early, as in the paper: two or three held-out rows would decide by chance
-    default = replace(default_train_config(TASK, 100), steps=STEPS[preset], checks=0)
-    published = replace(default, rate=1e-3, rate_end=1.0, clip_norm=None, average=0.0)
+    default = replace(default_train_config(TASK, 100), steps=STEPS[preset], n_evals=0)
+    published = replace(default, lr=1e-3, final_lr_ratio=1.0, clip_norm=None, ema_decay=0.0)
     runs = []
     for seed, which, method in product(range(seeds), VIEW, methods):
         ours, theirs = OPTIONS.get(method, (WIDE, None))
-        settings = replace(default, rate=RATES.get(method, default.rate))
+        settings = replace(default, lr=RATES.get(method, default.lr))
         if method in GIVEN:
             ours = {**ours, "noise": 3.0 / cubic(which, seed).y.std().item()}
         if method.startswith("noisy"):
