@@ -141,7 +141,7 @@ def check_kl(layer: Layer, prior: Prior, covariance: Tensor) -> None:
 
 
 def check_loss(model: Noisy, data: Batch, f: Tensor) -> None:
-    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of the weights that fork(2) draws."""
+    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of the weights that named_generator(2) draws."""
     loss = model.loss(data, named_generator(2))
     (layer,) = model.layers
     assert_close(loss.nll, -Normal(f, 0.3).log_prob(data.y).sum(-1).mean().detach())

@@ -23,7 +23,7 @@ from compound.gradients import clipper, flush_denormals
 from compound.models.base import Model
 from compound.models.files import check_finite, compare, fill, specs, trial
 from compound.persist import Spec
-from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
+from compound.schema import boolean, either, entries, integer, leaf, many, mapping, nothing, object_of, real
 from compound.types import Batch, Task, derive_seed, member_seed, named_generator
 
 NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
@@ -173,15 +173,15 @@ class _Run(NamedTuple):
 
 TENSOR = leaf("a tensor", lambda value: isinstance(value, Tensor))
 DICT = leaf("a record", lambda value: isinstance(value, dict))
-PAST = record({name: many(real) for name in COLUMNS})
-CONTENT = record({"identity": DICT, "finished": truth, "model": mapping(TENSOR)}, more=True)
-FINISHED = record({"history": record({"columns": PAST, "best_step": whole()})}, more=True)
-OPTIMIZER = record({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
-STATE = record(
+PAST = object_of({name: many(real) for name in COLUMNS})
+CONTENT = object_of({"identity": DICT, "finished": boolean, "model": mapping(TENSOR)}, more=True)
+FINISHED = object_of({"history": object_of({"columns": PAST, "best_step": integer()})}, more=True)
+OPTIMIZER = object_of({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
+STATE = object_of(
     {"averaged": many(TENSOR), "best": many(TENSOR), "sums": TENSOR, "columns": PAST, "best_value": real, "held_out": real}
-    | {name: whole() for name in ("step", "best_step", "stale", "skipped")}
+    | {name: integer() for name in ("step", "best_step", "stale", "skipped")}
 )
-RUNNING = record({"optimizer": OPTIMIZER, "state": STATE}, more=True)
+RUNNING = object_of({"optimizer": OPTIMIZER, "state": STATE}, more=True)
 
 
 def fit(

@@ -101,7 +101,7 @@ def _first_bad(values: Tensor) -> str:
 
 
 def named_generator(seed: int, *path: str | int) -> Generator:
-    """A stream of random numbers named by its purpose: fork(7, "noise", step) is the same on every run."""
+    """A stream of random numbers named by its purpose: named_generator(7, "noise", step) is the same on every run."""
     return Generator().manual_seed(derive_seed(seed, *path))
 
 

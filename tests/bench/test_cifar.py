@@ -26,7 +26,7 @@ from compound.types import Task, named_generator
 TASK = Task("classes", 3)
 TINY = """
 import torch
-from compound.types import fork
+from compound.types import named_generator
 
 class Tiny(torch.nn.Module):
     '''A random convolution, and the means of what it gives over quarters of the picture.'''
@@ -36,7 +36,7 @@ class Tiny(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, 6, 5, stride=2)
         with torch.no_grad():
             for parameter in self.parameters():
-                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=fork(0, "tiny", parameter.ndim)))
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=named_generator(0, "tiny", parameter.ndim)))
 
     def forward(self, x):
         return torch.nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), 2).flatten(1)

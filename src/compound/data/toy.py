@@ -24,10 +24,10 @@ def cubic(which: int, seed: int) -> Toy:
     rows = 20 if which == 1 else 100
     x = 8 * torch.rand((rows, 1), generator=generator, dtype=torch.float32) - 4
     noise = torch.randn((rows, 1), generator=generator, dtype=torch.float32)
-    return Toy(x, truth(x) + noise_std(x, which) * noise)
+    return Toy(x, true_function(x) + noise_std(x, which) * noise)
 
 
-def truth(x: Tensor) -> Tensor:
+def true_function(x: Tensor) -> Tensor:
     return x**3
 
 

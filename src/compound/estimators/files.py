@@ -23,7 +23,7 @@ from compound.models.files import check as check_model
 from compound.models.sound import probe
 from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
-from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, told, truth, whole
+from compound.schema import Rule, anything, boolean, either, integer, many, mapping, nothing, number, object_of, one_of, real, text, told
 from compound.train import History
 
 if TYPE_CHECKING:
@@ -39,46 +39,46 @@ CALIBRATION = (
 )  # tensors of their own: (rows, targets), or (rows,) for classes
 TASKS = {"CompoundRegressor": "targets", "CompoundClassifier": "classes"}
 
-FLAG = either(truth, whole(0, 100))  # scikit-learn takes numbers for truth values
-PARAMETERS = record(
+FLAG = either(boolean, integer(0, 100))  # scikit-learn takes numbers for truth values
+PARAMETERS = object_of(
     {
-        "method": record({"name": text(), "options": anything}),
-        "max_epochs": either(nothing, whole(1)),
-        "batch_size": either(nothing, whole(1)),
+        "method": object_of({"name": text(), "options": anything}),
+        "max_epochs": either(nothing, integer(1)),
+        "batch_size": either(nothing, integer(1)),
         "lr": either(nothing, number(0)),
         "early_stopping": FLAG,
         "validation_fraction": number(0, 1),
         "false_alarms": number(0, 1),
         "warm_start": FLAG,
-        "random_state": either(nothing, whole(0, 2**32 - 1)),
+        "random_state": either(nothing, integer(0, 2**32 - 1)),
         "device": one_of("auto", "cpu"),
         "verbose": FLAG,
     }
 )
 SCALE = number(1e-300)  # divided by
-NUMBER = record({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": truth}, {"boolean": truth}, more=True)
-CATEGORY = record({"name": text(), "values": many(either(text(), nothing)), "rest": truth}, more=True)
+NUMBER = object_of({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": boolean}, {"boolean": boolean}, more=True)
+CATEGORY = object_of({"name": text(), "values": many(either(text(), nothing)), "rest": boolean}, more=True)
 COLUMN = Rule("a column", lambda value, where: (CATEGORY if isinstance(value, dict) and "values" in value else NUMBER).check(value, where))
 PAST = either(real, nothing)  # not used to answer: may be infinite
-WORDS = record(
+WORDS = object_of(
     {
         "estimator": one_of(*TASKS),
-        "layout": whole(),
+        "layout": integer(),
         "parameters": PARAMETERS,
         "model": anything,
         "encoder": many(COLUMN, 1),
         "names": many(text()),
-        "columns": whole(1),
-        "seed": whole(0, 2**63),
+        "columns": integer(1),
+        "seed": integer(0, 2**63),
         "threshold": number(0),
         "history": mapping(many(PAST)),
-        "best_step": whole(),
+        "best_step": integer(),
     },
-    {"target": either(text(), nothing), "promised": truth},
+    {"target": either(text(), nothing), "promised": boolean},
     more=True,
 )
-TARGETS = record({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": truth}, more=True)
-CLASSES = record({"classes": many(either(text(), truth, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
+TARGETS = object_of({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": boolean}, more=True)
+CLASSES = object_of({"classes": many(either(text(), boolean, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
 
 
 def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) -> None:

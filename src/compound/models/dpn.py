@@ -244,7 +244,7 @@ def pairwise_kl(alpha: Tensor) -> Tensor:
 
 def _outside(batch: Batch) -> Tensor:
     if batch.x_ood is None:
-        raise ValueError("dpn needs x_ood: give rows known to lie outside the domain, as whole(x, y, task, x_ood=...)")
+        raise ValueError("dpn needs x_ood: give rows known to lie outside the domain, as make_dataset(x, y, task, x_ood=...)")
     return batch.x_ood
 
 

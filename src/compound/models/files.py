@@ -22,15 +22,17 @@ from compound.models.far import DistanceAware
 from compound.models.sound import trial as trial
 from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
-from compound.schema import anything, either, many, mapping, nothing, one_of, real, record, text, told, truth, whole
+from compound.schema import anything, boolean, either, integer, many, mapping, nothing, object_of, one_of, real, text, told
 from compound.types import Task
 
-SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
-FEW = either(nothing, whole(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
-COUNTS = record({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
-OPTIONS = mapping(either(text(100), truth, real, nothing, many(real, most=100)))  # as far as they do not hang on the method
-TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
-DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
+SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
+FEW = either(nothing, integer(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
+COUNTS = object_of({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
+OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not hang on the method
+TASK = object_of({"kind": one_of("classes", "targets"), "size": SIZES})
+DESCRIPTION = object_of(
+    {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything}
+)
 EXTRA = 2**28  # bytes that a model may need besides those in its file
 
 

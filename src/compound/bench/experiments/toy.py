@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from compound.bench.experiments.toy_page import draw as draw
 from compound.bench.runs import Outcome, Run, RunContext, fitted
-from compound.data.toy import VIEW, Toy, cubic, truth
+from compound.data.toy import VIEW, Toy, cubic, true_function
 from compound.models import METHODS as ALL
 from compound.models import VBCDN, Draws
 from compound.nn import MatrixGaussianLinear
@@ -110,7 +110,7 @@ def _measured(which: int, toy: Toy, at: dict[str, Tensor]) -> dict[str, Any]:
     inside = x.abs() < 3.5
     share = at["epistemic"][inside].sum() / (at["aleatoric"] + at["epistemic"])[inside].sum()
     numbers = {
-        "error": (at["mean"] - truth(x))[inside].abs().mean().item(),
+        "error": (at["mean"] - true_function(x))[inside].abs().mean().item(),
         "epistemic_share": share.item(),
         "target_std": toy.y.std().item(),
     }
