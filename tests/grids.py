@@ -40,8 +40,8 @@ def trains(run: Run, place: RunContext) -> Outcome:
 
 
 def fails(run: Run, place: RunContext) -> Outcome:
-    """Where the seed is 1, as long as the folder has no file `mended`."""
-    if run.seed == 1 and not (place.directory.parent / "mended").exists():
+    """Where the seed is 1, as long as the folder has no file `fixed`."""
+    if run.seed == 1 and not (place.directory.parent / "fixed").exists():
         raise ArithmeticError("seed 1 is unlucky\nand has a second line")
     return trains(run, place)
 

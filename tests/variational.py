@@ -118,7 +118,7 @@ class _Call(nn.Module):
 
 
 def _check_gradients(inner: nn.Module, function: Callable[..., object], *inputs: Tensor) -> None:
-    """Of function(inner, *inputs) towards the inputs and all parameters, against differences."""
+    """Of function(inner, *inputs) w.r.t. the inputs and all parameters, against differences."""
     names, call = [f"inner.{name}" for name, _ in inner.named_parameters()], _Call(inner, function)
 
     def values(*given: Tensor) -> object:

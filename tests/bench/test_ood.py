@@ -52,7 +52,7 @@ def test_far_noise_is_told_apart_from_the_same_draws(few):
         assert torch.equal(found["far"].probs, model.predict(x, 100, named_generator(3, "predict")).probs)
         assert (found["plain"].probs - found["far"].probs).abs().max() > 0.01
         plain, far = found["plain"], found["far"]
-        believed = (far.probs - 0.1).abs().sum(1) / (plain.probs - 0.1).abs().sum(1)  # 1 - π: far noise draws towards a tenth
+        believed = (far.probs - 0.1).abs().sum(1) / (plain.probs - 0.1).abs().sum(1)  # 1 - π: far noise draws w.r.t. a tenth
         assert_close(far.aleatoric, believed * plain.aleatoric, rtol=0, atol=1e-5)
 
 

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """What the laws need to know of a method."""
 
     cases: list[dict]  # options of the small models the laws are tried on
-    random: bool = True  # answers hang on the generator
+    random: bool = True  # answers depend on the generator
     prior: bool = True  # part of the loss is divided by the number of rows
     learns: dict = {}  # options for the two problems to be learnt  # noqa: RUF012
     exact: dict = {}  # options under which the loss is linear in one over the number of rows  # noqa: RUF012
@@ -204,7 +204,7 @@ class TestLaws:
             if options is TABLE[name].cases[0]:
                 assert not said or getattr(p, part).max() > ROUNDING * p.total.max()
 
-    def test_answers_have_gradients_towards_their_inputs(self, name, options, task):
+    def test_answers_have_gradients_of_their_inputs(self, name, options, task):
         """Attacks follow them. Along a random direction they are what differences say."""
         model, data = shared(name, options, task)
         model = copy.deepcopy(model).double()

@@ -1,6 +1,6 @@
 """Attacks on pixels through a fixed extractor, on heads that see features: the two protocols of `robust`.
 
-Passing the extractor is nearly all of the cost, so a picture passes it as seldom as can be: gradients towards features come from the
+Passing the extractor is nearly all of the cost, so a picture passes it as seldom as can be: gradients w.r.t. features come from the
 head, and one vector-Jacobian product each brings them to the pixels; pictures that several draws share pass once.
 """
 
@@ -14,7 +14,7 @@ from compound.bench.features import ROWS, FeatureExtractor, extracted
 from compound.bench.robust import RANGE, Curve, ask, label_loss, odds, precision, surprise
 from compound.models import Model
 
-Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses towards the features
+Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses w.r.t. the features
 
 
 def signs(front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # as x, int8
@@ -28,7 +28,7 @@ def signs(front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: in
 
 
 def pulled(front: FeatureExtractor, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (losses, *x.shape), int8
-    """Signs of the gradients of losses towards pixels."""
+    """Signs of the gradients of losses w.r.t. pixels."""
     parts = []
     for part, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
         with torch.enable_grad():

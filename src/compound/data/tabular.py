@@ -217,7 +217,7 @@ def _guessed(path: Path, table: pa.Table) -> pd.DataFrame:
             row, share = slip
             where, value = file_location(path, row), column[row].as_py()
             raise ValueError(
-                f"{path}, {where}, column {name!r} holds {value!r}, {share}% of the others are numbers: mend it or leave it empty"
+                f"{path}, {where}, column {name!r} holds {value!r}, {share}% of the others are numbers: fix it or leave it empty"
             )
         out[name] = convert.words(column, gaps=True) if seems is None else seems
     return pd.DataFrame(out)
@@ -252,7 +252,7 @@ def _explain(path: Path, error: BaseException) -> NoReturn:
         refuse_strays(path, DELIMITERS[kind], int(record.group(1)) if record else None)
         line = f", line {line_of(path, DELIMITERS[kind], int(record.group(1)))}" if record else ""
     if expected:
-        raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: mend the line") from error
+        raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: fix the line") from error
     if "straddling" in text:
         raise ValueError(f"{path} has a row of more than {BLOCK:,} bytes: check that it is a table with a row per line") from error
     raise ValueError(f"{path}{line} cannot be read as a table ({reason}): check that the file is whole") from error

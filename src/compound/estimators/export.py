@@ -36,7 +36,7 @@ AFTER = ("total", "aleatoric", "epistemic", "distance")
 
 
 class _Fixed(TorchFunctionMode):
-    """Nothing in the program hangs on chance or on values.
+    """Nothing in the program depends on chance or on values.
 
     Whatever takes a generator is computed outside the trace and becomes a constant. `dpn` bounds its outputs only where some are
     out of bounds: a range without bounds makes it do so always.
@@ -95,7 +95,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
         exported = torch.export.export(traced, (example,))
         for mine, asked in zip(exported.module()(other), program(other), strict=True):
             if not torch.allclose(mine, asked, rtol=1e-5, atol=1e-7):
-                raise ValueError(f"{model.method} cannot be exported: its answers hang on more than the row that is asked about")
+                raise ValueError(f"{model.method} cannot be exported: its answers depend on more than the row that is asked about")
     names = ["mean", "std"] if targets else ["probabilities"]
     words: dict[str, Any] = {"inputs": encoder.names, "rows": rows, "outputs": [*names, *AFTER], "threshold": estimator.threshold_}
     if not targets:

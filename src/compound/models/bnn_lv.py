@@ -1,4 +1,4 @@
-"""Bayesian network with latent inputs: noise z_n enters beside x_n, so that its effect on y may have any shape and hang on x.
+"""Bayesian network with latent inputs: noise z_n enters beside x_n, so that its effect on y may have any shape and depend on x.
 
     y_n = f([x_n, z_n]; W) + noise,    z_n ~ N(0, g),    W ~ N(0, λ),    q(W) and q(z_n) factorised Gaussians
 

@@ -115,7 +115,7 @@ class _Dirichlet(_Head):
     taught: Tensor  # (classes + 1, classes) b_y for rows of the data with label y, and in the last row that of rows from outside
     log_betas: Tensor  # (classes + 1,)
     mean_logs: Tensor  # (classes + 1, classes)
-    own: Tensor  # (classes + 1,) the part of a forward divergence that hangs on b alone
+    own: Tensor  # (classes + 1,) the part of a forward divergence that depends on b alone
 
     def __init__(self, classes: int, config: Any):
         super().__init__()

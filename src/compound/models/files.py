@@ -28,7 +28,7 @@ from compound.types import Task
 SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
 FEW = either(nothing, integer(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
 COUNTS = object_of({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
-OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not hang on the method
+OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not depend on the method
 TASK = object_of({"kind": one_of("classes", "targets"), "size": SIZES})
 DESCRIPTION = object_of(
     {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything}

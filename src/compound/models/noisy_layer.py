@@ -88,6 +88,6 @@ class Layer(nn.Module, ABC):
 
 
 def ema_update(running: Tensor, fresh: Tensor, decay: float) -> None:
-    """The running mean takes in one more value, unless that is broken: nothing would mend it."""
+    """The running mean takes in one more value, unless that is broken: nothing would repair it."""
     if bool(torch.isfinite(fresh).all()):
         running.lerp_(fresh, 1 - decay)

@@ -32,10 +32,10 @@ class AuxiliaryPosterior(NamedTuple):
 class Back(NamedTuple):
     """Gradients of minus half the doubled log-density."""
 
-    behind: Tensor  # (groups, in) towards flow_r(z)
-    read: Tensor  # (groups, out) towards c^T W
-    read_var: Tensor  # (out,) towards its variance, twice
-    vectors: Tensor  # (2, in) towards b_1 and b_2
+    behind: Tensor  # (groups, in) w.r.t. flow_r(z)
+    read: Tensor  # (groups, out) w.r.t. c^T W
+    read_var: Tensor  # (out,) w.r.t. its variance, twice
+    vectors: Tensor  # (2, in) w.r.t. b_1 and b_2
 
 
 def auxiliary_posterior(

@@ -54,7 +54,7 @@ class Clusters(NamedTuple):
 
 def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the root of its centre's shape."""
-    if len(index) < 8 or is_tracing():  # in a trace nothing may hang on which centres these rows are near to
+    if len(index) < 8 or is_tracing():  # in a trace nothing may depend on which centres these rows are near to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
     order = index.argsort()  # one product per centre: a root of its own for every row would be moved through memory row by row
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)

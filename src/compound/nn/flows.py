@@ -48,7 +48,7 @@ class Flow(nn.Module, ABC):
 
     @abstractmethod
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Gradients towards z and towards the parameters, in their order."""
+        """Gradients w.r.t. z and w.r.t. the parameters, in their order."""
 
 
 class Identity(Flow):

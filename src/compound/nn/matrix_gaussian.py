@@ -165,7 +165,7 @@ def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise:
 
 
 def backward(kept: Saved, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Gradients towards h~ (where `inputs`), mean, log_row and log_col."""
+    """Gradients w.r.t. h~ (where `inputs`), mean, log_row and log_col."""
     wide, mean, row, col, scale, noise = kept
     d_out = d_out.contiguous()
     d_wide = matmul(mean, d_out.mT).mT.contiguous() if inputs else wide.new_empty(0)  # this way round the product is faster
@@ -227,7 +227,7 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_weight(h: Tensor, d_out: Tensor) -> Tensor:  # (in + 1, out)
-    """The gradient of `affine` towards W."""
+    """The gradient of `affine` w.r.t. W."""
     d_weight = h.new_empty((h.shape[1] + 1, d_out.shape[1]))
     if d_out.shape[1] <= FEW:
         d_weight[:-1] = torch.mm(d_out.mT, h).mT
@@ -265,8 +265,8 @@ class _Sample(torch.autograd.Function):
         h, squares, mean, row, col, scale, noise = ctx.saved_tensors
         half = 0.5 * d_kl.item()
         decay = half * ctx.precision
-        product, d_mean = total(d_out * noise), total(d_out)  # (rows, out), the first towards scale and log col alike
-        d_q = product.sum(-1).div_(scale).mul_(0.5)  # (rows,) towards scale²
+        product, d_mean = total(d_out * noise), total(d_out)  # (rows, out), the first w.r.t. scale and log col alike
+        d_q = product.sum(-1).div_(scale).mul_(0.5)  # (rows,) w.r.t. scale²
         d_row = torch.cat([torch.mv(squares.mT, d_q), d_q.sum().view(1)]).add_(decay * ctx.sums[1]).mul_(row).sub_(half * len(col))
         d_col = torch.mv(product.mT, scale).mul_(0.5).add_(col, alpha=decay * ctx.sums[0]).sub_(half * len(row))
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.outer(d_q, row[:-1]), h, value=2) if ctx.needs_input_grad[0] else None

@@ -86,7 +86,7 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
 def backward(
     kept: Saved, options: Options, d_mean: Tensor, d_std: Tensor, d_kl: Tensor, inputs: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients towards h~ (where `inputs`), heads and V. The gradient of the heads takes their own place in memory."""
+    """Gradients w.r.t. h~ (where `inputs`), heads and V. The gradient of the heads takes their own place in memory."""
     wide, heads, basis, scaled, std, sums, norms = kept
     *members, r, c = basis.shape
     d_scaled, d_basis = matmul(d_mean, basis.mT), matmul(scaled.mT, d_mean)

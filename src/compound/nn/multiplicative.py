@@ -179,7 +179,7 @@ class _Layer(torch.autograd.Function):
 def _weights_back(
     own: Saved, back: Back, parts: Tensor, product: Tensor, d_bound: Tensor, d_z: Tensor, precision: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients towards z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
+    """Gradients w.r.t. z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
     mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
     if can_use_kernel(parts, mean):
         d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
@@ -187,7 +187,7 @@ def _weights_back(
         launch(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
         return d_z, d_mean, product, d_reader
     whole, pulled = d_bound.sum(), d_bound.unsqueeze(-1) * z  # (), (groups, in)
-    d_both = torch.mm(back.read, mean.t())  # (groups, in): towards c z
+    d_both = torch.mm(back.read, mean.t())  # (groups, in): w.r.t. c z
     d_z = d_z + d_both * reader + precision * pulled * own.sizes + (parts * mean).sum(-1)
     d_mean = mean * (precision * pulled * z).sum(0).unsqueeze(-1) + torch.mm((reader * z).t(), back.read)
     d_mean = d_mean + (z.unsqueeze(-1) * parts).sum(0)
