@@ -210,9 +210,9 @@ def test_every_kind_of_file_gives_the_same_answers(home: Path, here: Path, kind:
 
 def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
     events = []
-    plain_ask, plain_write = streaming.ask, streaming.Writer.write
+    plain_ask, plain_write = streaming.predict_frame, streaming.Writer.write
     monkeypatch.setattr(streaming, "PIECE", 50)  # no multiple of the model's own blocks
-    monkeypatch.setattr(streaming, "ask", lambda *a: events.append("ask") or plain_ask(*a))
+    monkeypatch.setattr(streaming, "predict_frame", lambda *a: events.append("ask") or plain_ask(*a))
     monkeypatch.setattr(streaming.Writer, "write", lambda *a: events.append("write") or plain_write(*a))
     good("predict", home / "price.model", home / "new.csv", "--out", "pieces.csv")
     assert events == ["ask"] + ["ask", "write"] * 3  # one look ahead, then each piece is written before the next is asked
@@ -538,7 +538,7 @@ def test_an_error_in_the_last_row_leaves_the_former_answers_alone(home: Path, he
     write("t.csv", "size,weight,city,garden,price\n" + lines + "1,2,Ulm,true,maybe\n1,many,Ulm,true,4\n")
     Path("a.csv").write_text("kept")
     answers = pd.DataFrame({name: np.zeros(streaming.PIECE) for name in NUMBERS})
-    monkeypatch.setattr(streaming, "ask", lambda model, table, coverage: answers.head(len(table)))
+    monkeypatch.setattr(streaming, "predict_frame", lambda model, table, coverage: answers.head(len(table)))
     refused(run("predict", home / "price.model", "t.csv", "--out", "a.csv"), "t.csv", "line 60003", "'weight'", "'many'")
     assert Path("a.csv").read_text() == "kept"
     assert sorted(entry.name for entry in here.iterdir()) == ["a.csv", "t.csv"]

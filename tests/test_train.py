@@ -180,7 +180,7 @@ def test_another_run_is_not_continued(tmp_path):
     other = replace(data, y=data.y.clone())
     other.y[20] += 1e-6
     for arguments, word in (
-        ((Small(), data, replace(how, lr=0.02)), "rate 0.01, this one has 0.02"),
+        ((Small(), data, replace(how, lr=0.02)), "lr 0.01, this one has 0.02"),
         ((Small(), data, how, 1), "seed 0"),
         ((Small(), other, how), "data"),
         ((Small(config=Config(noise=0.2)), data, how), "noise=0.1"),
@@ -611,7 +611,7 @@ def test_what_has_faded_becomes_zero():
     state = optimizer.state[parameter]
     state["exp_avg"].copy_(torch.tensor([1e-39, -1e-25, 0.0, -3e-31]))
     averaged = torch.tensor([0.0, 1e-30, -1e-45, 1.0])
-    train.settle([parameter], optimizer, [averaged])
+    train.flush_denormals([parameter], optimizer, [averaged])
     assert parameter.tolist() == [0.0, 0.0, torch.tensor(1e-29).item(), -2.0]
     assert state["exp_avg"].tolist() == [0.0, torch.tensor(-1e-25).item(), 0.0, 0.0] and state["step"] == 1
     assert averaged.tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -620,7 +620,7 @@ def test_what_has_faded_becomes_zero():
 def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch):
     """Left below 1e-38 they would slow every product down."""
     seen = []
-    monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
+    monkeypatch.setattr(train, "flush_denormals", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
     fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 

@@ -264,8 +264,8 @@ def test_draws_of_a_layer_are_those_of_drawn_weights(monkeypatch):
     assert_alike(layer.at(x.expand(n, -1), noise)[0], (x @ w)[:, 0] + b)
     mean, std = layer.means(x[None], z)[0, 0], layer.std(x)[0]
     assert_alike(mean + std * standard_normal(named_generator(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
-    seen, guess = [], multiplicative.guess
-    monkeypatch.setattr(multiplicative, "guess", lambda *given: seen.append(guess(*given)) or seen[0])
+    seen, guess = [], multiplicative.auxiliary_posterior
+    monkeypatch.setattr(multiplicative, "auxiliary_posterior", lambda *given: seen.append(guess(*given)) or seen[0])
     layer.at(x, noise_of(layer, 1, n))
     assert_alike(seen[0][1].bent, (parts(layer).reader @ w).tanh())
 

@@ -1,6 +1,6 @@
 """Loops over float32 arrays, compiled: what takes torch a dozen passes over a batch, each with its own start, takes one here.
 
-Every formula stands in plain torch where it is used (`nn.moments.plain`, `nn.matrix_gaussian.plain`); that form serves other dtypes
+Every formula stands in plain torch where it is used (`nn.moments.reference`, `nn.matrix_gaussian.reference`); that form serves other dtypes
 and devices, and the tests hold these loops against it. numba compiles a loop when it is first called and keeps it on disk.
 """
 

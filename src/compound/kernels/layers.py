@@ -11,7 +11,7 @@ def moments(
     wide_: int, heads_: int, basis_: int, scaled_: int, std_: int, sums_: int, norms_: int, kl_: int,
     members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool,
 ) -> None:  # fmt: skip
-    """`nn.moments.plain` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
+    """`nn.moments.reference` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
     wide, heads, basis = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(basis_, (members, r, c))
     scaled, std, sums = array(scaled_, (rows, r)), array(std_, (rows, c)), array(sums_, (rows, 3))
     norms, kls = array(norms_, (members, r)), array(kl_, (rows if kl else 0,))
