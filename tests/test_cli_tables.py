@@ -421,9 +421,7 @@ def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.
     width, spans = model.encoder_.width, explaining._spans(model.encoder_)
     matrix = torch.randn(width, width, generator=named_generator(1)).double()
     start, x = torch.randn(2, width, generator=named_generator(2)).double()
-    monkeypatch.setattr(
-        explaining, "doubt", lambda _, rows: torch.einsum("ri,ij,rj->r", row_predictions.double(), matrix, row_predictions.double()).numpy()
-    )
+    monkeypatch.setattr(explaining, "epistemic", lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy())
     found, usual = explaining.path_shares(model, x, start, named_generator(0))
     exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
     size = np.abs(exact).sum()
@@ -562,7 +560,7 @@ def test_words_among_the_numbers_of_a_parquet_file_are_refused(home: Path, here:
 
 
 def test_bad_wishes_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fitting, "judge", None)
+    monkeypatch.setattr(fitting, "score_frame", None)
     write("t.csv", TABLE)
     Path("full").mkdir()
     Path("full/notes.txt").write_text("mine")
@@ -648,7 +646,7 @@ def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.Monke
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    for module, name in ((fitting, "fit_table"), (reading, "opened"), (explaining, "explain_row")):
+    for module, name in ((fitting, "fit_table"), (reading, "load_estimator"), (explaining, "explain_row")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("worked before it looked"))
     Path("file").write_text("")
     model, new = home / "price.model", home / "new.csv"

@@ -620,7 +620,9 @@ def test_what_has_faded_becomes_zero():
 def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch):
     """Left below 1e-38 they would slow every product down."""
     seen = []
-    monkeypatch.setattr(train, "flush_denormals", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
+    monkeypatch.setattr(
+        train, "flush_denormals", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])])
+    )
     fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 
