@@ -22,7 +22,7 @@ def seen(step: int, steps: int = 1000, rate: float = 50.0) -> FitProgress:
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "ALL_METHODS", 0.0)
 
 
 def test_states_of_runs(tmp_path: Path, words):

@@ -55,7 +55,7 @@ def test_nothing_but_the_scores_hangs_on_test_targets(perform_on):
 
 def test_a_region_is_asked_about_and_never_trained_on(perform_on, monkeypatch):
     seen = []
-    monkeypatch.setattr(uci, "whole", lambda x, *rest: seen.append(x) or make_dataset(x, *rest))
+    monkeypatch.setattr(uci, "make_dataset", lambda x, *rest: seen.append(x) or make_dataset(x, *rest))
     found = perform_on(table(), "gp", "boston, region")
     assert found["beyond"] >= 12 and found["rows"] + found["beyond"] == 30 + 12
     assert len(seen[0]) == 108 and found["auroc_predictive"] > 0.8

@@ -16,7 +16,7 @@ from compound.persist import write_atomic
 from compound.train import FitProgress
 
 NAME = "progress.json"
-EVERY = 2.0  # seconds between two words
+ALL_METHODS = 2.0  # seconds between two words
 
 
 class Clock:
@@ -58,7 +58,7 @@ def writer(directory: Path, own: Clock, watch: Callable[[FitProgress], None] | N
     def told(seen: FitProgress) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= EVERY:
+        if now - last >= ALL_METHODS:
             last = now
             _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.rate_per_second})
         if watch is not None:

@@ -23,7 +23,7 @@ from compound.train import default_train_config, holdout_weights
 from compound.types import Task, make_dataset, named_generator
 
 TITLE = "Digits: doubt about pictures never seen"
-METHODS = EVERY = ("ml-cdn", "vb-cdn")
+METHODS = ALL_METHODS = ("ml-cdn", "vb-cdn")
 STEPS = {"quick": 2000, "paper": 6000}
 PRESETS = tuple(STEPS)
 SEEDS = 3

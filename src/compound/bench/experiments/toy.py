@@ -26,7 +26,7 @@ from compound.types import Task, make_dataset, named_generator
 
 TITLE = "Toy regression: what is noise, and what is ignorance"
 METHODS = ("ml-cdn", "vb-cdn")
-EVERY = tuple(ALL)
+ALL_METHODS = tuple(ALL)
 STEPS = {"quick": 2000, "paper": 10_000}
 PRESETS = tuple(STEPS)
 SEEDS = 1

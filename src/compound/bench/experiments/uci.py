@@ -54,7 +54,7 @@ ROWS = {  # training rows of a split, for the settings: no file need be here to 
     "protein": 41157,
 }
 METHODS = ("ml-cdn", "vb-cdn", "map", "deep-ensemble", "mc-dropout", *installed())
-EVERY = (*ALL, *installed())
+ALL_METHODS = (*ALL, *installed())
 PRESETS = ("quick", "paper")
 SEEDS = 20  # splits; a set that has fewer gives all it has
 DATA: tuple[str, ...] = ("uci",)
