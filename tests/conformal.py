@@ -16,8 +16,8 @@ import torch
 
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators.base import Estimator
-from compound.estimators.strangeness import Strangeness
-from compound.nn import FarNoise
+from compound.estimators.ood import OODDetector
+from compound.nn import DistanceAwareNoise
 
 TEST = 500  # rows asked about per table
 TABLES = 200
@@ -123,8 +123,8 @@ def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: 
     return out
 
 
-def no_alarms(x: torch.Tensor, rate: float, generator: torch.Generator) -> Strangeness:
-    return Strangeness(FarNoise(x.shape[1]), np.inf)
+def no_alarms(x: torch.Tensor, rate: float, generator: torch.Generator) -> OODDetector:
+    return OODDetector(DistanceAwareNoise(x.shape[1]), np.inf)
 
 
 CASES: dict[str, Classes | Targets] = {
@@ -155,7 +155,7 @@ CASES: dict[str, Classes | Targets] = {
 
 
 def main() -> None:
-    Strangeness.fit = no_alarms  # type: ignore[method-assign, assignment]
+    OODDetector.fit = no_alarms  # type: ignore[method-assign, assignment]
     words = sys.argv[1:]
     tables = int(words.pop(0)) if words and words[0].isdigit() else TABLES
     print(f"{'':40} coverage  (error)  rows  size  seconds")

@@ -31,8 +31,8 @@ from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.models import METHODS
 from compound.models.sound import flaw
 from compound.persist import CONFIG, TENSORS
-from compound.train import Settings, fit, hold_out
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 SECONDS = 2.0  # of computing, for loading and answering
 WAIT = 20.0  # seconds of the clock after which a child is taken to hang: others share this machine
@@ -47,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mdn": {"widths": (4,), "components": 2},
     "noisy-adam": {"widths": (4,), "far": 3.0},
 }
-STEPS = Settings(steps=6, batch=10, checks=3, draws=2)
+STEPS = TrainConfig(steps=6, batch_size=10, n_evals=3, eval_samples=2)
 
 
 class Subject(NamedTuple):
@@ -111,10 +111,14 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
     """A model after all steps, or after some of them, each in the checkpoint."""
     task = Task("targets", 2) if kind == "targets" else Task("classes", 3)
     model = Method(method, **SMALL[method]).build(3, task, 0)
-    x = torch.randn(40, 3, generator=fork(0, "x"))
-    y = torch.randn(40, 2, generator=fork(0, "y")) if kind == "targets" else torch.randint(3, (40,), generator=fork(0, "y"))
-    weight = hold_out(40, model.members, 0.2, 0)
-    data = whole(x, y, task, weight if model.members > 1 else weight[0], 9 * x if method == "dpn" else None)
+    x = torch.randn(40, 3, generator=named_generator(0, "x"))
+    y = (
+        torch.randn(40, 2, generator=named_generator(0, "y"))
+        if kind == "targets"
+        else torch.randint(3, (40,), generator=named_generator(0, "y"))
+    )
+    weight = holdout_weights(40, model.members, 0.2, 0)
+    data = make_dataset(x, y, task, weight if model.members > 1 else weight[0], 9 * x if method == "dpn" else None)
     left, loss = [stop], model.loss
 
     def counted(batch: Any, generator: Any) -> Any:
@@ -130,8 +134,8 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
 
 
 def answers(model: Any) -> None:
-    x = 3 * torch.randn(8, 3, generator=fork(1))
-    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), 10, fork(2)))
+    x = 3 * torch.randn(8, 3, generator=named_generator(1))
+    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
     assert wrong is None, wrong
 
 

@@ -16,37 +16,37 @@ import torch
 
 from compound.bench import runs
 from compound.bench.launch import work_through
-from compound.bench.runs import Outcome, Place, Run, Work, fitted
-from compound.train import Settings, fit
-from compound.types import Task, fork, whole
+from compound.bench.runs import Outcome, Run, RunContext, Work, fitted
+from compound.train import TrainConfig, fit
+from compound.types import Task, make_dataset, named_generator
 
 TASK = Task("targets", 1)
 OPTIONS = {"widths": (4,), "hyper": (3,), "members": 1}
 
 
 def grid(count: int, steps: int, name: str = "trains") -> list[Run]:
-    return [Run(name, "ml-cdn", "line", seed, OPTIONS, asdict(Settings(steps, checks=0))) for seed in range(count)]
+    return [Run(name, "ml-cdn", "line", seed, OPTIONS, asdict(TrainConfig(steps, n_evals=0))) for seed in range(count)]
 
 
-def trains(run: Run, place: Place) -> Outcome:
+def trains(run: Run, place: RunContext) -> Outcome:
     """Fits a line, with a checkpoint many times a second."""
     with (place.directory / "begun").open("a") as begun:
         begun.write("x")
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
     with mock.patch.object(runs, "fit", partial(fit, save_every=0.3)):
-        model = fitted(run, place, whole(x, 2 * x, TASK), TASK)
-    answer = model.predict(x, 10, fork(run.seed)).mean
+        model = fitted(run, place, make_dataset(x, 2 * x, TASK), TASK)
+    answer = model.predict(x, 10, named_generator(run.seed)).mean
     return Outcome({"sum": answer.sum().item()}, {"mean": answer.numpy()})
 
 
-def fails(run: Run, place: Place) -> Outcome:
-    """Where the seed is 1, as long as the folder has no file `mended`."""
-    if run.seed == 1 and not (place.directory.parent / "mended").exists():
+def fails(run: Run, place: RunContext) -> Outcome:
+    """Where the seed is 1, as long as the folder has no file `fixed`."""
+    if run.seed == 1 and not (place.directory.parent / "fixed").exists():
         raise ArithmeticError("seed 1 is unlucky\nand has a second line")
     return trains(run, place)
 
 
-def dies(run: Run, place: Place) -> Outcome:
+def dies(run: Run, place: RunContext) -> Outcome:
     """Seed 0 dies at every attempt, seed 1 at its first."""
     attempts = place.directory / "attempts"
     attempts.write_text((attempts.read_text() if attempts.exists() else "") + "x")

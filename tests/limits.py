@@ -8,7 +8,7 @@ from oracles import floored
 
 from compound.models import Method, Model, build
 from compound.models.map import MAP
-from compound.types import Task, fork, whole
+from compound.types import Task, make_dataset, named_generator
 
 
 def network(task: Task, **options) -> MAP:
@@ -16,7 +16,7 @@ def network(task: Task, **options) -> MAP:
     plain = floored(build(Method("map", widths=(8,), **options), 3, task, 5).double())
     with torch.no_grad():
         for layer in plain.network.layers:
-            layer.bias.copy_(torch.randn(layer.bias.shape, generator=fork(6), dtype=torch.float64))
+            layer.bias.copy_(torch.randn(layer.bias.shape, generator=named_generator(6), dtype=torch.float64))
     return plain
 
 
@@ -143,9 +143,9 @@ def laplace(task: Task) -> tuple[Model, MAP]:
     plain = network(task)
     model = build(Method("laplace", widths=(8,), precision=1e14, tune="none"), 3, task, 0).double()
     model.plain.load_state_dict(plain.state_dict())
-    x = torch.randn(20, 3, generator=fork(7), dtype=torch.float64)
+    x = torch.randn(20, 3, generator=named_generator(7), dtype=torch.float64)
     y = torch.arange(20) % task.size if task.kind == "classes" else x[:, : task.size]
-    model.finish(whole(x, y, task), fork(0))
+    model.finish(make_dataset(x, y, task), named_generator(0))
     return model, plain
 
 

@@ -14,15 +14,15 @@ from torch.testing import assert_close
 from compound.models import Draws, Method, build
 from compound.models.noisy import Noisy
 from compound.models.noisy_layer import Layer, Prior
-from compound.train import Settings
-from compound.types import Batch, Task, fork, whole
+from compound.train import TrainConfig
+from compound.types import Batch, Task, make_dataset, named_generator
 
 REAL = torch.float64
 Table = dict[Any, Tensor]
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=fork(seed), dtype=REAL)
+    return torch.randn(shape, generator=named_generator(seed), dtype=REAL)
 
 
 def linear(rows: int = 60, orthogonal: bool = False) -> tuple[Tensor, Tensor]:
@@ -37,16 +37,16 @@ def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch
     """A linear model that is told of a noise of 0.3."""
     model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("targets", 2)).double()
     model.head.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
-    data = whole(x, y, model.task)
-    model.start(data, fork(0))
+    data = make_dataset(x, y, model.task)
+    model.start(data, named_generator(0))
     return model, data
 
 
 def classifier(name: str, **options) -> tuple[Noisy, Batch]:
     """A network 3-4-3 at its start."""
     model = build(Method(name, widths=(4,), **options), 3, Task("classes", 3)).double()
-    data = whole(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
-    model.start(data, fork(0))
+    data = make_dataset(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
+    model.start(data, named_generator(0))
     return model, data
 
 
@@ -56,16 +56,16 @@ def check_mean_of_the_posterior(model: Noisy, data: Batch, mean: Tensor) -> None
     with torch.no_grad():
         layer.mean.copy_(mean)
     for _ in range(2):  # W and its mirror image: their gradients are opposite
-        model.loss(data, fork(5)).total.backward()
+        model.loss(data, named_generator(5)).total.backward()
         layer.spread.neg_()
     assert_close(layer.mean.grad, torch.zeros_like(layer.mean), rtol=0, atol=1e-11)
 
 
 def check_training(model: Noisy, data: Batch, basis: Tensor, slack: float) -> None:
     """The mean of T steps lies within posterior sd / √T of the exact one, for every step's noise is a posterior draw."""
-    optimizer = model.optimizer(Settings(rate=0.2))
+    optimizer = model.optimizer(TrainConfig(lr=0.2))
     (layer,) = model.layers
-    stream, steps = fork(6), 600
+    stream, steps = named_generator(6), 600
     total = torch.zeros_like(layer.mean)
     for step in range(steps + 60):
         optimizer.zero_grad()
@@ -90,8 +90,8 @@ def watched(name: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
     model = build(Method(name, widths=(4, 3), samples=2, decay=0.3), 3, Task("classes", 3)).double()
     given = randn(2, 7, 3, seed=2)
     weight = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 0.5, 1.0], dtype=REAL)
-    data = whole(randn(7, 3, seed=1), torch.arange(7) % 3, model.task, weight)
-    model.start(data, fork(0))
+    data = make_dataset(randn(7, 3, seed=1), torch.arange(7) % 3, model.task, weight)
+    model.start(data, named_generator(0))
     monkeypatch.setattr("compound.models.noisy.scores", lambda head, f, generator: given)
     return Watched(model, data, weight, given)
 
@@ -102,16 +102,16 @@ def check_running_mean(model: Noisy, data: Batch, expected: Callable[[list[Tenso
     def drawn(stream: Generator) -> list[Tensor]:
         return [layer.draw(torch.randn(2, *layer.mean.shape, generator=stream, dtype=REAL)).detach() for layer in model.layers]
 
-    first = expected(drawn(fork(3)))
-    model.loss(data, fork(3))
+    first = expected(drawn(named_generator(3)))
+    model.loss(data, named_generator(3))
     assert_close(kept(), first, rtol=1e-10, atol=1e-12)
-    second = expected(drawn(fork(4)))
+    second = expected(drawn(named_generator(4)))
     both = {key: 0.3 * first[key] + 0.7 * second[key] for key in first}
     model.count.fill_(model.config.stats_every)
-    model.loss(data, fork(4))
+    model.loss(data, named_generator(4))
     assert_close(kept(), both, rtol=1e-10, atol=1e-12)
     model.count.fill_(1)  # no statistics are due
-    model.loss(data, fork(5))
+    model.loss(data, named_generator(5))
     assert_close(kept(), both, rtol=1e-10, atol=1e-12)
 
 
@@ -127,9 +127,9 @@ def surprised(name: str) -> Surprised:
     model = build(Method(name, widths=()), 2, Task("classes", 3)).double()
     x = randn(20_000, 2, seed=1)
     p = torch.softmax(wide(x) @ model.layers[0].mean, -1).detach()
-    data = whole(x, p.argmin(-1), model.task)
-    model.start(data, fork(0))
-    model.loss(data, fork(1))
+    data = make_dataset(x, p.argmin(-1), model.task)
+    model.start(data, named_generator(0))
+    model.loss(data, named_generator(1))
     return Surprised(model, x, p)
 
 
@@ -141,8 +141,8 @@ def check_kl(layer: Layer, prior: Prior, covariance: Tensor) -> None:
 
 
 def check_loss(model: Noisy, data: Batch, f: Tensor) -> None:
-    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of the weights that fork(2) draws."""
-    loss = model.loss(data, fork(2))
+    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of the weights that named_generator(2) draws."""
+    loss = model.loss(data, named_generator(2))
     (layer,) = model.layers
     assert_close(loss.nll, -Normal(f, 0.3).log_prob(data.y).sum(-1).mean().detach())
     assert_close(loss.kl, 0.3 * layer.kl(model.prior).detach() / len(data))
@@ -154,14 +154,14 @@ def check_gradient(name: str) -> None:
     model, data = classifier(name, samples=3)
     model.refresh()
     model.count.fill_(1)
-    model.loss(data, fork(3)).total.backward()
+    model.loss(data, named_generator(3)).total.backward()
     for layer in model.layers:
         direction = randn(*layer.mean.shape, seed=9)
         values = []
         for sign in (1, -1):
             with torch.no_grad():
                 layer.mean.add_(direction, alpha=sign * 1e-5)
-                values.append(float(model.loss(data, fork(3)).total))
+                values.append(float(model.loss(data, named_generator(3)).total))
                 layer.mean.add_(direction, alpha=-sign * 1e-5)
         assert_close(float((layer.mean.grad * direction).sum()), (values[0] - values[1]) / 2e-5, rtol=1e-6, atol=1e-9)
 
@@ -182,7 +182,7 @@ def check_spread(model: Noisy, x: Tensor) -> None:
     with torch.no_grad():
         first, last = (layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers))
         f = wide((wide(x) @ first).relu()) @ last  # (draws, rows, targets)
-    ours = model.predict(x, Draws(n, 1), fork(1)).means
+    ours = model.predict(x, Draws(n, 1), named_generator(1)).means
     assert ((f.mean(0) - ours.mean(0)).abs() < 5 * f.std(0) * math.sqrt(2 / n)).all()
     centred = [z - z.mean(0) for z in (f, ours)]
     products = [z.unsqueeze(-1) * z.unsqueeze(-2) for z in centred]  # (draws, rows, targets, targets)

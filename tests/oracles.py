@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from compound.distributions import MatrixNormal
-from compound.models.heads import RowNoise
+from compound.models.heads import HeteroscedasticGaussian
 from compound.models.likelihoods import Floored
 from compound.nn import Affine, CompoundLinear, MatrixGaussianLinear
 
@@ -18,7 +18,7 @@ def floored(module: M) -> M:
     """With the smallest noise of targets that no training rows have told: none, or next to none where every row has its own."""
     for part in module.modules():
         if isinstance(part, Floored):
-            part.set_floor(torch.full_like(part.floor, 1e-6 if isinstance(part, RowNoise) else 0.0))
+            part.set_floor(torch.full_like(part.floor, 1e-6 if isinstance(part, HeteroscedasticGaussian) else 0.0))
     return module
 
 

@@ -9,14 +9,14 @@ from torch.testing import assert_close
 
 from compound.attacks import direction, fgsm, label_loss, odds_loss, pgd
 from compound.models import build
-from compound.types import Task, fork
+from compound.types import Task, named_generator
 
 ROWS, FEATURES = 40, 6
 UNEVEN = torch.tensor([0.0, 0.01, 0.1, 0.2, 0.5, 1.0], dtype=torch.float64)
 
 
 def draw(name: str, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=fork(0, name), dtype=torch.float64)
+    return torch.randn(shape, generator=named_generator(0, name), dtype=torch.float64)
 
 
 def logistic() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -30,7 +30,7 @@ def logistic_loss(y: Tensor, w: Tensor, b: Tensor):
 
 def several(classes: int = 5):
     """A linear model of several classes: its loss is convex in x."""
-    weight, y = draw("several", FEATURES, classes), torch.randint(classes, (ROWS,), generator=fork(1))
+    weight, y = draw("several", FEATURES, classes), torch.randint(classes, (ROWS,), generator=named_generator(1))
     return label_loss(lambda x: torch.log_softmax(x @ weight, -1), y)
 
 
@@ -68,22 +68,22 @@ def test_pgd_of_logistic_regression_ends_in_the_corner_of_fgsm(eps):
     x, y, w, b = logistic()
     loss = logistic_loss(y, w, b)
     for steps in (1, 7, 40):
-        assert_close(pgd(loss, x, eps, fork(3), steps), fgsm(loss, x, eps), rtol=0, atol=1e-12)
+        assert_close(pgd(loss, x, eps, named_generator(3), steps), fgsm(loss, x, eps), rtol=0, atol=1e-12)
 
 
 def test_pgd_takes_the_steps_it_is_told():
     """Too few to reach the corner: start + steps times α along the sign, and no further."""
     x, y, w, b = logistic()
     sign = torch.sign(-(y - 0.5).unsqueeze(-1) * w)
-    start = x + 0.3 * (2 * torch.rand(x.shape, generator=fork(3), dtype=x.dtype) - 1)
+    start = x + 0.3 * (2 * torch.rand(x.shape, generator=named_generator(3), dtype=x.dtype) - 1)
     wanted = torch.minimum(torch.maximum(start + 4 * 0.01 * sign, x - 0.3), x + 0.3)
-    assert_close(pgd(logistic_loss(y, w, b), x, 0.3, fork(3), steps=4, step=0.01), wanted, rtol=0, atol=1e-12)
+    assert_close(pgd(logistic_loss(y, w, b), x, 0.3, named_generator(3), steps=4, step=0.01), wanted, rtol=0, atol=1e-12)
 
 
 def test_pgd_finds_a_summit_inside_the_box():
     """A concave loss: fgsm overshoots to a corner, pgd stays within a step of the top, or on the side nearest to it."""
     x, top = draw("x", ROWS, FEATURES), draw("x", ROWS, FEATURES) + 0.5 * draw("top", ROWS, FEATURES)
-    there = pgd(lambda x: -(x - top).square().sum(-1), x, 0.4, fork(3), steps=100, step=0.01)
+    there = pgd(lambda x: -(x - top).square().sum(-1), x, 0.4, named_generator(3), steps=100, step=0.01)
     nearest = torch.minimum(torch.maximum(top, x - 0.4), x + 0.4)
     assert (there - nearest).abs().max() <= 0.01 + 1e-12
 
@@ -92,15 +92,15 @@ def test_pgd_is_at_least_as_strong_as_fgsm():
     """A convex loss is largest in a corner; one run may end in the wrong one, the best of several hardly does."""
     x, convex = draw("x", ROWS, FEATURES), several()
     for eps in (0.1, 0.5, 2.0):
-        weak, strong = convex(fgsm(convex, x, eps)), convex(pgd(convex, x, eps, fork(3), restarts=10))
+        weak, strong = convex(fgsm(convex, x, eps)), convex(pgd(convex, x, eps, named_generator(3), restarts=10))
         corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * FEATURES)
         largest = torch.stack([convex(x + eps * corner) for corner in corners]).amax(0)
         assert (strong >= weak - 1e-9).all() and (strong <= largest + 1e-9).all()
         assert_close(strong, largest, rtol=1e-6, atol=0)
         assert weak.mean() > convex(x).mean()
-    model, y = net(), torch.randint(3, (ROWS,), generator=fork(2))
+    model, y = net(), torch.randint(3, (ROWS,), generator=named_generator(2))
     bent = label_loss(lambda x: torch.log_softmax(model(x), -1), y)
-    one, many = bent(pgd(bent, x, 0.5, fork(3))), bent(pgd(bent, x, 0.5, fork(3), restarts=5))
+    one, many = bent(pgd(bent, x, 0.5, named_generator(3))), bent(pgd(bent, x, 0.5, named_generator(3), restarts=5))
     assert (many >= one).all() and (many > one).any()  # the first of five runs is that of one
     assert one.mean() > bent(fgsm(bent, x, 0.5)).mean() > bent(x).mean()
 
@@ -108,15 +108,15 @@ def test_pgd_is_at_least_as_strong_as_fgsm():
 @pytest.mark.parametrize("eps", [0.25, UNEVEN], ids=["one", "per feature"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_attacks_stay_in_the_box_and_in_the_range(eps, dtype):
-    x = torch.rand(ROWS, FEATURES, generator=fork(4), dtype=dtype)
+    x = torch.rand(ROWS, FEATURES, generator=named_generator(4), dtype=dtype)
     eps = eps if isinstance(eps, float) else eps.to(dtype)
-    model, y = net().to(dtype), torch.randint(3, (ROWS,), generator=fork(2))
+    model, y = net().to(dtype), torch.randint(3, (ROWS,), generator=named_generator(2))
     loss = label_loss(lambda x: torch.log_softmax(model(x), -1), y)
     for there in (
         fgsm(loss, x, eps, (0.0, 1.0)),
-        pgd(loss, x, eps, fork(3), clip=(0.0, 1.0)),
-        pgd(loss, x, eps, fork(3), steps=3, step=5.0, clip=(0.0, 1.0)),
-        pgd(loss, x, eps, fork(3), steps=1, step=0.0, clip=(0.0, 1.0)),
+        pgd(loss, x, eps, named_generator(3), clip=(0.0, 1.0)),
+        pgd(loss, x, eps, named_generator(3), steps=3, step=5.0, clip=(0.0, 1.0)),
+        pgd(loss, x, eps, named_generator(3), steps=1, step=0.0, clip=(0.0, 1.0)),
     ):
         assert there.dtype == dtype and not there.requires_grad
         assert (there >= 0).all() and (there <= 1).all()
@@ -129,18 +129,20 @@ def test_random_start_fills_the_box_and_comes_from_the_generator():
     x = torch.zeros(4000, FEATURES, dtype=torch.float64)
     before = torch.get_rng_state()
     loss = lambda x: x.sum(-1)  # noqa: E731
-    start = pgd(loss, x, UNEVEN, fork(3), steps=1, step=0.0)
-    assert torch.equal(start, pgd(loss, x, UNEVEN, fork(3), steps=1, step=0.0))
-    assert not torch.equal(start, pgd(loss, x, UNEVEN, fork(4), steps=1, step=0.0))
+    start = pgd(loss, x, UNEVEN, named_generator(3), steps=1, step=0.0)
+    assert torch.equal(start, pgd(loss, x, UNEVEN, named_generator(3), steps=1, step=0.0))
+    assert not torch.equal(start, pgd(loss, x, UNEVEN, named_generator(4), steps=1, step=0.0))
     assert torch.equal(before, torch.get_rng_state())
     even = start[:, 1:] / UNEVEN[1:]  # uniform on -1..1: mean 0, variance 1/3, fourth moment 1/5
     assert (even.mean(0).abs() <= 5 * math.sqrt(1 / 3 / 4000)).all()
     assert ((even.square().mean(0) - 1 / 3).abs() <= 5 * math.sqrt((1 / 5 - 1 / 9) / 4000)).all()
 
 
-@pytest.mark.parametrize("attack", [lambda loss, x: fgsm(loss, x, 0.1), lambda loss, x: pgd(loss, x, 0.1, fork(3), 3)], ids=["fgsm", "pgd"])
+@pytest.mark.parametrize(
+    "attack", [lambda loss, x: fgsm(loss, x, 0.1), lambda loss, x: pgd(loss, x, 0.1, named_generator(3), 3)], ids=["fgsm", "pgd"]
+)
 def test_nothing_is_left_on_the_model_or_the_inputs(attack):
-    model, x, y = net(), draw("x", ROWS, FEATURES), torch.randint(3, (ROWS,), generator=fork(2))
+    model, x, y = net(), draw("x", ROWS, FEATURES), torch.randint(3, (ROWS,), generator=named_generator(2))
     loss = label_loss(lambda x: torch.log_softmax(model(x), -1), y)
     kept = x.clone()
     for parameter in model.parameters():
@@ -157,7 +159,7 @@ def test_nothing_is_left_on_the_model_or_the_inputs(attack):
 
 
 def test_several_draws_count_as_their_mixture():
-    weights, y = draw("draws", 3, 4, FEATURES, 5), torch.randint(5, (ROWS,), generator=fork(1))
+    weights, y = draw("draws", 3, 4, FEATURES, 5), torch.randint(5, (ROWS,), generator=named_generator(1))
     logs = lambda x: torch.log_softmax(x @ weights, -1)  # noqa: E731  (3, 4, rows, 5)
     x = draw("x", ROWS, FEATURES).requires_grad_()
     mixture = torch.softmax(x @ weights, -1).mean((0, 1))[torch.arange(ROWS), y]
@@ -179,10 +181,10 @@ def test_rows_without_a_gradient_stay_where_they_are():
     ("call", "words"),
     [
         (lambda loss, x: fgsm(loss, x, -0.1), "eps is -0.1"),
-        (lambda loss, x: pgd(loss, x, torch.tensor([0.1, -0.1]), fork(0)), "eps is"),
-        (lambda loss, x: pgd(loss, x, 0.1, fork(0), step=-1.0), "step is -1.0"),
-        (lambda loss, x: pgd(loss, x, 0.1, fork(0), steps=0), "steps is 0"),
-        (lambda loss, x: pgd(loss, x, 0.1, fork(0), restarts=0), "restarts is 0"),
+        (lambda loss, x: pgd(loss, x, torch.tensor([0.1, -0.1]), named_generator(0)), "eps is"),
+        (lambda loss, x: pgd(loss, x, 0.1, named_generator(0), step=-1.0), "step is -1.0"),
+        (lambda loss, x: pgd(loss, x, 0.1, named_generator(0), steps=0), "steps is 0"),
+        (lambda loss, x: pgd(loss, x, 0.1, named_generator(0), restarts=0), "restarts is 0"),
         (lambda loss, x: pgd(loss, x, 0.1, None, restarts=2), "restarts is 2: without a generator"),
     ],
 )
@@ -210,8 +212,8 @@ class Logits(nn.Module):
 
 def pictures() -> tuple[Tensor, Tensor]:
     """Pixels in [0, 1], many of them black or white, and labels."""
-    x = (1.6 * torch.rand(64, 100, generator=fork(5)) - 0.3).clamp(0, 1)
-    return x, torch.randint(10, (64,), generator=fork(6))
+    x = (1.6 * torch.rand(64, 100, generator=named_generator(5)) - 0.3).clamp(0, 1)
+    return x, torch.randint(10, (64,), generator=named_generator(6))
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +244,7 @@ def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
 
     def sphere(rows: int, features: int, radius: float, norm: float):
         """Their random start, with our numbers."""
-        return (radius * (2 * torch.rand(rows, features, generator=fork(7)) - 1)).numpy()
+        return (radius * (2 * torch.rand(rows, features, generator=named_generator(7)) - 1)).numpy()
 
     monkeypatch.setattr(there, "random_sphere", sphere)
     attack = there.ProjectedGradientDescentPyTorch(
@@ -250,15 +252,17 @@ def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
     )
     expected = torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
     loss = label_loss(lambda x: torch.log_softmax(logits(x), -1), y)
-    ours = pgd(loss, x, eps, fork(7) if random else None, steps, step, clip=(0.0, 1.0))
+    ours = pgd(loss, x, eps, named_generator(7) if random else None, steps, step, clip=(0.0, 1.0))
     assert_close(ours, expected, **ROUNDING)
-    assert not torch.equal(ours, pgd(loss, x, eps, None if random else fork(7), steps, step, clip=(0.0, 1.0)))  # the start can be seen
+    assert not torch.equal(
+        ours, pgd(loss, x, eps, None if random else named_generator(7), steps, step, clip=(0.0, 1.0))
+    )  # the start can be seen
 
 
 def test_odds_point_where_the_label_loss_points_and_further_in_single_precision():
     """Both are functions of p(y) alone, so double precision has one direction for both; of a sure network only the odds keep it."""
     x, weight = draw("x", ROWS, FEATURES), draw("several", 3, FEATURES, 5)  # three draws
-    y = torch.randint(5, (ROWS,), generator=fork(1))
+    y = torch.randint(5, (ROWS,), generator=named_generator(1))
 
     def logs(x: Tensor, scale: float = 1.0) -> Tensor:
         return torch.log_softmax(x @ (scale * weight.to(x.dtype)), -1)

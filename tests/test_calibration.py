@@ -9,26 +9,26 @@ from scipy.stats import norm, t
 from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
-from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, fork
+from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
 from compound.estimators import calibration
-from compound.estimators.asking import answers, precise
-from compound.estimators.calibration import Intervals, Sets, Temperature, before, quantile, score
+from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler, aps_score, quantile, score
+from compound.estimators.ood import OODDetector
+from compound.estimators.prediction import answers, to_float64
 from compound.estimators.regressor import held_out, member
-from compound.estimators.strangeness import Strangeness
-from compound.nn import FarNoise
-from compound.train import hold_out
+from compound.nn import DistanceAwareNoise
+from compound.train import holdout_weights
 
 
 def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredictive:
-    means = 3 * torch.randn(draws, rows, targets, generator=fork(0, "m")).double()
-    variances = torch.rand(draws, rows, targets, generator=fork(0, "v")).double() + 0.01
+    means = 3 * torch.randn(draws, rows, targets, generator=named_generator(0, "m")).double()
+    variances = torch.rand(draws, rows, targets, generator=named_generator(0, "v")).double() + 0.01
     none = torch.zeros(rows, targets, dtype=torch.float64)
     return GaussianPredictive(none, none, none, means, variances)
 
 
 def weighted() -> GaussianPredictive:
     even = mixture()
-    weights = torch.log_softmax(torch.randn(6, 7, 1, generator=fork(0, "w")).double(), 0)
+    weights = torch.log_softmax(torch.randn(6, 7, 1, generator=named_generator(0, "w")).double(), 0)
     return GaussianPredictive(even.component, even.mixing, even.posterior, even.means, even.variances, weights)
 
 
@@ -63,7 +63,7 @@ def test_new_scores_fall_inside_as_often_as_promised(count, coverage):
     inside = 0
     for _ in range(trials):
         scores = torch.rand(count + 1, 1, generator=draw, dtype=torch.float64).square()
-        inside += int(scores[-1, 0] <= Intervals.fit([scores[:-1]], 1).reach(coverage)[0])
+        inside += int(scores[-1, 0] <= ConformalIntervals.fit([scores[:-1]], 1).reach(coverage)[0])
     expected = np.ceil((count + 1) * coverage - 1e-9) / (count + 1)
     assert abs(inside / trials - expected) < 4 * np.sqrt(expected * (1 - expected) / trials)
 
@@ -81,15 +81,15 @@ def slow_quantile(scores: torch.Tensor, weights: torch.Tensor, coverage: float) 
 
 @pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9])
 def test_weighted_ranks_are_those_of_the_definition(coverage):
-    scores = torch.rand(40, 2, generator=fork(0, "s")).double()
-    weights = torch.rand(40, generator=fork(0, "w")).double().square() + 0.01
-    mine = Intervals.fit([scores[:15], scores[15:]], 2, weights)
+    scores = torch.rand(40, 2, generator=named_generator(0, "s")).double()
+    weights = torch.rand(40, generator=named_generator(0, "w")).double().square() + 0.01
+    mine = ConformalIntervals.fit([scores[:15], scores[15:]], 2, weights)
     assert mine.reach(coverage).tolist() == [slow_quantile(column, weights, coverage) for column in scores.T]
-    assert Sets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(scores[:, 0], weights, coverage)
+    assert ConformalSets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(scores[:, 0], weights, coverage)
     assert mine.rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum())) and mine.rows < 40
     for same in (1.0, 0.3):  # equal weights are none
-        even = Intervals.fit([scores], 2, torch.full((40,), same))
-        assert torch.equal(even.reach(coverage), Intervals.fit([scores], 2).reach(coverage)) and even.rows == pytest.approx(40)
+        even = ConformalIntervals.fit([scores], 2, torch.full((40,), same))
+        assert torch.equal(even.reach(coverage), ConformalIntervals.fit([scores], 2).reach(coverage)) and even.rows == pytest.approx(40)
 
 
 def test_weights_undo_the_choice_of_rows():
@@ -101,8 +101,8 @@ def test_weights_undo_the_choice_of_rows():
         weights = np.where(population > 1.5, 4.0, 1.0)
         kept = random.random(600) < 1 / weights
         scores, weights = torch.from_numpy(population[kept]), torch.from_numpy(weights[kept])
-        found.append(1 - np.exp(-Sets.fit(scores, weights).reach(coverage)))  # of new rows, exactly
-        plain.append(1 - np.exp(-Sets.fit(scores).reach(coverage)))
+        found.append(1 - np.exp(-ConformalSets.fit(scores, weights).reach(coverage)))  # of new rows, exactly
+        plain.append(1 - np.exp(-ConformalSets.fit(scores).reach(coverage)))
     error = 4 * np.std(found) / np.sqrt(trials)
     largest = 4 / 600  # no row has a greater share of all weights: ranks cannot be finer
     assert coverage - error < np.mean(found) < coverage + largest + error
@@ -110,12 +110,12 @@ def test_weights_undo_the_choice_of_rows():
 
 
 def test_few_rows_cannot_vouch_for_a_high_coverage():
-    scores = Intervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
+    scores = ConformalIntervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
     assert scores.reach(0.75)[0] == 4.0  # the third of three
     assert scores.reach(0.99)[0] > 4.0
-    assert Intervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
-    assert Intervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(2 * t.ppf(0.95, 1))
-    assert Intervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert ConformalIntervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert ConformalIntervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(2 * t.ppf(0.95, 1))
+    assert ConformalIntervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
     with pytest.raises(ValueError, match="coverage"):
         scores.reach(1.0)
 
@@ -125,7 +125,7 @@ def test_few_rows_cover_as_promised_where_scores_are_gaussian(count):
     """However far the model's own scale is off; the largest of so few scores, stretched, would cover .83 to .90."""
     random, trials = np.random.default_rng(count), 2000
     scores = torch.from_numpy(np.abs(3 * random.normal(size=(trials, count, 1))))
-    covered = [2 * norm.cdf(float(Intervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores]  # of new rows, exactly
+    covered = [2 * norm.cdf(float(ConformalIntervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores]  # of new rows, exactly
     assert np.mean(covered) > 0.9 - 4 * np.std(covered) / np.sqrt(trials)
 
 
@@ -153,7 +153,7 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
     held = small._hold_out(data[1], 2) == 0  # (members, rows)
     assert held.sum(1).tolist() == [20, 20] and int(held.all(0).sum()) == 12 and int(held.any(0).sum()) == 12 + 2 * 8
     both = held.all(0)
-    whole = precise(small.model_.predict(data[0][both], 200, fork(small.seed_, "ask")))  # all members together
+    whole = to_float64(small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask")))  # all members together
     torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4)
     assert not torch.equal(own[:12], small.intervals_.scores)
 
@@ -164,37 +164,37 @@ def test_rows_held_out_in_common(rows, common, each):
     assert int(held.all(0).sum()) == common and held.sum(1).tolist() == [each] * 5
     assert int(held.any(0).sum()) == common + 5 * (each - common)  # the rest is each member's own
     assert not torch.equal(held, held_out(rows, 5, 0.1, seed=4) == 0)
-    assert torch.equal(held_out(rows, 1, 0.1, seed=3), hold_out(rows, 1, 0.1, seed=3))
+    assert torch.equal(held_out(rows, 1, 0.1, seed=3), holdout_weights(rows, 1, 0.1, seed=3))
 
 
 def test_before_is_the_probability_of_likelier_classes():
     probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.25, 0.5]], dtype=torch.float64)
-    torch.testing.assert_close(before(probs), torch.tensor([[0.8, 0.0, 0.5], [0.5, 0.75, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(aps_score(probs), torch.tensor([[0.8, 0.0, 0.5], [0.5, 0.75, 0.0]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("exaggerated", [0.5, 4.0])
 def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
     """Split conformal: a new label is in the set with probability 0.9 to 0.9 + 1 / (n + 1), whatever the probabilities."""
-    logits = torch.randn(6000, 5, generator=fork(0, "logits")).double()
-    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels"))
-    scores = before(torch.softmax(exaggerated * logits, -1))
+    logits = torch.randn(6000, 5, generator=named_generator(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels"))
+    scores = aps_score(torch.softmax(exaggerated * logits, -1))
     own = scores.gather(-1, labels).squeeze(-1)
-    reach = Sets.fit(own[:3000]).reach(0.9)
+    reach = ConformalSets.fit(own[:3000]).reach(0.9)
     assert abs((own[3000:] <= reach).double().mean() - 0.9) < 4 * np.sqrt(0.9 * 0.1 * 2 / 3000)
     assert abs((own[3000:] < 0.9).double().mean() - 0.9) > 0.04  # taken at their word they are not
     assert bool(((scores <= reach).sum(-1) >= 1).all())
 
 
 def test_few_labels_vouch_for_all_classes_only():
-    few = Sets.fit(torch.tensor([0.0, 0.4, 0.1]))
+    few = ConformalSets.fit(torch.tensor([0.0, 0.4, 0.1]))
     assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (pytest.approx(0.1), pytest.approx(0.4), np.inf)
-    assert Sets.fit(torch.zeros(0)).reach(0.9) == np.inf
+    assert ConformalSets.fit(torch.zeros(0)).reach(0.9) == np.inf
     with pytest.raises(ValueError, match="coverage"):
         few.reach(0.0)
 
 
 def test_a_classifier_learns_its_sets_from_held_out_rows():
-    g = fork(0, "overlap")
+    g = named_generator(0, "overlap")
     x = torch.randn(2500, 2, generator=g).numpy()
     y = (x[:, 0] + torch.randn(2500, generator=g).numpy() > 0).astype(int) + (x[:, 1] > 1)  # three classes that overlap
     model = clone(CLASSIFIER).set_params(random_state=0).fit(x[:500], y[:500])
@@ -210,7 +210,7 @@ def test_a_classifier_learns_its_sets_from_held_out_rows():
 
 def test_rare_classes_are_held_out_by_their_share_and_sets_hold_what_they_promise(monkeypatch):
     """Two fifths of the rows in classes of about six: sets used to cover 68%."""
-    monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
+    monkeypatch.setattr(OODDetector, "fit", conformal.no_alarms)
     found = np.array(conformal.measure(conformal.Classes(600, rare=0.4), 16))
     coverage, error = found[:, 0].mean(), found[:, 0].std() / 4
     assert coverage > 0.87 - 3 * error and found[:, 2].mean() == 60
@@ -218,7 +218,7 @@ def test_rare_classes_are_held_out_by_their_share_and_sets_hold_what_they_promis
 
 
 def test_intervals_hold_what_they_promise_where_weights_matter(monkeypatch):
-    monkeypatch.setattr(Strangeness, "fit", conformal.no_alarms)
+    monkeypatch.setattr(OODDetector, "fit", conformal.no_alarms)
     kind = conformal.Targets(1000, skew=0.7, steps=100)
     found, plain = (np.array(conformal.measure(kind, 20, weighted)) for weighted in (True, False))
     error = found[:, 0].std() / np.sqrt(20)
@@ -242,22 +242,24 @@ def test_the_last_row_of_a_class_is_learnt_from_and_counts_as_not_covered():
 
 
 def test_temperature_undoes_what_was_exaggerated():
-    logits = 2 * torch.randn(4000, 3, generator=fork(0, "logits")).double()
-    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels")).squeeze(1)
-    found = Temperature.fit(torch.softmax(3 * logits, -1), labels)
+    logits = 2 * torch.randn(4000, 3, generator=named_generator(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(1)
+    found = TemperatureScaler.fit(torch.softmax(3 * logits, -1), labels)
     assert abs(np.log(found.value / 3)) < 0.1
-    assert abs(np.log(Temperature.fit(torch.softmax(3 * logits[:2], -1), labels[:2]).value)) < 1
-    assert Temperature.fit(torch.zeros(0, 3), labels[:0]).value == 1
+    assert abs(np.log(TemperatureScaler.fit(torch.softmax(3 * logits[:2], -1), labels[:2]).value)) < 1
+    assert TemperatureScaler.fit(torch.zeros(0, 3), labels[:0]).value == 1
 
 
 def test_temperature_counts_rows_by_their_weight():
-    logits = 2 * torch.randn(3000, 3, generator=fork(0, "logits")).double()
-    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=fork(0, "labels")).squeeze(1)
+    logits = 2 * torch.randn(3000, 3, generator=named_generator(0, "logits")).double()
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(1)
     exaggerated = torch.arange(3000) % 3 == 0
     probs = torch.softmax(torch.where(exaggerated[:, None], 3.0, 1.0) * logits, -1)
     weights = torch.where(exaggerated, 5, 1)
     often = torch.arange(3000).repeat_interleave(weights)
-    found, repeated, plain = (Temperature.fit(*args) for args in ((probs, labels, weights), (probs[often], labels[often]), (probs, labels)))
+    found, repeated, plain = (
+        TemperatureScaler.fit(*args) for args in ((probs, labels, weights), (probs[often], labels[often]), (probs, labels))
+    )
     assert abs(np.log(found.value / repeated.value)) < 0.026  # one step of the grid: the prior is up against fewer rows
     assert found.value > 1.2 * plain.value
 
@@ -270,13 +272,13 @@ def test_a_classifier_softens_by_the_weight_of_its_held_out_rows():
     truth = torch.from_numpy(label.astype(np.int64))
     held = model._hold_out(truth, 1) == 0
     probs = torch.cat([answer.probs for answer in answers(model.model_, model._encoded(x)[held], model.seed_)])
-    weighted, plain = (Temperature.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None))
+    weighted, plain = (TemperatureScaler.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None))
     assert model.temperature_.value == pytest.approx(weighted) and abs(np.log(weighted / plain)) > 0.05
 
 
 def test_tempered_shares_still_add_up_to_the_entropy():
-    answer = CategoricalPredictive.of(torch.log_softmax(torch.randn(4, 5, 6, 3, generator=fork(0, "a")), -1).double())
-    warm = Temperature(2.0)(answer)
+    answer = CategoricalPredictive.of(torch.log_softmax(torch.randn(4, 5, 6, 3, generator=named_generator(0, "a")), -1).double())
+    warm = TemperatureScaler(2.0)(answer)
     torch.testing.assert_close(warm.total, warm.entropy())
     torch.testing.assert_close(warm.epistemic / warm.total, answer.epistemic / answer.total)
     assert torch.equal(warm.label, answer.label) and bool((warm.total > answer.total).all())
@@ -300,11 +302,11 @@ def test_alarms_of_classes_look_at_the_table_not_at_the_label():
 
 def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
     """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
-    monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
+    monkeypatch.setattr(DistanceAwareNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
     for rows, rate in ((99, 0.01), (150, 0.01), (150, 0.05)):
-        found = Strangeness.fit(torch.zeros(rows, 1), rate, fork(0))
+        found = OODDetector.fit(torch.zeros(rows, 1), rate, named_generator(0))
         assert found.promised and found.threshold == pytest.approx((rows + 1) * (1 - rate))
-    few = Strangeness.fit(torch.zeros(24, 1), 0.01, fork(0))  # the farthest is exceeded four times too often
+    few = OODDetector.fit(torch.zeros(24, 1), 0.01, named_generator(0))  # the farthest is exceeded four times too often
     assert not few.promised and few.threshold == pytest.approx(24 * 2)
 
 
@@ -313,8 +315,8 @@ def test_too_few_rows_flag_at_most_the_stated_rate(monkeypatch):
     rates = []
     for seed in range(400):
         known, fresh = (np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000)))
-        monkeypatch.setattr(FarNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known))
-        rates.append((fresh > Strangeness.fit(torch.zeros(15, 1), 0.01, fork(0)).threshold).mean())
+        monkeypatch.setattr(DistanceAwareNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known))
+        rates.append((fresh > OODDetector.fit(torch.zeros(15, 1), 0.01, named_generator(0)).threshold).mean())
     assert abs(np.mean(rates) - 0.01) < 4 * np.std(rates) / 20
 
 
@@ -332,7 +334,7 @@ def test_alarms_keep_their_rate_where_rows_are_few_per_column(kind):
         mixed = g.standard_normal((12, 60))
         x, fresh = table(90, g), table(1000, g)
         known, new = (torch.from_numpy((rows - x.mean(0)) / x.std(0)).float() for rows in (x, fresh))
-        found = Strangeness.fit(known, 0.05, fork(seed))
+        found = OODDetector.fit(known, 0.05, named_generator(seed))
         assert found.promised
         rates.append((found.scores(new) > found.threshold).float().mean().item())
     assert 0.025 < np.mean(rates) < 0.1  # a table's own rate has the deviation 0.023: the mean's is 0.007
@@ -340,8 +342,11 @@ def test_alarms_keep_their_rate_where_rows_are_few_per_column(kind):
 
 def test_quantiles_take_few_steps_and_end_at_the_root(monkeypatch):
     """Newton's steps, not a bisection down to the last bit: rounding used to throw it back into the bracket's middle."""
-    means, variances = 3 * torch.randn(50, 400, 1, generator=fork(0, "m")), torch.rand(50, 400, 1, generator=fork(0, "v"))
-    answer = precise(GaussianPredictive(*(torch.zeros(400, 1) for _ in range(3)), means, 0.01 + variances))
+    means, variances = (
+        3 * torch.randn(50, 400, 1, generator=named_generator(0, "m")),
+        torch.rand(50, 400, 1, generator=named_generator(0, "v")),
+    )
+    answer = to_float64(GaussianPredictive(*(torch.zeros(400, 1) for _ in range(3)), means, 0.01 + variances))
     calls, log_cdf = [], calibration._log_cdf
     monkeypatch.setattr(calibration, "_log_cdf", lambda *given: calls.append(1) or log_cdf(*given))
     for z in (-2.5, -0.3, 1.6):

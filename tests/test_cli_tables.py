@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from scipy import stats
 from sklearn import metrics as oracle
 
-from compound import CompoundRegressor, Method, fork, load, persist
+from compound import CompoundRegressor, Method, load, named_generator, persist
 from compound.cli import main
-from compound.estimators import rows
-from compound.nn import FarNoise
+from compound.estimators import row_predictions
+from compound.nn import DistanceAwareNoise
 from compound.tables import explaining, fitting, judging, pages, reading, streaming
 
 TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
@@ -92,7 +92,7 @@ def test_summary_is_of_rows_the_fit_never_saw(here: Path, monkeypatch: pytest.Mo
     seen = []
     plain = CompoundRegressor.fit
     monkeypatch.setattr(CompoundRegressor, "fit", lambda self, X, y: seen.append((X, y)) or plain(self, X, y))
-    wish = fitting.Wish("price", method="map", epochs=2, held_out=0.25, verbose=False)
+    wish = fitting.FitRequest("price", method="map", epochs=2, held_out=0.25, verbose=False)
     fitted = fitting.fit_table(Path("t.csv"), wish)
     ((x, y),) = seen
     assert len(y) == 150
@@ -111,7 +111,7 @@ def test_every_class_is_learnt_from_and_shares_in_the_held_out_rows():
     y = pd.Series(["a"] * 100 + ["b"] * 30 + ["c"] * 3 + ["d"], name="y")
     table, counts = reading.Labelled(Path("t.csv"), pd.DataFrame(), y), []
     for seed in range(400):
-        chosen = fitting._test_rows(table, True, fitting.Wish("y", held_out=0.2, seed=seed))
+        chosen = fitting._test_rows(table, True, fitting.FitRequest("y", held_out=0.2, seed=seed))
         counts.append([int((y[chosen] == label).sum()) for label in "abcd"])
     a, b, c, d = np.array(counts).T
     assert set(a + b + c) <= {25, 26} and set(b) <= {5, 6} and set(c) == {0, 1} and not d.any()
@@ -210,9 +210,9 @@ def test_every_kind_of_file_gives_the_same_answers(home: Path, here: Path, kind:
 
 def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
     events = []
-    plain_ask, plain_write = streaming.ask, streaming.Writer.write
+    plain_ask, plain_write = streaming.predict_frame, streaming.Writer.write
     monkeypatch.setattr(streaming, "PIECE", 50)  # no multiple of the model's own blocks
-    monkeypatch.setattr(streaming, "ask", lambda *a: events.append("ask") or plain_ask(*a))
+    monkeypatch.setattr(streaming, "predict_frame", lambda *a: events.append("ask") or plain_ask(*a))
     monkeypatch.setattr(streaming.Writer, "write", lambda *a: events.append("write") or plain_write(*a))
     good("predict", home / "price.model", home / "new.csv", "--out", "pieces.csv")
     assert events == ["ask"] + ["ask", "write"] * 3  # one look ahead, then each piece is written before the next is asked
@@ -267,17 +267,17 @@ def test_times_are_refused_by_fit(here: Path, value: str):
 # evaluate
 
 
-def judged(home: Path, name: str) -> tuple[rows.Judged, reading.Labelled, np.ndarray]:
+def judged(home: Path, name: str) -> tuple[row_predictions.RowScores, reading.Labelled, np.ndarray]:
     model = load(home / f"{name}.model")
     labelled = reading.labelled_table(home / "new.csv", model, name)
-    truth = reading.truth(labelled, model)
-    return rows.judge(model, labelled.x, truth, judging.LEVELS), labelled, truth
+    truth = reading.encode_target(labelled, model)
+    return row_predictions.score_frame(model, labelled.x, truth, judging.LEVELS), labelled, truth
 
 
 def test_numbers_for_numbers_agree_with_other_libraries(home: Path):
     found, labelled, truth = judged(home, "price")
     model = load(home / "price.model")
-    number = {n.name: n for n in judging.numbers(found, True, fork(0))}
+    number = {n.name: n for n in judging.numbers(found, True, named_generator(0))}
     answer = model.predict_dist(labelled.x)
     mixture = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(torch.ones(len(truth), len(answer.means), dtype=torch.float64)),
@@ -297,7 +297,7 @@ def test_numbers_for_numbers_agree_with_other_libraries(home: Path):
 def test_numbers_for_classes_agree_with_other_libraries(home: Path):
     found, labelled, truth = judged(home, "dear")
     model = load(home / "dear.model")
-    number = {n.name: n for n in judging.numbers(found, False, fork(0))}
+    number = {n.name: n for n in judging.numbers(found, False, named_generator(0))}
     probs = model.predict_proba(labelled.x)
     assert number["NLL"].value == pytest.approx(oracle.log_loss(truth, probs))
     assert number["accuracy"].value == pytest.approx(oracle.accuracy_score(truth, probs.argmax(1)))
@@ -307,13 +307,16 @@ def test_numbers_for_classes_agree_with_other_libraries(home: Path):
         mine = (probs.max(1) > low / 15) & (probs.max(1) <= (low + 1) / 15)
         gaps += abs((probs.max(1) - (probs.argmax(1) == truth))[mine].sum()) / len(truth)
     assert number["ECE"].value == pytest.approx(gaps)
-    good_sets = [str(model.classes_[t]) in labels.split("|") for t, labels in zip(truth, rows.ask(model, labelled.x)["set"], strict=True)]
+    good_sets = [
+        str(model.classes_[t]) in labels.split("|")
+        for t, labels in zip(truth, row_predictions.predict_frame(model, labelled.x)["set"], strict=True)
+    ]
     assert number["coverage of 90%"].value == pytest.approx(np.mean(good_sets))
 
 
 def test_bootstrap_intervals_have_the_width_of_theory():
-    values = torch.randn(400, generator=fork(1)).double().numpy()
-    found = judging._number("mean", judging.Bootstrap(400, fork(2)).means(values[:, None])[:, 0])
+    values = torch.randn(400, generator=named_generator(1)).double().numpy()
+    found = judging._number("mean", judging.Bootstrap(400, named_generator(2)).means(values[:, None])[:, 0])
     error = values.std() / 20
     # a 2.5% quantile of 500 draws is off by sqrt(0.025 * 0.975 / 500) / density = 0.12 standard errors; four of those
     assert abs(found.low - (values.mean() - 1.96 * error)) < 0.48 * error
@@ -329,7 +332,7 @@ def test_separation_agrees_with_scikit_learn_ties_included():
         return pd.DataFrame({**parts, "is_ood": parts["ood_score"] > 1})
 
     here, there = table(80, 0.0), table(50, 1.0)
-    number = {n.name: n for n in judging.separation(here, there, fork(0))}
+    number = {n.name: n for n in judging.ood_metrics(here, there, named_generator(0))}
     labels = np.r_[np.zeros(80), np.ones(50)]
     both = pd.concat([here, there])
     assert number["AUROC of ood_score"].value == pytest.approx(oracle.roc_auc_score(labels, both["ood_score"]))
@@ -390,11 +393,11 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
     row["weight"] = 0.0
     for column, value in (("size", 150.0), ("weight", 12.0)):
         moved = row.assign(**{column: value})
-        found = explaining.explain(model, moved, fork(0))
+        found = explaining.explain(model, moved, named_generator(0))
         assert found.shares[0].column == column
         assert found.shares[0].strangeness > 0.8
         assert sum(share.strangeness for share in found.shares) == pytest.approx(1)
-        x = rows.encoded(model, moved)[0]
+        x = row_predictions.encoded(model, moved)[0]
         far = model.strangeness_.far
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
@@ -402,11 +405,13 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
 
 
 def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
-    x = torch.randn(300, 5, generator=fork(1)) @ torch.randn(5, 80, generator=fork(2)) + 0.1 * torch.randn(300, 80, generator=fork(3))
-    far = FarNoise(80)
-    far.fit(x, fork(4))
+    x = torch.randn(300, 5, generator=named_generator(1)) @ torch.randn(5, 80, generator=named_generator(2)) + 0.1 * torch.randn(
+        300, 80, generator=named_generator(3)
+    )
+    far = DistanceAwareNoise(80)
+    far.fit(x, named_generator(4))
     assert far.whiten.shape[1] < 80
-    asked = x[:5] + torch.randn(5, 80, generator=fork(5))
+    asked = x[:5] + torch.randn(5, 80, generator=named_generator(5))
     nearest = [explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item() for row in asked]
     np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
 
@@ -414,10 +419,10 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
 def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.MonkeyPatch):
     model = load(home / "price.model")
     width, spans = model.encoder_.width, explaining._spans(model.encoder_)
-    matrix = torch.randn(width, width, generator=fork(1)).double()
-    start, x = torch.randn(2, width, generator=fork(2)).double()
-    monkeypatch.setattr(explaining, "doubt", lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy())
-    found, usual = explaining.path_shares(model, x, start, fork(0))
+    matrix = torch.randn(width, width, generator=named_generator(1)).double()
+    start, x = torch.randn(2, width, generator=named_generator(2)).double()
+    monkeypatch.setattr(explaining, "epistemic", lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy())
+    found, usual = explaining.path_shares(model, x, start, named_generator(0))
     exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
     size = np.abs(exact).sum()
     np.testing.assert_allclose(found, [exact[span].sum() for span in spans], atol=1e-5 * size)  # stops are in float32
@@ -429,7 +434,7 @@ def test_shares_of_doubt_add_up_and_name_the_column_that_was_moved(home: Path):
     row = frame(1, seed=5)[["size", "weight", "city", "garden"]].assign(weight=0.0)
     for column, value in (("size", 150.0), ("weight", 12.0)):
         moved = row.assign(**{column: value})
-        found = explaining.explain(model, moved, fork(0))
+        found = explaining.explain(model, moved, named_generator(0))
         rise = found.answer["epistemic"].iloc[0] - found.usual
         assert sum(share.epistemic for share in found.shares) == pytest.approx(rise, rel=1e-5)
         assert max(found.shares, key=lambda share: share.epistemic).column == column
@@ -440,7 +445,7 @@ def test_prototypes_are_in_the_units_of_the_table(here: Path):
     side = np.arange(300) % 2
     table = pd.DataFrame({"age": 20 + 50 * side + random.normal(0, 0.5, 300), "job": np.where(side, "judge", "pupil")})
     model = CompoundRegressor(Method("map", widths=(5,)), max_epochs=1, random_state=0).fit(table, table["age"] * 2)
-    found = explaining.explain(model, pd.DataFrame({"age": [69.0], "job": ["judge"]}), fork(0))
+    found = explaining.explain(model, pd.DataFrame({"age": [69.0], "job": ["judge"]}), named_generator(0))
     assert found.prototypes["job"].tolist() == ["judge"] * 3
     assert all(abs(float(age) - 70) < 2.5 for age in found.prototypes["age"])  # within five standard deviations
 
@@ -531,7 +536,7 @@ def test_an_error_in_the_last_row_leaves_the_former_answers_alone(home: Path, he
     write("t.csv", "size,weight,city,garden,price\n" + lines + "1,2,Ulm,true,maybe\n1,many,Ulm,true,4\n")
     Path("a.csv").write_text("kept")
     answers = pd.DataFrame({name: np.zeros(streaming.PIECE) for name in NUMBERS})
-    monkeypatch.setattr(streaming, "ask", lambda model, table, coverage: answers.head(len(table)))
+    monkeypatch.setattr(streaming, "predict_frame", lambda model, table, coverage: answers.head(len(table)))
     refused(run("predict", home / "price.model", "t.csv", "--out", "a.csv"), "t.csv", "line 60003", "'weight'", "'many'")
     assert Path("a.csv").read_text() == "kept"
     assert sorted(entry.name for entry in here.iterdir()) == ["a.csv", "t.csv"]
@@ -555,7 +560,7 @@ def test_words_among_the_numbers_of_a_parquet_file_are_refused(home: Path, here:
 
 
 def test_bad_wishes_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fitting, "judge", None)
+    monkeypatch.setattr(fitting, "score_frame", None)
     write("t.csv", TABLE)
     Path("full").mkdir()
     Path("full/notes.txt").write_text("mine")
@@ -641,7 +646,7 @@ def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.Monke
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    for module, name in ((fitting, "fit_table"), (reading, "opened"), (explaining, "explain_row")):
+    for module, name in ((fitting, "fit_table"), (reading, "load_estimator"), (explaining, "explain_row")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("worked before it looked"))
     Path("file").write_text("")
     model, new = home / "price.model", home / "new.csv"

@@ -10,11 +10,11 @@ from torch.distributions.categorical import Categorical
 from torch.testing import assert_close
 
 from compound.distributions import MatrixNormal, mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile
-from compound.types import fork
+from compound.types import named_generator
 
 
 def some(seed: int, rows: int = 3, cols: int = 4, batch: tuple[int, ...] = ()) -> MatrixNormal:
-    g = fork(seed, "some")
+    g = named_generator(seed, "some")
     numbers = lambda *shape: torch.randn(*batch, *shape, generator=g, dtype=torch.float64)  # noqa: E731
     return MatrixNormal(numbers(rows, cols), numbers(rows).exp(), numbers(cols).exp())
 
@@ -22,7 +22,7 @@ def some(seed: int, rows: int = 3, cols: int = 4, batch: tuple[int, ...] = ()) -
 @pytest.mark.parametrize("seed", range(5))
 def test_closed_forms_match_the_dense_gaussian(seed):
     p, q = some(seed), some(seed + 100)
-    w = q.rsample(generator=fork(seed, "w"))
+    w = q.rsample(generator=named_generator(seed, "w"))
     assert_close(p.log_prob(w), dense(p).log_prob(vec(w)), rtol=1e-8, atol=1e-8)
     assert_close(p.entropy(), dense(p).entropy(), rtol=1e-8, atol=1e-8)
     assert_close(kl_divergence(p, q), kl_divergence(dense(p), dense(q)), rtol=1e-8, atol=1e-8)
@@ -45,7 +45,7 @@ def test_the_law_does_not_know_how_scale_is_shared_between_the_factors():
 
 def test_batches_equal_single_laws():
     p, q = some(3, batch=(2, 5)), some(4)
-    w = p.rsample((6,), generator=fork(0))
+    w = p.rsample((6,), generator=named_generator(0))
     one = MatrixNormal(p.mean[1, 3], p.row[1, 3], p.col[1, 3])
     assert_close(p.log_prob(w)[2, 1, 3], one.log_prob(w[2, 1, 3]))
     assert_close(p.entropy()[1, 3], one.entropy())
@@ -58,9 +58,9 @@ def test_batches_equal_single_laws():
 def test_draws_have_the_moments_of_the_law_and_come_from_the_generator():
     p, n = some(5, 2, 3), 200_000
     before = torch.get_rng_state()
-    w = p.rsample((n,), generator=fork(1, "draws"))
+    w = p.rsample((n,), generator=named_generator(1, "draws"))
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(w, p.rsample((n,), generator=fork(1, "draws")))
+    assert torch.equal(w, p.rsample((n,), generator=named_generator(1, "draws")))
     assert ((w.mean(0) - p.mean).abs() < 5 * p.stddev / math.sqrt(n)).all()
     assert ((w.var(0) / p.variance - 1).abs() < 5 * math.sqrt(2 / n)).all()
     flat = vec((w - p.mean) / p.stddev)
@@ -71,7 +71,7 @@ def test_draws_have_the_moments_of_the_law_and_come_from_the_generator():
 def test_gradients_reach_mean_and_factors():
     tensors = [t.requires_grad_() for t in (some(6).mean, some(6).row, some(6).col)]
     torch.autograd.gradcheck(lambda m, r, c: kl_divergence(MatrixNormal(m, r, c), some(7)), tensors)
-    torch.autograd.gradcheck(lambda m, r, c: MatrixNormal(m, r, c).rsample(generator=fork(2)), tensors)
+    torch.autograd.gradcheck(lambda m, r, c: MatrixNormal(m, r, c).rsample(generator=named_generator(2)), tensors)
 
 
 def test_bad_arguments_are_named():
@@ -84,7 +84,7 @@ def test_bad_arguments_are_named():
 
 @pytest.fixture
 def mixture():
-    g = fork(8)
+    g = named_generator(8)
     means = 3 * torch.randn(7, 4, 2, generator=g, dtype=torch.float64)
     variances = torch.rand(7, 4, 2, generator=g, dtype=torch.float64) * 2 + 0.05
     return means, variances
@@ -92,7 +92,7 @@ def mixture():
 
 def test_mixture_log_prob_and_cdf(mixture):
     means, variances = mixture
-    y = torch.randn(4, 2, generator=fork(9), dtype=torch.float64)
+    y = torch.randn(4, 2, generator=named_generator(9), dtype=torch.float64)
     weights = Categorical(torch.ones(4, 7, dtype=torch.float64))
     joint = MixtureSameFamily(weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1))
     assert_close(mixture_log_prob(y, means, variances), joint.log_prob(y), rtol=1e-10, atol=1e-10)
@@ -118,12 +118,12 @@ def test_entropy_by_a_fine_grid(mixture):
 
 @pytest.fixture
 def log_weights():  # (7, 4, 1)
-    return torch.log_softmax(2 * torch.randn(7, 4, 1, generator=fork(10), dtype=torch.float64), 0)
+    return torch.log_softmax(2 * torch.randn(7, 4, 1, generator=named_generator(10), dtype=torch.float64), 0)
 
 
 def test_weighted_mixture_against_torch(mixture, log_weights):
     means, variances = mixture
-    y = torch.randn(4, 2, generator=fork(11), dtype=torch.float64)
+    y = torch.randn(4, 2, generator=named_generator(11), dtype=torch.float64)
     weights = Categorical(logits=log_weights[..., 0].T)
     joint = MixtureSameFamily(weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1))
     assert_close(mixture_log_prob(y, means, variances, log_weights), joint.log_prob(y), rtol=1e-10, atol=1e-10)
@@ -142,7 +142,7 @@ def test_weighted_mixture_against_torch(mixture, log_weights):
 
 def test_even_weights_change_nothing(mixture):
     even = torch.full((7, 4, 1), -math.log(7), dtype=torch.float64)
-    y = torch.randn(4, 2, generator=fork(12), dtype=torch.float64)
+    y = torch.randn(4, 2, generator=named_generator(12), dtype=torch.float64)
     for function in (mixture_log_prob, mixture_cdf):
         assert_close(function(y, *mixture, even), function(y, *mixture), rtol=1e-12, atol=1e-14)
     assert_close(mixture_quantile(0.2, *mixture, even), mixture_quantile(0.2, *mixture), rtol=1e-10, atol=1e-10)

@@ -15,8 +15,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK
-from compound.estimators.rows import ask
+from compound.estimators.prediction import BLOCK
+from compound.estimators.row_predictions import predict_frame
 from compound.models import METHODS
 from compound.types import Task
 
@@ -298,7 +298,7 @@ def test_a_row_alone_has_the_bits_it_has_among_others(kind, width: int):
             found["lower"], found["upper"] = model.predict_interval(rows)
         else:
             found["probabilities"], found["set"] = model.predict_proba(rows), model.predict_set(rows)
-        return found | {f"asked {name}": column.to_numpy() for name, column in ask(model, pd.DataFrame(rows)).items()}
+        return found | {f"asked {name}": column.to_numpy() for name, column in predict_frame(model, pd.DataFrame(rows)).items()}
 
     whole = everything(x)
     for some in ([0], [130], [299], [3, 250, 17], list(range(1, 300)), list(range(299, -1, -1))):

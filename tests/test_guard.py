@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compound.kernels import basic, flows, layers, multiplicative, noise
-from compound.kernels.basic import run, suits
+from compound.kernels.basic import can_use_kernel, launch
 from compound.kernels.guard import Doubles, Ints, Loop
-from compound.nn.moments import Options, moments, plain
+from compound.nn.moments import Options, moments, reference
 
 LOOPS = {
     name: loop for room in (basic, flows, layers, multiplicative, noise) for name, loop in vars(room).items() if isinstance(loop, Loop)
@@ -140,7 +140,7 @@ def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
         name, tensors, numbers = wrong(loop, dice)
         before = copies(tensors)
         with pytest.raises(ValueError):
-            run(loop, tensors, *numbers)
+            launch(loop, tensors, *numbers)
             pytest.fail(f"call {number}: {loop.name} took {name}")
         assert all(map(torch.equal, copies(tensors), before)), f"call {number}: {loop.name} wrote, given {name}"
 
@@ -151,14 +151,14 @@ def test_loops_write_where_they_say_and_only_there(name):
     for _ in range(30):
         tensors, numbers = made(loop, dice)
         before = [t.clone() for t in tensors]
-        run(loop, tensors, *numbers)
+        launch(loop, tensors, *numbers)
         changed |= {place for place, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)}
     assert changed == {place for place, writes in enumerate(loop.writes) if writes}
 
 
 def test_what_is_only_read_may_share_memory():
     mean, out = torch.rand(6), torch.empty(8)
-    run(layers.units, (mean, mean, mean, out), 1, 1, 1, 2, 3, 1e4)
+    launch(layers.units, (mean, mean, mean, out), 1, 1, 1, 2, 3, 1e4)
     torch.testing.assert_close(out.view(2, 4)[:, :3].flatten(), mean + mean * mean)
 
 
@@ -174,13 +174,13 @@ SENTENCES = {
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_the_sentence_names_loop_and_argument(sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        run(basic.largest, *SENTENCES[sentence]())
+        launch(basic.largest, *SENTENCES[sentence]())
 
 
 def test_what_the_loops_cannot_take_goes_the_plain_way():
     wide, heads, basis, options = torch.rand(5, 4), torch.rand(5, 11), torch.rand(4, 3), Options(10.0, True, True)
-    expected = plain(wide, heads, basis, options)
-    assert suits(wide, heads, basis) and not suits(wide.as_subclass(Sub))
+    expected = reference(wide, heads, basis, options)
+    assert can_use_kernel(wide, heads, basis) and not can_use_kernel(wide.as_subclass(Sub))
     mapped = torch.func.vmap(lambda h: moments(wide, h, basis, options))
     for found in (moments(wide.as_subclass(Sub), heads, basis, options), mapped(heads[None])):
         for one, other in zip(found, expected, strict=True):

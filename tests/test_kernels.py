@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from compound.kernels import basic
-from compound.kernels.basic import largest, run, suits
+from compound.kernels.basic import can_use_kernel, largest, launch
 from compound.kernels.noise import gaussians
-from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
+from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
+from compound.nn.auxiliary_posterior import auxiliary_posterior
 from compound.nn.flows import MaskedNVP
-from compound.nn.guess import guess
-from compound.nn.mean_field import _Sample, spread
+from compound.nn.hidden_samples import sample_hidden
+from compound.nn.mean_field import _Sample, integrated_variance
 from compound.nn.moments import Options, moments
 from compound.nn.multiplicative import MultiplicativeLinear, Noise
-from compound.nn.networks import LIMIT, saturated, tame
-from compound.nn.units import units
-from compound.types import fork, normal
+from compound.nn.networks import LIMIT, clamp_if_needed, clamp_inputs
+from compound.types import named_generator, standard_normal
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def fresh_memory_is_not_zero():
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=fork(seed, *shape), dtype=torch.float64)
+    return torch.randn(shape, generator=named_generator(seed, *shape), dtype=torch.float64)
 
 
 def agree(call, inputs: list[Tensor], rtol: float = 2e-5) -> None:
@@ -41,7 +41,7 @@ def agree(call, inputs: list[Tensor], rtol: float = 2e-5) -> None:
     found = []
     for dtype in (torch.float32, torch.float64):
         leaves = [value.float().to(dtype).requires_grad_() for value in inputs]
-        assert suits(*leaves) == (dtype is torch.float32)
+        assert can_use_kernel(*leaves) == (dtype is torch.float32)
         outputs = [out for out in call(*leaves) if out.numel()]
         loss = sum((out.double() * numbers(*out.shape, seed=9)).sum() for out in outputs)
         found.append([*outputs, *torch.autograd.grad(loss, leaves, allow_unused=True)])
@@ -53,17 +53,17 @@ def agree(call, inputs: list[Tensor], rtol: float = 2e-5) -> None:
 
 def test_what_runs_without_gaps():
     with pytest.raises(ValueError, match=r"x of loop largest has shape \(3, 2\) with gaps"):
-        run(largest, (torch.zeros(2, 3).T,), 6)
+        launch(largest, (torch.zeros(2, 3).T,), 6)
 
 
 def test_the_largest_number():
     x = torch.tensor([0.5, -3.0, 2.0, -0.0])
-    assert run(largest, (x,), 4) == 3.0 and run(largest, (x[3:],), 1) == 0.0 and run(largest, (x[:1],), 1) == 0.5
-    assert math.isnan(run(largest, (torch.tensor([torch.inf, torch.nan]),), 2))
+    assert launch(largest, (x,), 4) == 3.0 and launch(largest, (x[3:],), 1) == 0.0 and launch(largest, (x[:1],), 1) == 0.5
+    assert math.isnan(launch(largest, (torch.tensor([torch.inf, torch.nan]),), 2))
     for value, changed in ((-1e4, False), (-1.01e4, True), (1e12, True)):
         rows = torch.tensor([[1.0, value]])
         for given in (rows, rows.double()):
-            assert torch.equal(tame(given), saturated(given)) and (tame(given) is given) != changed
+            assert torch.equal(clamp_if_needed(given), clamp_inputs(given)) and (clamp_if_needed(given) is given) != changed
 
 
 def each(function):
@@ -112,7 +112,7 @@ def test_noise_is_philox_through_box_and_muller():
     assert philox([0] * 4, [0] * 2) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]  # the authors' own vectors
     assert philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]
     key, out = 0x1234567_89ABCDEF, torch.empty(4000)
-    run(gaussians, (out,), 1000, key)
+    launch(gaussians, (out,), 1000, key)
     expected = torch.empty(4, 1000, dtype=torch.float64)
     for i in range(1000):
         words = philox([i, 0, 0, 0], [key % 2**32, key >> 32])
@@ -127,7 +127,7 @@ def test_noise_is_normal_and_independent():
     from scipy.stats import kstest, kurtosis
 
     n = 2_000_000
-    draws = normal(fork(3), (n,), torch.empty(0)).double().numpy()
+    draws = standard_normal(named_generator(3), (n,), torch.empty(0)).double().numpy()
     assert kstest(draws, "norm").pvalue > 1e-4
     assert abs(draws.mean()) < 5 / math.sqrt(n) and abs(kurtosis(draws)) < 5 * math.sqrt(24 / n)
     for lag in (1, 2, n // 4, n // 2):
@@ -137,10 +137,12 @@ def test_noise_is_normal_and_independent():
 
 
 def test_a_stream_goes_on_and_starts_again():
-    stream, like = fork(1), torch.empty(0)
-    first, second = (normal(stream, (5, 3), like) for _ in range(2))
-    assert torch.equal(first, normal(fork(1), (5, 3), like)) and not torch.equal(first, second)
-    assert torch.equal(normal([fork(1), fork(2)], (2, 7), like)[1], normal(fork(2), (7,), like))
+    stream, like = named_generator(1), torch.empty(0)
+    first, second = (standard_normal(stream, (5, 3), like) for _ in range(2))
+    assert torch.equal(first, standard_normal(named_generator(1), (5, 3), like)) and not torch.equal(first, second)
+    assert torch.equal(
+        standard_normal([named_generator(1), named_generator(2)], (2, 7), like)[1], standard_normal(named_generator(2), (7,), like)
+    )
     assert not torch.equal(first[0], first[1])
 
 
@@ -153,14 +155,14 @@ def test_moments(kl, fan_in, bound):
 
 def test_noisy_maps_and_their_kl(monkeypatch):
     fixed = numbers(2, 5, 6, seed=3)
-    monkeypatch.setattr("compound.nn.matrix_gaussian.normal", lambda _, shape, like: fixed.to(like.dtype))
+    monkeypatch.setattr("compound.nn.matrix_gaussian.standard_normal", lambda _, shape, like: fixed.to(like.dtype))
     layer = MatrixGaussianLinear(torch.zeros(2, 4, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), numbers(6).float())
     names = ["mean", "log_row", "log_col"]
 
     def call(wide, *parameters):
         layer.to(wide.dtype)
         given = dict(zip(names, parameters, strict=True))
-        return [torch.func.functional_call(layer, given, (wide, fork(0)))]
+        return [torch.func.functional_call(layer, given, (wide, named_generator(0)))]
 
     def divergence(*parameters):
         layer.to(parameters[0].dtype)
@@ -176,7 +178,11 @@ def test_noisy_maps_and_their_kl(monkeypatch):
 
 def test_spread():
     mean, log_std = numbers(7, 5), numbers(7, 5, seed=2) - 3
-    for fast, slow in zip(spread(mean.float(), log_std.float()), spread(mean.float().double(), log_std.float().double()), strict=True):
+    for fast, slow in zip(
+        integrated_variance(mean.float(), log_std.float()),
+        integrated_variance(mean.float().double(), log_std.float().double()),
+        strict=True,
+    ):
         assert_close(torch.as_tensor(fast).double(), torch.as_tensor(slow).double(), rtol=1e-5, atol=1e-6)
 
 
@@ -195,14 +201,14 @@ def test_units(given):
     noise = numbers(2, 3, 5, 4, seed=4)
     mean, std = numbers(2, given, 5, 4), numbers(2, given, 5, 4, seed=5).exp()
     mean[0, 0, 0] = 3 * LIMIT  # saturated: no gradient
-    agree(lambda m, s: [units(m, s, noise.to(m.dtype))], [mean, std])
+    agree(lambda m, s: [sample_hidden(m, s, noise.to(m.dtype))], [mean, std])
 
 
 FORMS = {
-    "ml": Form((7,)),
-    "ml, paper": Form((7, 5), parametrization="paper"),
-    "vb": Form((7,), "tanh", bayes=True),
-    "vb, two maps": Form((7, 5), "tanh", bayes=True),
+    "ml": CompoundConfig((7,)),
+    "ml, paper": CompoundConfig((7, 5), parametrization="paper"),
+    "vb": CompoundConfig((7,), "tanh", bayes=True),
+    "vb, two maps": CompoundConfig((7, 5), "tanh", bayes=True),
 }
 
 
@@ -210,8 +216,8 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_the_whole_layer(name, kl, monkeypatch):
     for room in ("fused", "matrix_gaussian"):
-        monkeypatch.setattr(f"compound.nn.{room}.normal", lambda _, shape, like: numbers(*shape, seed=6).to(like.dtype))
-    layer = CompoundLinear(9, 4, FORMS[name], fork(0), (2,))
+        monkeypatch.setattr(f"compound.nn.{room}.standard_normal", lambda _, shape, like: numbers(*shape, seed=6).to(like.dtype))
+    layer = CompoundLinear(9, 4, FORMS[name], named_generator(0), (2,))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * numbers(*parameter.shape).float()
@@ -220,7 +226,7 @@ def test_the_whole_layer(name, kl, monkeypatch):
     for dtype in (torch.float32, torch.float64):
         layer.to(dtype)
         own = x.to(dtype).requires_grad_()
-        out = layer(own, fork(1), kl=kl)
+        out = layer(own, named_generator(1), kl=kl)
         loss = (out.mean * out.std).sum() + (0.1 * out.kl.sum() if kl else 0.0)
         found.append([*out, *torch.autograd.grad(loss, [own, *layer.parameters()])])
     for fast, slow in zip(*found, strict=True):
@@ -230,12 +236,12 @@ def test_the_whole_layer(name, kl, monkeypatch):
 
 @pytest.mark.parametrize(("inputs", "draws", "steps"), [(6, 3, 2), (5, 1, 1)])
 def test_masked_flows(inputs, draws, steps):
-    flow = MaskedNVP(inputs, steps, 4, fork(1))
+    flow = MaskedNVP(inputs, steps, 4, named_generator(1))
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter += 0.5 * numbers(*parameter.shape).float()
         flow.bias[0, -inputs:] = torch.linspace(-30, 30, inputs)  # gates that are shut, and open
-    masks = flow.masks(draws, fork(2))
+    masks = flow.masks(draws, named_generator(2))
     found = []
     for dtype in (torch.float32, torch.float64):
         flow.to(dtype)
@@ -251,13 +257,13 @@ def test_masked_flows(inputs, draws, steps):
 @pytest.mark.parametrize("loud", [1.0, 40.0])
 def test_layers_with_random_scales(rows, groups, flows, loud):
     """Loud: log-precisions of the guess beyond their bound."""
-    layer = MultiplicativeLinear(6, 5, fork(1), flows, flow_hidden=4, prior=0.7, log_std=-1.0)
+    layer = MultiplicativeLinear(6, 5, named_generator(1), flows, flow_hidden=4, prior=0.7, log_std=-1.0)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * numbers(*parameter.shape).float()
         layer.vectors[4] *= loud
-    noise = [numbers(groups, 6), layer.flow.masks(groups, fork(2)), numbers(rows, 5), numbers(groups, 5, seed=3)]
-    noise.append(layer.reverse_flow.masks(groups, fork(4)))
+    noise = [numbers(groups, 6), layer.flow.masks(groups, named_generator(2)), numbers(rows, 5), numbers(groups, 5, seed=3)]
+    noise.append(layer.reverse_flow.masks(groups, named_generator(4)))
     found = []
     for dtype in (torch.float32, torch.float64):
         layer.to(dtype)
@@ -270,11 +276,11 @@ def test_layers_with_random_scales(rows, groups, flows, loud):
 
 
 def test_the_guess_meets_its_bound():
-    layer = MultiplicativeLinear(6, 5, fork(1), (0, 0), log_std=-1.0)
+    layer = MultiplicativeLinear(6, 5, named_generator(1), (0, 0), log_std=-1.0)
     with torch.no_grad():
         layer.vectors[4] = torch.tensor([400.0, -400.0, 0.1, 0.2, 0.3, 0.4])
         layer.mean += 0.5
-        _, kept = guess(
+        _, kept = auxiliary_posterior(
             numbers(2, 6).float(), numbers(2, 6, seed=1).float(), layer.mean, layer.log_std.exp(), layer.vectors, torch.zeros(2, 5)
         )
         precision = (kept.pull / kept.distance).log()

@@ -12,20 +12,20 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from compound import metrics
 from compound.predictive import CategoricalPredictive, GaussianPredictive
-from compound.types import fork
+from compound.types import named_generator
 
 NOTHING = torch.zeros(1)
 
 
 def mixture(draws: int, rows: int, targets: int, seed: int = 0) -> GaussianPredictive:
-    generator = fork(seed, "mixture")
+    generator = named_generator(seed, "mixture")
     means = 2 * torch.randn((draws, rows, targets), generator=generator, dtype=torch.float64)
     variances = 0.05 + torch.rand((draws, rows, targets), generator=generator, dtype=torch.float64)
     return GaussianPredictive(NOTHING, NOTHING, NOTHING, means, variances)
 
 
 def classes(rows: int, size: int, seed: int = 0) -> tuple[CategoricalPredictive, torch.Tensor]:
-    generator = fork(seed, "classes")
+    generator = named_generator(seed, "classes")
     probs = torch.softmax(2 * torch.randn((rows, size), generator=generator, dtype=torch.float64), -1)
     y = torch.randint(size, (rows,), generator=generator)
     return CategoricalPredictive(NOTHING, NOTHING, NOTHING, probs), y
@@ -34,7 +34,7 @@ def classes(rows: int, size: int, seed: int = 0) -> tuple[CategoricalPredictive,
 @pytest.mark.parametrize("even", [True, False])
 def test_crps_matches_the_integral_of_the_squared_cdf_gap(even):
     answer, y = mixture(4, 3, 2), torch.tensor([[0.3, -1.0], [5.0, 0.0], [-3.0, 2.0]], dtype=torch.float64)
-    shares = torch.full((4, 3, 1), 0.25) if even else torch.softmax(torch.randn(4, 3, 1, generator=fork(1)), 0)
+    shares = torch.full((4, 3, 1), 0.25) if even else torch.softmax(torch.randn(4, 3, 1, generator=named_generator(1)), 0)
     answer = answer if even else replace(answer, log_weights=shares.log())
 
     def slow(row: int, target: int) -> float:
@@ -58,7 +58,7 @@ def test_nll_and_rmse_of_one_gaussian_by_hand():
 
 def test_coverage_counts_the_intervals_of_the_predictive():
     answer = mixture(5, 400, 1)
-    y = answer.sample(1, fork(3))[0]
+    y = answer.sample(1, named_generator(3))[0]
     for level in (0.5, 0.9):
         low, high = answer.interval(level)
         assert metrics.coverage(answer, y, level) == ((low <= y) & (y <= high)).double().mean().item()
@@ -92,7 +92,7 @@ def test_brier_accuracy_and_confidence_by_hand():
 
 
 def scores(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = fork(seed, "scores")
+    generator = named_generator(seed, "scores")
     ordinary, strange = torch.randn(150, generator=generator), torch.randn(90, generator=generator) + 1
     return (ordinary, strange) if kind == "distinct" else (ordinary.round(), strange.round())  # rounding makes many ties
 

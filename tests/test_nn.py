@@ -9,38 +9,38 @@ from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
 from compound.distributions import MatrixNormal
-from compound.nn import Affine, CompoundLinear, Form, MatrixGaussianLinear
-from compound.nn.matrix_gaussian import mix
+from compound.nn import Affine, CompoundConfig, CompoundLinear, MatrixGaussianLinear
+from compound.nn.matrix_gaussian import correlated_noise
 from compound.nn.moments import Options, moments
 from compound.nn.softmax import expected_softmax
-from compound.types import fork, normal
+from compound.types import named_generator, standard_normal
 
 FORMS = {
-    "ml": Form((4,)),
-    "ml-paper": Form((4,), parametrization="paper"),
-    "vb": Form((4,), "tanh", bayes=True),
-    "vb-paper": Form((4, 3), "tanh", bayes=True, parametrization="paper"),
-    "vb-vmg": Form((4,), "tanh", bayes=True, basis="vmg"),
+    "ml": CompoundConfig((4,)),
+    "ml-paper": CompoundConfig((4,), parametrization="paper"),
+    "vb": CompoundConfig((4,), "tanh", bayes=True),
+    "vb-paper": CompoundConfig((4, 3), "tanh", bayes=True, parametrization="paper"),
+    "vb-vmg": CompoundConfig((4,), "tanh", bayes=True, basis="vmg"),
 }
 
 
 def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
-    layer = CompoundLinear(inputs, outputs, FORMS[name], fork(0, name)).double()
+    layer = CompoundLinear(inputs, outputs, FORMS[name], named_generator(0, name)).double()
     with torch.no_grad():  # away from the start, where heads hardly depend on x
         for k, parameter in enumerate(layer.parameters()):
-            parameter += 0.3 * torch.randn(parameter.shape, generator=fork(1, name, k), dtype=torch.float64)
+            parameter += 0.3 * torch.randn(parameter.shape, generator=named_generator(1, name, k), dtype=torch.float64)
     return layer
 
 
 def inputs_of(rows: int, features: int = 3) -> torch.Tensor:
-    return torch.randn(rows, features, generator=fork(2, "x"), dtype=torch.float64)
+    return torch.randn(rows, features, generator=named_generator(2, "x"), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", ["ml", "ml-paper"])
 def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
     layer, x = layer_of(name), inputs_of(5)
-    out = layer(x, fork(0))
-    for b, q in enumerate(law(layer, x, layer.hyper(wide(x), fork(0)))):
+    out = layer(x, named_generator(0))
+    for b, q in enumerate(law(layer, x, layer.hyper(wide(x), named_generator(0)))):
         h = wide(x)[b]
         assert_close(out.mean[b], h @ q.mean)
         assert_close(out.std[b].square(), h.square() @ q.variance)
@@ -50,7 +50,7 @@ def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
 @pytest.mark.parametrize("kl", [True, False])
 @pytest.mark.parametrize("bound", [10.0, 0.05])  # at 0.05 most log-variances are clamped
 def test_gradients_of_the_fused_layer(kl, bound):
-    g = fork(3)
+    g = named_generator(3)
     x, heads, basis = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((2, 5, 4), (2, 5, 10), (2, 4, 2)))
     for fan_in in (True, False):
         torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()], (x, heads, basis))
@@ -58,7 +58,9 @@ def test_gradients_of_the_fused_layer(kl, bound):
 
 @pytest.mark.parametrize(("scale", "logs"), [(1.0, 0.2), (1.0, -0.2), (9.0, 0.01), (1.0, 0.01)])  # too high, too low, only s large
 def test_log_variances_are_held_within_their_bound(scale, logs):
-    x, heads, basis = (normal(fork(k), shape, torch.empty(0).double()) for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2))))
+    x, heads, basis = (
+        standard_normal(named_generator(k), shape, torch.empty(0).double()) for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2)))
+    )
     s, log = scale * heads[..., :4], logs * heads[..., 4:].abs()
     found = moments(x, torch.cat([s, log], -1), basis, Options(0.1, True, True))
     expected = moments(x, torch.cat([s, log.clamp(-0.1, 0.1)], -1), basis, Options(20.0, True, True))
@@ -68,12 +70,16 @@ def test_log_variances_are_held_within_their_bound(scale, logs):
 
 
 def test_gradients_of_the_noisy_map_and_of_its_kl():
-    g = fork(4)
+    g = named_generator(4)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     layer = MatrixGaussianLinear(make(2, 3, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), make(6)).double()
     x = make(2, 4, 3).requires_grad_()
     parameters = tuple(layer.parameters())
-    call = lambda x, *p: torch.func.functional_call(layer, dict(zip(dict(layer.named_parameters()), p, strict=True)), (x, fork(5)))  # noqa: E731
+
+    def call(x, *p):
+        own = dict(zip(dict(layer.named_parameters()), p, strict=True))
+        return torch.func.functional_call(layer, own, (x, named_generator(5)))
+
     torch.autograd.gradcheck(call, (x, *parameters))
 
     class Divergence(torch.nn.Module):
@@ -96,9 +102,9 @@ def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments(name, kl):
 
     def run(fused: bool) -> list[torch.Tensor]:
         x = inputs_of(5).requires_grad_()
-        heads = layer.hyper(wide(x), fork(3))
+        heads = layer.hyper(wide(x), named_generator(3))
         apart = moments(wide(x), heads, layer.basis, Options(layer.form.bound, layer.form.scaled, kl))
-        out = layer(x, fork(3), kl=kl) if fused else apart
+        out = layer(x, named_generator(3), kl=kl) if fused else apart
         loss = (out.mean * out.std).sum() + (out.kl.square().sum() if kl else 0.0)
         return [*out, *torch.autograd.grad(loss, [x, *layer.parameters()])]
 
@@ -107,7 +113,7 @@ def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments(name, kl):
 
 
 def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
-    g = fork(6)
+    g = named_generator(6)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     bias, variances = make(6), (0.5, 1.0, 2.0)
     layer = MatrixGaussianLinear(make(4, 6), (1, 2, 3), -1.0, variances, bias).double()
@@ -148,9 +154,9 @@ def test_pre_activations_have_the_law_of_the_oracle(name):
     layer, n = layer_of(name), 20_000
     x = inputs_of(1).expand(n, -1)
     with torch.no_grad():
-        out = layer(x, fork(7, "fast"), kl=False)
-        fast = out.draw(normal(fork(7, "draw"), out.mean.shape, out.mean))
-        slow = pre_activations(layer, x, fork(7, "slow"))
+        out = layer(x, named_generator(7, "fast"), kl=False)
+        fast = out.draw(standard_normal(named_generator(7, "draw"), out.mean.shape, out.mean))
+        slow = pre_activations(layer, x, named_generator(7, "slow"))
     moments_agree(fast, slow)
     assert kolmogorov_smirnov(fast, slow) > 1e-4
 
@@ -161,11 +167,11 @@ def test_one_psi_for_all_rows_has_the_law_of_psi_per_row(name):
     layer, n = layer_of(name), 4_000
     x = inputs_of(1)
     with torch.no_grad():
-        out = layer(x.expand(n, -1), fork(8, "row"), kl=False)
-        each = out.draw(normal(fork(8, "draw"), out.mean.shape, out.mean))
-        generator = fork(8, "all")
+        out = layer(x.expand(n, -1), named_generator(8, "row"), kl=False)
+        each = out.draw(standard_normal(named_generator(8, "draw"), out.mean.shape, out.mean))
+        generator = named_generator(8, "all")
         whole = [layer.at(x, layer.draw(generator)) for _ in range(n)]
-        one = torch.cat([o.draw(normal(generator, o.mean.shape, o.mean)) for o in whole])
+        one = torch.cat([o.draw(standard_normal(generator, o.mean.shape, o.mean)) for o in whole])
     moments_agree(each, one)
     assert kolmogorov_smirnov(each, one) > 1e-4
 
@@ -180,11 +186,11 @@ def test_gradients_of_the_mean_loss_agree_with_the_oracle():
         return torch.cat([p.grad.flatten() for p in layer.parameters() if p.grad is not None])
 
     def fast(seed: int) -> torch.Tensor:
-        out = layer(x, fork(seed, "fast"), kl=False)
-        return gradient(out.draw(normal(fork(seed, "draw"), out.mean.shape, out.mean)))
+        out = layer(x, named_generator(seed, "fast"), kl=False)
+        return gradient(out.draw(standard_normal(named_generator(seed, "draw"), out.mean.shape, out.mean)))
 
     def slow(seed: int) -> torch.Tensor:
-        return gradient(pre_activations(layer, x, fork(seed, "slow")))
+        return gradient(pre_activations(layer, x, named_generator(seed, "slow")))
 
     a, b = torch.stack([fast(k) for k in range(12)]), torch.stack([slow(k) for k in range(12)])
     error = ((a.var(0) + b.var(0)) / 12).sqrt() + 1e-9
@@ -193,23 +199,23 @@ def test_gradients_of_the_mean_loss_agree_with_the_oracle():
 
 
 def test_shared_rows_have_the_joint_law_of_one_common_matrix():
-    g = fork(9)
+    g = named_generator(9)
     make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     layer = MatrixGaussianLinear(make(4, 2), log_variance=-0.5).double()
     shared, n = 3, 30_000
     x = make(shared, 1, 3).expand(shared, n, 3).reshape(-1, 3)  # part s of every row has input s
     with torch.no_grad():
-        fast = layer(wide(x), fork(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
+        fast = layer(wide(x), named_generator(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
         (q,) = matrix_normals(layer)
-        w = q.rsample((n,), generator=fork(10, "slow"))
+        w = q.rsample((n,), generator=named_generator(10, "slow"))
         slow = torch.stack([wide(x[s * n : s * n + 1]) @ w for s in range(shared)], 1).squeeze(2).flatten(1)
     moments_agree(fast, slow)
 
 
 def test_equal_inputs_that_share_a_matrix_give_equal_outputs():
-    noise = normal(fork(11), (6, 4), torch.empty(0, dtype=torch.float64))
+    noise = standard_normal(named_generator(11), (6, 4), torch.empty(0, dtype=torch.float64))
     x = torch.ones(2, 3, dtype=torch.float64).repeat(3, 1)
-    out = mix(x, torch.ones(3, dtype=torch.float64), noise, 3).unflatten(0, (3, 2))
+    out = correlated_noise(x, torch.ones(3, dtype=torch.float64), noise, 3).unflatten(0, (3, 2))
     assert_close(out[0], out[2], atol=1e-3, rtol=0)
 
 
@@ -220,28 +226,28 @@ def test_without_noise_the_layer_is_linear():
         heads.weight.zero_()
         heads.weight[-1, : layer.inputs + 1] = 1
         heads.weight[-1, layer.inputs + 1 :] = -1e9  # held at the lower clamp
-        out = layer(x, fork(0))
+        out = layer(x, named_generator(0))
     assert_close(out.mean, wide(x) @ layer.basis, rtol=0, atol=1e-14)
     assert (out.std < 1e-3 * out.mean.abs().mean()).all()
 
 
 def test_a_layer_sits_on_any_feature_extractor():
     extractor = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    layer = CompoundLinear(5, 2, Form(), fork(0))
-    out = layer(extractor(torch.randn(7, 3, generator=fork(1))), fork(2))
+    layer = CompoundLinear(5, 2, CompoundConfig(), named_generator(0))
+    out = layer(extractor(torch.randn(7, 3, generator=named_generator(1))), named_generator(2))
     (out.mean.sum() + out.std.sum() + out.kl.sum()).backward()
     assert extractor[0].weight.grad is not None and extractor[0].weight.grad.abs().min() > 0
 
 
 def test_members_are_independent_layers():
-    streams = [fork(k, "member") for k in range(3)]
+    streams = [named_generator(k, "member") for k in range(3)]
     together = CompoundLinear(3, 2, FORMS["vb"], streams, (3,))
     x = inputs_of(4).float()
-    noise = [fork(k, "noise") for k in range(3)]
+    noise = [named_generator(k, "noise") for k in range(3)]
     out = together(x.expand(3, -1, -1), noise)
     for k in range(3):
-        alone = CompoundLinear(3, 2, FORMS["vb"], fork(k, "member"))
-        one = alone(x, fork(k, "noise"))
+        alone = CompoundLinear(3, 2, FORMS["vb"], named_generator(k, "member"))
+        one = alone(x, named_generator(k, "noise"))
         for a, b in zip(out, one, strict=True):
             assert_close(a[k], b)
         assert_close(together.kl()[k], alone.kl())
@@ -249,7 +255,7 @@ def test_members_are_independent_layers():
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 10.0, 30.0])
 def test_expected_softmax_against_a_fine_grid_and_monte_carlo(scale):
-    g = fork(12)
+    g = named_generator(12)
     mean = 2 * torch.randn(2, 5, generator=g, dtype=torch.float64)
     std = scale * torch.rand(2, 5, generator=g, dtype=torch.float64) + 1e-2
     out = expected_softmax(mean, std)
@@ -268,7 +274,7 @@ def test_expected_softmax_of_two_classes_is_the_logistic_normal_integral():
 
 
 def test_affine_maps_draw_themselves():
-    layer = Affine(torch.randn(4, 2, generator=fork(3)))
-    x = torch.randn(4, 3, generator=fork(0))
-    assert_close(layer(wide(x), fork(1)), draw_map(layer, x, fork(2)))
-    assert_close(wide(x) @ layer.draw(fork(1)), layer(wide(x), fork(1)))
+    layer = Affine(torch.randn(4, 2, generator=named_generator(3)))
+    x = torch.randn(4, 3, generator=named_generator(0))
+    assert_close(layer(wide(x), named_generator(1)), draw_map(layer, x, named_generator(2)))
+    assert_close(wide(x) @ layer.draw(named_generator(1)), layer(wide(x), named_generator(1)))

@@ -11,12 +11,12 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
-from compound import CompoundClassifier, CompoundRegressor, Method, fork, load
+from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
 from compound.cli import main
 from compound.data import tabular
 from compound.data.encoder import Category, Encoder, Number
 from compound.data.tabular import column_names, read_chunks, read_table
-from compound.tables import explaining, reading, reasons
+from compound.tables import explain_report, explaining, reading
 
 SMALL = {"max_epochs": 1, "random_state": 0}
 
@@ -232,9 +232,9 @@ def test_a_column_named_distance_is_a_column(here: Path):
     random = np.random.default_rng(0)
     table = pd.DataFrame({"distance": random.normal(700, 1, 60), "b": random.normal(0, 1, 60)})
     model = CompoundRegressor(Method("map", widths=(3,)), **SMALL).fit(table, table["b"])
-    found = explaining.explain(model, table.head(1), fork(0))
+    found = explaining.explain(model, table.head(1), named_generator(0))
     assert all(690 < float(value) < 710 for value in found.prototypes["distance"])
-    _, _, (_, heads, rows) = reasons.tables(found)
+    _, _, (_, heads, rows) = explain_report.tables(found)
     assert sorted(row[0] for row in rows) == ["b", "distance"]
     assert all("at distance" in head for head in heads[1:])
 

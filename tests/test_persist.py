@@ -17,8 +17,8 @@ from compound.models import METHODS, Method, build
 from compound.models.files import check, describe, load_model, save_model, specs, without_memory
 from compound.outputs import temporary
 from compound.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
-from compound.train import Settings, fit, hold_out
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 CONFIG = {"method": "some", "widths": [3, 4], "rate": 0.1, "empty": None, "größe": "ü"}
 
@@ -277,13 +277,17 @@ DOUBLE = Method("ml-cdn", members=2, widths=(4,), far=0.0)
 def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
     task = Task("targets", 2)
     model = build(method, 3, task, seed=5).to(dtype)
-    x, y = (torch.randn(60, width, generator=fork(0, width), dtype=dtype) for width in (3, 2))
-    fit(model, whole(x, y, task, hold_out(60, model.members, 0.2, 0).to(dtype)), Settings(steps=4, batch=20, checks=2, draws=2))
+    x, y = (torch.randn(60, width, generator=named_generator(0, width), dtype=dtype) for width in (3, 2))
+    fit(
+        model,
+        make_dataset(x, y, task, holdout_weights(60, model.members, 0.2, 0).to(dtype)),
+        TrainConfig(steps=4, batch_size=20, n_evals=2, eval_samples=2),
+    )
     save_model(model, tmp_path / "m", extra={"columns": ["a", "b", "c"]})
     again = load_model(tmp_path / "m")
     assert again.config == model.config and again.task == task
     assert same(Bundle({}, model.state_dict()), Bundle({}, again.state_dict()))
-    before, after = (m.predict(x, 10, fork(1)) for m in (model, again))
+    before, after = (m.predict(x, 10, named_generator(1)) for m in (model, again))
     assert torch.equal(before.means, after.means) and torch.equal(before.variances, after.variances)
     assert load(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
 

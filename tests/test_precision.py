@@ -13,35 +13,39 @@ from torch.utils.checkpoint import checkpoint
 
 import compound
 from compound.models import METHODS, Draws, build
-from compound.nn import CompoundLinear, Form, MatrixGaussianLinear
-from compound.nn.matrix_gaussian import widen
+from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
+from compound.nn.matrix_gaussian import append_ones
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
-from compound.train import Settings, fit
-from compound.types import Batch, Task, fork, normal, whole
+from compound.train import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset, named_generator, standard_normal
 
-X = normal(fork(0, "x"), (12, 5), torch.empty(0))
+X = standard_normal(named_generator(0, "x"), (12, 5), torch.empty(0))
 TARGETS, CLASSES = Task("targets", 2), Task("classes", 3)
 
 
 def rows(task: Task) -> Batch:
     y = X[:, :2] * X[:, 1:3] if task is TARGETS else (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
-    return whole(X, y, task, x_ood=3 * X)
+    return make_dataset(X, y, task, x_ood=3 * X)
 
 
 def layers() -> dict[str, Callable[[Tensor], tuple[Tensor, ...]]]:
     """Layers with a backward pass of their own, their noise the same at every call."""
-    forms = {"ml": Form((4,)), "vb": Form((4, 3), bayes=True), "V with a posterior": Form((4,), bayes=True, basis="vmg")}
-    compound = {name: CompoundLinear(5, 3, form, fork(1)) for name, form in forms.items()}
-    gaussian, factorised = (kind(normal(fork(2), (6, 3), X)) for kind in (MatrixGaussianLinear, MeanFieldLinear))
-    scaled = MultiplicativeLinear(5, 3, fork(3))
+    forms = {
+        "ml": CompoundConfig((4,)),
+        "vb": CompoundConfig((4, 3), bayes=True),
+        "V with a posterior": CompoundConfig((4,), bayes=True, basis="vmg"),
+    }
+    compound = {name: CompoundLinear(5, 3, form, named_generator(1)) for name, form in forms.items()}
+    gaussian, factorised = (kind(standard_normal(named_generator(2), (6, 3), X)) for kind in (MatrixGaussianLinear, MeanFieldLinear))
+    scaled = MultiplicativeLinear(5, 3, named_generator(3))
     return {
-        **{name: lambda x, layer=layer: tuple(layer(x, fork(4))) for name, layer in compound.items()},
-        "vb, shared draws": lambda x: tuple(compound["vb"](x, fork(4), (2, 2))),
-        "noisy map": lambda x: (gaussian(widen(x), fork(5)), gaussian.kl() * x.sum()),
-        "matrix Gaussian": lambda x: gaussian.sample(x, normal(fork(6), (2, 12, 3), X)),
-        "factorised": lambda x: factorised.sample(x, normal(fork(6), (2, 12, 3), X)),
-        "random scales": lambda x: scaled(x, 2, fork(7)),
+        **{name: lambda x, layer=layer: tuple(layer(x, named_generator(4))) for name, layer in compound.items()},
+        "vb, shared draws": lambda x: tuple(compound["vb"](x, named_generator(4), (2, 2))),
+        "noisy map": lambda x: (gaussian(append_ones(x), named_generator(5)), gaussian.kl() * x.sum()),
+        "matrix Gaussian": lambda x: gaussian.sample(x, standard_normal(named_generator(6), (2, 12, 3), X)),
+        "factorised": lambda x: factorised.sample(x, standard_normal(named_generator(6), (2, 12, 3), X)),
+        "random scales": lambda x: scaled(x, 2, named_generator(7)),
     }
 
 
@@ -121,12 +125,12 @@ def test_methods_under_autocast(method, task):
     for on in (True, False):
         model = build(method, 5, task)
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            model.start(data, fork(0))
+            model.start(data, named_generator(0))
             for _ in range(3):
                 model.zero_grad()
-                total = model.loss(data, tuple(fork(k, "noise") for k in range(model.members))).total
+                total = model.loss(data, tuple(named_generator(k, "noise") for k in range(model.members))).total
                 total.backward()
-            answer = model.predict(X, Draws(4, 2), fork(1)).log_prob(data.y)
+            answer = model.predict(X, Draws(4, 2), named_generator(1)).log_prob(data.y)
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found.append((total.detach(), answer, gradient))
     for k, (mixed, full) in enumerate(zip(*found, strict=True)):
@@ -149,8 +153,8 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
     for default in (torch.float32, torch.float64):
         torch.set_default_dtype(default)
         model = build(method, 5, task)
-        fit(model, data, Settings(steps=3, batch=6))
-        found.append([*model.state_dict().values(), model.predict(X, Draws(2, 2), fork(1)).log_prob(data.y)])
+        fit(model, data, TrainConfig(steps=3, batch_size=6))
+        found.append([*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)])
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
@@ -158,14 +162,14 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
 def test_draws_have_the_dtype_they_are_asked_for(double_by_default):
     for shape in ((4,), (3, 2)):
         torch.set_default_dtype(torch.float64)
-        found = normal(fork(0), shape, torch.empty(0, dtype=torch.float32))
+        found = standard_normal(named_generator(0), shape, torch.empty(0, dtype=torch.float32))
         torch.set_default_dtype(torch.float32)
-        assert found.dtype is torch.float32 and torch.equal(found, normal(fork(0), shape, found))
+        assert found.dtype is torch.float32 and torch.equal(found, standard_normal(named_generator(0), shape, found))
         assert float(found.abs().min()) > 1e-6  # memory of another type would read as 4e-310
 
 
 MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "tensor", "eye", "linspace"}
-TAKEN = {"digits.py", "rows.py", "far.py"}  # of numpy arrays, or replaced by what is fitted
+TAKEN = {"digits.py", "row_predictions.py", "far.py"}  # of numpy arrays, or replaced by what is fitted
 
 
 def test_new_tensors_say_their_dtype():
@@ -185,11 +189,11 @@ def test_a_noise_floor_nobody_knows_is_refused(method):
     if method == "bnn-lv":  # its rows come first
         model.latents.start(len(data), len(data))
     with pytest.raises(ValueError, match="smallest noise of the targets is not known yet"):
-        model.loss(data, tuple(fork(k) for k in range(model.members)))
+        model.loss(data, tuple(named_generator(k) for k in range(model.members)))
     with pytest.raises(ValueError, match="not known yet"):
-        model.predict(X, 10, fork(0))
+        model.predict(X, 10, named_generator(0))
     other = build(method, 5, TARGETS)
-    other.start(data, fork(0))
+    other.start(data, named_generator(0))
     model.load_state_dict(other.state_dict())  # a state that knows it
-    assert math.isfinite(float(model.predict(X, 10, fork(0)).log_prob(data.y).sum()))
+    assert math.isfinite(float(model.predict(X, 10, named_generator(0)).log_prob(data.y).sum()))
     model.load_state_dict(build(method, 5, TARGETS).state_dict()) if method != "bnn-lv" else None

@@ -8,20 +8,20 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.types import fork
+from compound.types import named_generator
 
 DOUBLE = torch.float64
 
 
 def gaussian(seed: int = 0, outer: int = 4, inner: int = 3) -> GaussianPredictive:
-    g = fork(seed)
+    g = named_generator(seed)
     draw = lambda: torch.randn(outer, inner, 5, 2, generator=g, dtype=DOUBLE)  # noqa: E731
     return GaussianPredictive.of(draw(), 0.1 + draw().square(), draw().square(), torch.rand(5, 1, generator=g, dtype=DOUBLE))
 
 
 def test_variance_shares_add_up_to_the_variance_of_the_mixture():
     """Members without draws of their own are all there is: nothing is estimated."""
-    g = fork(0)
+    g = named_generator(0)
     means, noise = torch.randn(4, 1, 5, 2, generator=g, dtype=DOUBLE), torch.rand(4, 1, 5, 2, generator=g, dtype=DOUBLE)
     p = GaussianPredictive.of(means, noise, 2 * noise, members=4)
     mixture = p.variances.mean(0) + p.means.var(0, correction=0)
@@ -30,7 +30,7 @@ def test_variance_shares_add_up_to_the_variance_of_the_mixture():
 
 
 def test_entropy_shares_add_up():
-    probs = torch.softmax(2 * torch.randn(4, 3, 6, 5, generator=fork(1), dtype=DOUBLE), -1)
+    probs = torch.softmax(2 * torch.randn(4, 3, 6, 5, generator=named_generator(1), dtype=DOUBLE), -1)
     plain = CategoricalPredictive.of(probs.log())
     assert_close(plain.total, entropy(probs.mean((0, 1))), rtol=1e-12, atol=0)
     assert_close(plain.component, entropy(probs).mean((0, 1)), rtol=1e-12, atol=0)
@@ -38,7 +38,7 @@ def test_entropy_shares_add_up():
 
 def test_samples_follow_the_predictive():
     p, n = gaussian(), 100_000
-    y = p.sample(n, fork(3))
+    y = p.sample(n, named_generator(3))
     assert ((y.mean(0) - p.mean).abs() < 5 * p.std / math.sqrt(n)).all()
     low, high = p.interval(0.8)
     for edge, level in ((low, 0.1), (high, 0.9)):
@@ -48,7 +48,7 @@ def test_samples_follow_the_predictive():
 
 def weighted_mixture() -> tuple[GaussianPredictive, MixtureSameFamily]:
     """Three unequal components of five rows and two targets, and the same in torch."""
-    g = fork(7)
+    g = named_generator(7)
     means, variances = 2 * torch.randn(3, 5, 2, generator=g, dtype=DOUBLE), 0.1 + torch.rand(3, 5, 2, generator=g, dtype=DOUBLE)
     log_weights = torch.log_softmax(torch.randn(3, 5, 1, generator=g, dtype=DOUBLE), 0)
     parts = torch.zeros(3, 5, 2, dtype=DOUBLE)
@@ -60,7 +60,7 @@ def weighted_mixture() -> tuple[GaussianPredictive, MixtureSameFamily]:
 
 def test_unequal_weights_against_torch():
     p, oracle = weighted_mixture()
-    y = torch.randn(5, 2, generator=fork(8), dtype=DOUBLE)
+    y = torch.randn(5, 2, generator=named_generator(8), dtype=DOUBLE)
     assert_close(p.log_prob(y), oracle.log_prob(y), rtol=1e-12, atol=1e-12)
     assert_close(p.mean, oracle.mean, rtol=1e-12, atol=1e-12)
     assert_close(p.variance, oracle.variance, rtol=1e-12, atol=1e-12)
@@ -73,7 +73,7 @@ def test_unequal_weights_against_torch():
 
 def test_samples_follow_unequal_weights():
     p, n = weighted_mixture()[0], 100_000
-    y = p.sample(n, fork(9))
+    y = p.sample(n, named_generator(9))
     assert ((y.mean(0) - p.mean).abs() < 5 * p.std / math.sqrt(n)).all()
     for level in (0.1, 0.5, 0.9):
         share = (y < p.quantile(level)).double().mean(0)
@@ -94,8 +94,8 @@ def test_joining_chunks_keeps_the_weights():
 
 
 def test_samples_of_classes_follow_the_probabilities():
-    p = CategoricalPredictive.of(torch.log_softmax(torch.randn(1, 1, 3, 4, generator=fork(4)), -1))
-    y = p.sample(50_000, fork(5))
+    p = CategoricalPredictive.of(torch.log_softmax(torch.randn(1, 1, 3, 4, generator=named_generator(4)), -1))
+    y = p.sample(50_000, named_generator(5))
     share = torch.stack([(y == k).float().mean(0) for k in range(4)], -1)
     assert (share - p.probs).abs().max() < 5 * math.sqrt(0.25 / 50_000)
     assert torch.equal(p.label, p.probs.argmax(-1))
@@ -104,7 +104,7 @@ def test_samples_of_classes_follow_the_probabilities():
 def test_rescaling_is_a_change_of_units():
     p, shift, scale = gaussian(), torch.tensor([2.0, -1.0], dtype=DOUBLE), torch.tensor([3.0, 0.5], dtype=DOUBLE)
     q = p.rescale(shift, scale)
-    y = torch.randn(5, 2, generator=fork(6), dtype=DOUBLE)
+    y = torch.randn(5, 2, generator=named_generator(6), dtype=DOUBLE)
     assert_close(q.log_prob(shift + scale * y), p.log_prob(y) - scale.log().sum())
     assert_close(q.quantile(0.3), shift + scale * p.quantile(0.3))
     assert_close(q.total, scale.square() * p.total)

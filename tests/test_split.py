@@ -12,14 +12,14 @@ from torch.testing import assert_close
 from compound import predictive
 from compound.models import Draws, Method, build
 from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy, entropy_parts, variance_parts
-from compound.types import Task, fork
+from compound.types import Task, named_generator
 
 DOUBLE = torch.float64
 REPETITIONS = 1000  # as rows
 
 
 def noise(variance: float, shape: tuple[int, ...], seed: int) -> Tensor:
-    return math.sqrt(variance) * torch.randn(*shape, generator=fork(seed, "split"), dtype=DOUBLE)
+    return math.sqrt(variance) * torch.randn(*shape, generator=named_generator(seed, "split"), dtype=DOUBLE)
 
 
 def right(values: Tensor, truth: float, bound: float = 0.0) -> bool:
@@ -116,7 +116,7 @@ def test_entropies(parts, outer, inner):
 def test_unknown_inputs_are_epistemic(log_odds):
     """Where the network is believed with probability 1 - π only that part of its noise counts, also where it was uniform itself."""
     probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
-    p = CategoricalPredictive.of(probs.log()[None, None]).doubted(torch.full((2,), log_odds, dtype=DOUBLE))
+    p = CategoricalPredictive.of(probs.log()[None, None]).mix_with_uniform(torch.full((2,), log_odds, dtype=DOUBLE))
     believed = 1 / (1 + math.exp(log_odds))
     assert_close(p.aleatoric, believed * entropy(probs), rtol=1e-9, atol=1e-15)
     assert_close(p.total, entropy(p.probs), rtol=1e-12, atol=1e-12)
@@ -148,8 +148,8 @@ def few_and_many(name: str, kind: str, monkeypatch):
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
     if kind == "targets":
-        getattr(model, "likelihood", getattr(model, "head", None)).start(torch.randn(50, 2, generator=fork(0), dtype=DOUBLE))
-    x = torch.randn(4, 3, generator=fork(2), dtype=DOUBLE)
+        getattr(model, "likelihood", getattr(model, "head", None)).start(torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE))
+    x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)
     raw = []
 
     def spied(parts):
@@ -162,8 +162,8 @@ def few_and_many(name: str, kind: str, monkeypatch):
     monkeypatch.setattr(predictive, "variance_parts", spied(variance_parts))
     monkeypatch.setattr(predictive, "entropy_parts", spied(entropy_parts))
     for k in range(150):
-        model.predict(x, Draws(16, 5), fork(k, "few"))
-    model.predict(x, Draws(1200, 60), fork(0, "many"))
+        model.predict(x, Draws(16, 5), named_generator(k, "few"))
+    model.predict(x, Draws(1200, 60), named_generator(0, "many"))
     return torch.stack(raw[:-1]), raw[-1]
 
 

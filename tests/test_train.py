@@ -21,8 +21,19 @@ from compound import CompoundRegressor, persist, train
 from compound.gradients import clip_gradients, clipper
 from compound.models.base import Draws, Loss, Model
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import COLUMNS, History, Settings, Watch, bar, fit, hold_out, last_of_class, recipe, stratified_sample
-from compound.types import Batch, Task, fork, member_seed, normal, whole
+from compound.train import (
+    COLUMNS,
+    FitProgress,
+    History,
+    TrainConfig,
+    default_train_config,
+    fit,
+    holdout_weights,
+    last_of_class,
+    progress_bar,
+    stratified_sample,
+)
+from compound.types import Batch, Task, make_dataset, member_seed, named_generator, standard_normal
 
 TASK = Task("targets", 1)
 
@@ -38,10 +49,10 @@ class Small(Model):
     def __init__(self, members: int = 1, config: Config = Config(), dtype: torch.dtype = torch.float32, pause: float = 0.0):  # noqa: B008
         super().__init__()
         self.inputs, self.task, self.members, self.config, self.pause = 3, TASK, members, config, pause
-        streams = [fork(member_seed(9, k), "weights") for k in range(members)]
+        streams = [named_generator(member_seed(9, k), "weights") for k in range(members)]
         like = torch.zeros(1, dtype=dtype)
-        self.first = nn.Parameter(0.5 * normal(streams, (members, 3, 8), like))
-        self.last = nn.Parameter(0.5 * normal(streams, (members, 8, 1), like))
+        self.first = nn.Parameter(0.5 * standard_normal(streams, (members, 3, 8), like))
+        self.last = nn.Parameter(0.5 * standard_normal(streams, (members, 8, 1), like))
         self.log_noise = nn.Parameter(torch.zeros(members, dtype=dtype))
         self.register_buffer("centre", torch.zeros(1, dtype=dtype))
         self.register_buffer("far", torch.zeros(0, dtype=dtype))
@@ -59,7 +70,7 @@ class Small(Model):
         self.far = torch.empty_like(state[prefix + "far"])
         super()._load_from_state_dict(state, prefix, *others)
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": 5.0}
 
     def values(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
@@ -72,7 +83,7 @@ class Small(Model):
         self.batches.append(batch)
         self.weights.append([p.detach().clone() for p in self.parameters()])
         time.sleep(self.pause)
-        noise = normal(generator, (self.members, len(batch), 3), batch.x)
+        noise = standard_normal(generator, (self.members, len(batch), 3), batch.x)
         nll = weighted(self.values(batch.x + self.config.noise * noise, batch.y), batch.weight)
         kl = self.first.square().mean((1, 2))
         return Loss((nll + 0.01 * kl).sum(), nll.detach(), kl.detach())
@@ -86,7 +97,7 @@ class Small(Model):
         noise = (2 * self.log_noise).exp().reshape(-1, 1, 1, 1)
         return GaussianPredictive.of(mean.unsqueeze(1), noise, torch.zeros_like(noise))
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 20 * self.members
 
 
@@ -95,9 +106,9 @@ def weighted(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def table(rows: int = 40, weight: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Batch:
-    x = torch.randn(rows, 3, generator=fork(1, "x"), dtype=torch.float64)
-    y = x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=fork(1, "y"), dtype=torch.float64)
-    return whole(x.to(dtype), y.to(dtype), TASK, weight)
+    x = torch.randn(rows, 3, generator=named_generator(1, "x"), dtype=torch.float64)
+    y = x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=named_generator(1, "y"), dtype=torch.float64)
+    return make_dataset(x.to(dtype), y.to(dtype), TASK, weight)
 
 
 def bits(model: Model) -> str:
@@ -125,11 +136,11 @@ class Overfitting(Small):
 
 
 CASES = {
-    "stopped early": (Overfitting, Settings(steps=10, batch=100, checks=10, patience=4), lambda: hold_out(40, 3, 0.2, 0)),
-    "averaged": (Small, Settings(steps=10, batch=8), lambda: None),
-    "best of checks": (Small, Settings(steps=10, batch=8, checks=5, patience=2), lambda: hold_out(40, 3, 0.2, 0)),
-    "all rows at once": (Small, Settings(steps=10, batch=100, average=0.0, checks=3), lambda: hold_out(40, 3, 0.2, 0)),
-    "own optimizer": (Momentum, Settings(steps=10, batch=16, clip_norm=None, clip_value=0.1, average=0.5), lambda: None),
+    "stopped early": (Overfitting, TrainConfig(steps=10, batch_size=100, n_evals=10, patience=4), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "averaged": (Small, TrainConfig(steps=10, batch_size=8), lambda: None),
+    "best of checks": (Small, TrainConfig(steps=10, batch_size=8, n_evals=5, patience=2), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "all rows at once": (Small, TrainConfig(steps=10, batch_size=100, ema_decay=0.0, n_evals=3), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "own optimizer": (Momentum, TrainConfig(steps=10, batch_size=16, clip_norm=None, clip_value=0.1, ema_decay=0.5), lambda: None),
 }
 
 
@@ -154,7 +165,7 @@ def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(case, tmp_path):
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
-    data, how = table(40, hold_out(40, 1, 0.2, 0)), Settings(steps=5, checks=2)
+    data, how = table(40, holdout_weights(40, 1, 0.2, 0)), TrainConfig(steps=5, n_evals=2)
     model = Small()
     history = fit(model, data, how, checkpoint=tmp_path / "c")
     again = Small()
@@ -164,12 +175,12 @@ def test_a_finished_run_is_not_repeated(tmp_path):
 
 
 def test_another_run_is_not_continued(tmp_path):
-    data, how = table(), Settings(steps=3)
+    data, how = table(), TrainConfig(steps=3)
     fit(Small(), data, how, checkpoint=tmp_path / "c")
     other = replace(data, y=data.y.clone())
     other.y[20] += 1e-6
     for arguments, word in (
-        ((Small(), data, replace(how, rate=0.02)), "rate 0.01, this one has 0.02"),
+        ((Small(), data, replace(how, lr=0.02)), "lr 0.01, this one has 0.02"),
         ((Small(), data, how, 1), "seed 0"),
         ((Small(), other, how), "data"),
         ((Small(config=Config(noise=0.2)), data, how), "noise=0.1"),
@@ -182,13 +193,13 @@ def test_another_run_is_not_continued(tmp_path):
         fit(Small(), data, how, checkpoint=tmp_path / "d")
 
 
-LONG = Settings(steps=120, batch=8, checks=12, patience=0)
+LONG = TrainConfig(steps=120, batch_size=8, n_evals=12, patience=0)
 
 
 def work(path: str) -> None:
     """What the killed process does: every step is saved, so that many kills fall into saving."""
     torch.set_num_threads(1)
-    fit(Small(2, pause=0.004), table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path, save_every=0)
+    fit(Small(2, pause=0.004), table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path, save_every=0)
 
 
 def test_a_killed_process_ends_with_the_same_bits(tmp_path):
@@ -206,8 +217,8 @@ def test_a_killed_process_ends_with_the_same_bits(tmp_path):
         reached.append(persist.unpack(persist.load_file(path))["state"]["step"])
     assert reached == sorted(set(reached)) and reached[-1] < LONG.steps  # it went on after each kill, and was not done
     wanted, again = Small(2), Small(2)
-    history = fit(wanted, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2)
-    assert row(fit(again, table(40, hold_out(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(history)
+    history = fit(wanted, table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2)
+    assert row(fit(again, table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(history)
     assert bits(again) == bits(wanted) and len(again.batches) == LONG.steps - reached[-1]
 
 
@@ -234,7 +245,7 @@ def naive_clip(gradients: list[Tensor], members: int, value: float | None, norm:
 @pytest.mark.parametrize("value, norm", [(None, 1.0), (0.3, None), (0.3, 1.0), (None, None)])
 @pytest.mark.parametrize("trouble", ["", "nan", "inf", "huge", "small", "turned"])
 def test_clipping_is_that_of_a_plain_loop(members, value, norm, trouble):
-    gradients = [torch.randn(members, *shape, generator=fork(3)) for shape in ((3, 5), (2,), (), (4, 1))]
+    gradients = [torch.randn(members, *shape, generator=named_generator(3)) for shape in ((3, 5), (2,), (), (4, 1))]
     gradients[0][0] *= 0.01
     where = gradients[0][-1]
     if trouble in ("nan", "inf", "huge"):
@@ -270,7 +281,7 @@ class Faulty(Small):
         return found
 
 
-@pytest.mark.parametrize("how", [Settings(steps=8, clip_norm=1.0), Settings(steps=8, clip_norm=None, clip_value=5.0)])
+@pytest.mark.parametrize("how", [TrainConfig(steps=8, clip_norm=1.0), TrainConfig(steps=8, clip_norm=None, clip_value=5.0)])
 def test_a_member_with_an_infinite_gradient_sits_out(how):
     model, well = Faulty(3), Small(3)
     history = fit(model, table(), how)
@@ -282,7 +293,7 @@ def test_a_member_with_an_infinite_gradient_sits_out(how):
 
 
 def test_members_trained_together_are_those_trained_alone():
-    data, how = table(dtype=torch.float64), Settings(steps=30, batch=40)
+    data, how = table(dtype=torch.float64), TrainConfig(steps=30, batch_size=40)
     together = Small(3, dtype=torch.float64)
     alone = [Small(dtype=torch.float64) for _ in range(3)]
     for k, model in enumerate(alone):
@@ -298,18 +309,24 @@ def test_members_trained_together_are_those_trained_alone():
 
 def test_the_global_generator_is_left_alone(tmp_path):
     before = torch.get_rng_state()
-    fit(Small(2), table(40, hold_out(40, 2, 0.2, 0)), Settings(steps=6, batch=8, checks=2), checkpoint=tmp_path / "c", save_every=0)
+    fit(
+        Small(2),
+        table(40, holdout_weights(40, 2, 0.2, 0)),
+        TrainConfig(steps=6, batch_size=8, n_evals=2),
+        checkpoint=tmp_path / "c",
+        save_every=0,
+    )
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_every_training_row_comes_once_per_epoch_and_no_other():
-    weight = torch.rand(2, 43, generator=fork(0))
+    weight = torch.rand(2, 43, generator=named_generator(0))
     weight[:, ::6] = 0
     weight[0, 1] = 0  # member 1 still trains on it
     outside = torch.arange(30.0).reshape(10, 3)
     data = replace(table(43, weight), x_ood=outside)
     model = Small(2)
-    fit(model, data, Settings(steps=8, batch=8, checks=0))
+    fit(model, data, TrainConfig(steps=8, batch_size=8, n_evals=0))
     trained = (weight > 0).any(0).nonzero().squeeze(1).tolist()  # 35 rows, 4 batches per epoch
     assert 0 not in trained and 1 in trained
     epochs = [torch.cat([b.index for b in model.batches[i : i + 4]]).tolist() for i in (0, 4)]
@@ -326,17 +343,17 @@ def test_every_training_row_comes_once_per_epoch_and_no_other():
 
 def test_few_rows_are_passed_as_they_are():
     model, data = Small(), table(40)
-    fit(model, data, Settings(steps=2, batch=40))
+    fit(model, data, TrainConfig(steps=2, batch_size=40))
     assert all(b.x is data.x and b.y is data.y for b in model.batches)
-    data = table(40, hold_out(40, 1, 0.1, 0))
-    fit(model, data, Settings(steps=2, batch=40, checks=0))
+    data = table(40, holdout_weights(40, 1, 0.1, 0))
+    fit(model, data, TrainConfig(steps=2, batch_size=40, n_evals=0))
     assert model.batches[-1].x is model.batches[-2].x and torch.equal(model.batches[-1].index, (data.weight[0] > 0).nonzero().squeeze(1))
 
 
 @pytest.mark.parametrize("batch", [8, 100])
 def test_held_out_rows_do_not_reach_the_weights(batch):
-    weight = hold_out(40, 2, 0.2, 0)
-    data, how = table(40, weight), Settings(steps=12, batch=batch, checks=4, patience=0)
+    weight = holdout_weights(40, 2, 0.2, 0)
+    data, how = table(40, weight), TrainConfig(steps=12, batch_size=batch, n_evals=4, patience=0)
     changed = replace(data, y=torch.where(weight[0].unsqueeze(1) == 0, data.y + 7, data.y))
     one, other = Small(2), Small(2)
     fit(one, data, how)
@@ -351,9 +368,11 @@ def test_a_row_of_weight_two_counts_as_two_rows():
     twice = torch.cat([torch.arange(20), torch.tensor([4, 7])])
     weight = torch.bincount(twice).double()
     models = [Small(config=Config(noise=0.0), dtype=torch.float64) for _ in range(3)]
-    for model, rows in zip(models, (whole(data.x, data.y, TASK, weight), whole(data.x[twice], data.y[twice], TASK), data), strict=True):
+    for model, rows in zip(
+        models, (make_dataset(data.x, data.y, TASK, weight), make_dataset(data.x[twice], data.y[twice], TASK), data), strict=True
+    ):
         model.start = lambda data, generator: None
-        fit(model, rows, Settings(steps=20))
+        fit(model, rows, TrainConfig(steps=20))
     assert_close(models[0].first, models[1].first, rtol=1e-9, atol=1e-11)
     assert not torch.allclose(models[0].first, models[2].first)
 
@@ -380,8 +399,8 @@ class Scripted(Small):
 @pytest.mark.parametrize("average", [0.0, 0.9])
 def test_training_stops_after_patience_and_keeps_the_best_check(average):
     model = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
-    how = Settings(steps=70, batch=8, checks=7, patience=3, average=average)
-    history = fit(model, table(40, hold_out(40, 1, 0.2, 0)), how)
+    how = TrainConfig(steps=70, batch_size=8, n_evals=7, patience=3, ema_decay=average)
+    history = fit(model, table(40, holdout_weights(40, 1, 0.2, 0)), how)
     assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
     assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True)) and model.running == 30
@@ -391,17 +410,17 @@ def test_training_stops_after_patience_and_keeps_the_best_check(average):
         averaged = decay * averaged + (1 - decay) * model.weights[t + 1][0]
     assert_close(model.asked[0][0], averaged)  # it is the averaged weights that are checked
     patient = Scripted([3.0, 2.0, 1.0, 1.5, math.nan, 1.0, 0.0])
-    assert fit(patient, table(40, hold_out(40, 1, 0.2, 0)), replace(how, patience=0)).best_step == 70
+    assert fit(patient, table(40, holdout_weights(40, 1, 0.2, 0)), replace(how, patience=0)).best_step == 70
     for a, b in zip(model.weights[:60], patient.weights[:60], strict=True):  # looking changes nothing
         assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def test_checks_see_each_members_own_held_out_rows():
-    weight = hold_out(100, 3, 0.2, 0)
+    weight = holdout_weights(100, 3, 0.2, 0)
     weight[2] = 1  # holds nothing out, has no say
     data = table(100, weight)
     model = Scripted([5.0] * 9, 3)
-    history = fit(model, data, Settings(steps=9, checks=3, draws=7, check_rows=12))
+    history = fit(model, data, TrainConfig(steps=9, n_evals=3, eval_samples=7, check_rows=12))
     batch, draws, _ = model.checked[0]
     assert draws == 7 and len(batch) == 24 and batch.weight.sum(1).tolist() == [12, 12, 0]
     assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(batch.y, data.y[batch.index])
@@ -411,10 +430,10 @@ def test_checks_see_each_members_own_held_out_rows():
 
 def test_without_held_out_rows_the_last_averaged_weights_are_kept():
     model = Small()
-    history = fit(model, table(), Settings(steps=30, average=0.9, clip_norm=None, rate=0.03))
+    history = fit(model, table(), TrainConfig(steps=30, ema_decay=0.9, clip_norm=None, lr=0.03))
     raw = [weights[0] for weights in model.weights]
     last = Small()  # one more loss tells the raw weights after the last step
-    fit(last, table(), Settings(steps=30, average=0.0, clip_norm=None, rate=0.03))
+    fit(last, table(), TrainConfig(steps=30, ema_decay=0.0, clip_norm=None, lr=0.03))
     averaged = raw[0].double()
     for t, value in enumerate([*raw[1:], last.first.detach()]):
         decay = min(0.9, (1 + t) / (10 + t))
@@ -434,7 +453,7 @@ class Noted(Small):
 @pytest.mark.parametrize("end", [0.0, 0.1, 1.0])
 def test_the_rate_falls_along_a_half_cosine(end):
     model = Noted()
-    history = fit(model, table(), Settings(steps=11, checks=0, rate=0.02, rate_end=end))
+    history = fit(model, table(), TrainConfig(steps=11, n_evals=0, lr=0.02, final_lr_ratio=end))
     wanted = [0.02 * (end + (1 - end) * math.cos(math.pi * t / 22) ** 2) for t in range(11)]  # (1 + cos 2a) / 2 = cos² a
     assert [rates[0] for rates in model.rates] == pytest.approx(wanted)
     assert [rates[1] for rates in model.rates] == pytest.approx([5 * rate for rate in wanted])
@@ -446,7 +465,7 @@ def test_the_history_holds_means_of_each_interval(tmp_path):
     seen = []
     loss = model.loss
     model.loss = lambda *given: seen.append(loss(*given)) or seen[-1]
-    history = fit(model, table(40, hold_out(40, 2, 0.2, 0)), Settings(steps=10, batch=8, checks=3))
+    history = fit(model, table(40, holdout_weights(40, 2, 0.2, 0)), TrainConfig(steps=10, batch_size=8, n_evals=3))
     assert history["step"] == [3, 6, 9, 10]
     for name in ("nll", "kl"):
         values = [float(getattr(entry, name).mean()) for entry in seen]
@@ -461,14 +480,14 @@ def test_noise_is_named_by_member_and_step():
     model, seeds = Small(2), []
     loss = model.loss
     model.loss = lambda batch, streams: seeds.append([s.initial_seed() for s in streams]) or loss(batch, streams)
-    fit(model, table(), Settings(steps=3), seed=5)
-    assert seeds == [[fork(member_seed(5, k), "noise", step).initial_seed() for k in range(2)] for step in range(3)]
+    fit(model, table(), TrainConfig(steps=3), seed=5)
+    assert seeds == [[named_generator(member_seed(5, k), "noise", step).initial_seed() for k in range(2)] for step in range(3)]
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 80), st.integers(1, 7), st.floats(0, 0.99), st.integers(0, 5))
 def test_held_out_parts(rows, members, fraction, seed):
-    weight = hold_out(rows, members, fraction, seed)
+    weight = holdout_weights(rows, members, fraction, seed)
     held = (weight == 0).sum(1)
     assert weight.shape == (members, rows) and bool(((weight == 0) | (weight == 1)).all())
     assert len(set(held.tolist())) == 1 and int(held[0]) < rows
@@ -476,15 +495,15 @@ def test_held_out_parts(rows, members, fraction, seed):
     assert int(held[0]) >= min(2, rows // 3) or fraction == 0
     if members * int(held[0]) <= rows:
         assert int((weight == 0).sum(0).max()) <= 1  # disjoint
-    assert torch.equal(weight, hold_out(rows, members, fraction, seed))
+    assert torch.equal(weight, holdout_weights(rows, members, fraction, seed))
 
 
 def test_held_out_parts_fill_the_rows_and_follow_the_seed():
-    assert bool(((hold_out(50, 5, 0.2, 0) == 0).sum(0) == 1).all())
-    assert not torch.equal(hold_out(50, 5, 0.2, 0), hold_out(50, 5, 0.2, 1))
+    assert bool(((holdout_weights(50, 5, 0.2, 0) == 0).sum(0) == 1).all())
+    assert not torch.equal(holdout_weights(50, 5, 0.2, 0), holdout_weights(50, 5, 0.2, 1))
     for arguments in ((10, 1, 1.0, 0), (10, 1, -0.1, 0), (0, 1, 0.1, 0), (10, 0, 0.1, 0)):
         with pytest.raises(ValueError):
-            hold_out(*arguments)
+            holdout_weights(*arguments)
 
 
 @settings(deadline=None, max_examples=60)
@@ -511,23 +530,33 @@ def test_every_row_is_as_likely_to_be_in_a_stratified_sample():
 
 
 def test_recipes():
-    assert recipe(TASK, 500) == Settings(steps=2000, batch=100, rate=1e-2, rate_end=0.1, clip_norm=1.0, clip_value=None, average=0.98)
-    assert (recipe(TASK, 8000).steps, recipe(TASK, 20_000).batch, recipe(TASK, 40_000).steps) == (3200, 200, 8000)
-    digits = recipe(Task("classes", 10), 60_000)
-    assert digits == Settings(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, average=0.0)
-    assert recipe(Task("classes", 2), 20_000).steps == 4000
+    assert default_train_config(TASK, 500) == TrainConfig(
+        steps=2000, batch_size=100, lr=1e-2, final_lr_ratio=0.1, clip_norm=1.0, clip_value=None, ema_decay=0.98
+    )
+    assert (
+        default_train_config(TASK, 8000).steps,
+        default_train_config(TASK, 20_000).batch_size,
+        default_train_config(TASK, 40_000).steps,
+    ) == (
+        3200,
+        200,
+        8000,
+    )
+    digits = default_train_config(Task("classes", 10), 60_000)
+    assert digits == TrainConfig(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
+    assert default_train_config(Task("classes", 2), 20_000).steps == 4000
 
 
 @pytest.mark.parametrize(
     "name, value",
     [
-        *(("steps", 0), ("steps", 10.5), ("batch", 0), ("rate", 0.0), ("rate", math.nan), ("rate_end", 1.5), ("clip_value", 0.0)),
-        *(("clip_norm", math.nan), ("average", 1.0), ("checks", -1), ("patience", -1), ("draws", 0), ("check_rows", 0)),
+        *(("steps", 0), ("steps", 10.5), ("batch_size", 0), ("lr", 0.0), ("lr", math.nan), ("final_lr_ratio", 1.5), ("clip_value", 0.0)),
+        *(("clip_norm", math.nan), ("ema_decay", 1.0), ("n_evals", -1), ("patience", -1), ("eval_samples", 0), ("check_rows", 0)),
     ],
 )
 def test_settings_are_checked(name, value):
     with pytest.raises(ValueError, match=f"^{name} is {value}: give"):
-        Settings(**{name: value})
+        TrainConfig(**{name: value})
 
 
 def test_data_is_checked_before_any_work():
@@ -536,14 +565,14 @@ def test_data_is_checked_before_any_work():
     good = table(40)
     empty = Batch(torch.zeros(0, 3), torch.zeros(0, 1), 0.0, torch.arange(0))
     with pytest.raises(ValueError, match="no rows"):
-        fit(model, empty, Settings())
+        fit(model, empty, TrainConfig())
     for shape in ((3, 40), (1, 40), (39,), (2, 39)):
         with pytest.raises(ValueError, match=r"must be \(40,\) or \(2, 40\)"):
-            fit(model, replace(good, weight=torch.ones(shape)), Settings())
+            fit(model, replace(good, weight=torch.ones(shape)), TrainConfig())
     nothing = torch.ones(2, 40)
     nothing[1] = 0
     with pytest.raises(ValueError, match="every row of a member"):
-        fit(model, replace(good, weight=nothing), Settings())
+        fit(model, replace(good, weight=nothing), TrainConfig())
 
 
 def test_watch_is_told_now_and_then(monkeypatch):
@@ -552,7 +581,7 @@ def test_watch_is_told_now_and_then(monkeypatch):
     model, told = Small(), []
     loss = model.loss
     model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
-    fit(model, table(40, hold_out(40, 1, 0.1, 0)), Settings(steps=10, checks=5), watch=told.append)
+    fit(model, table(40, holdout_weights(40, 1, 0.1, 0)), TrainConfig(steps=10, n_evals=5), watch=told.append)
     assert [w.step for w in told] == [4, 8, 10] and all(w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told)
     assert [w.rate_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
 
@@ -561,11 +590,11 @@ def test_the_bar_keeps_silent_for_two_seconds(monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     clock = [0.0]
     monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
-    with bar("houses [1]") as watch:
-        watch(Watch(1, 10, 0.5, math.nan, 100.0))
+    with progress_bar("houses [1]") as watch:
+        watch(FitProgress(1, 10, 0.5, math.nan, 100.0))
         assert capsys.readouterr() == ("", "")
         clock[0] = 2.5
-        watch(Watch(5, 10, 0.5, 0.25, 100.0))
+        watch(FitProgress(5, 10, 0.5, 0.25, 100.0))
         out, err = capsys.readouterr()
     assert out == "" and all(word in err for word in ("houses [1]", "5/10", "100 steps/s", "NLL 0.250"))
 
@@ -582,7 +611,7 @@ def test_what_has_faded_becomes_zero():
     state = optimizer.state[parameter]
     state["exp_avg"].copy_(torch.tensor([1e-39, -1e-25, 0.0, -3e-31]))
     averaged = torch.tensor([0.0, 1e-30, -1e-45, 1.0])
-    train.settle([parameter], optimizer, [averaged])
+    train.flush_denormals([parameter], optimizer, [averaged])
     assert parameter.tolist() == [0.0, 0.0, torch.tensor(1e-29).item(), -2.0]
     assert state["exp_avg"].tolist() == [0.0, torch.tensor(-1e-25).item(), 0.0, 0.0] and state["step"] == 1
     assert averaged.tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -591,8 +620,10 @@ def test_what_has_faded_becomes_zero():
 def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch):
     """Left below 1e-38 they would slow every product down."""
     seen = []
-    monkeypatch.setattr(train, "settle", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]))
-    fit(Small(), table(20), Settings(steps=2 * train.SETTLE + 1, checks=0), 0)
+    monkeypatch.setattr(
+        train, "flush_denormals", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])])
+    )
+    fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 
 
@@ -606,12 +637,12 @@ class Diverging(Small):
 
 
 def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
-    data, how = table(), Settings(steps=100, checks=20, patience=0)
+    data, how = table(), TrainConfig(steps=100, n_evals=20, patience=0)
     model = Diverging()
     with pytest.raises(ValueError, match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one"):
         fit(model, data, how)
     assert len(model.batches) == 15  # it stops at the first look
-    held = replace(data, weight=hold_out(len(data), 1, 0.25, 0))
+    held = replace(data, weight=holdout_weights(len(data), 1, 0.25, 0))
     model = Diverging()
     with pytest.warns(UserWarning, match="diverged by step 15: the weights of step 10 are kept"):
         history = fit(model, held, how)

@@ -10,7 +10,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 from torch.testing import assert_close
 
 from compound.models import Draws, Method, Model, build
-from compound.types import Task, fork, whole
+from compound.types import Task, make_dataset, named_generator
 
 ONE, TWO, CLASSES = Task("targets", 1), Task("targets", 2), Task("classes", 3)
 N = 100_000  # draws of a network
@@ -24,7 +24,7 @@ BAD_OPTIONS = [
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=fork(seed, "numbers", *shape), dtype=torch.float64)
+    return torch.randn(*shape, generator=named_generator(seed, "numbers", *shape), dtype=torch.float64)
 
 
 def model_of(method: Method, inputs: int, task: Task) -> Model:
@@ -118,7 +118,7 @@ class _Call(nn.Module):
 
 
 def _check_gradients(inner: nn.Module, function: Callable[..., object], *inputs: Tensor) -> None:
-    """Of function(inner, *inputs) towards the inputs and all parameters, against differences."""
+    """Of function(inner, *inputs) w.r.t. the inputs and all parameters, against differences."""
     names, call = [f"inner.{name}" for name, _ in inner.named_parameters()], _Call(inner, function)
 
     def values(*given: Tensor) -> object:
@@ -131,7 +131,7 @@ def _check_gradients(inner: nn.Module, function: Callable[..., object], *inputs:
 def check_scaled_prior(model: Model) -> None:
     """Three inputs, five hidden units: variances 1/4 and 1/6."""
     x, y = numbers(7, 3), torch.zeros(7, dtype=torch.long)
-    loss = model.loss(whole(x, y, CLASSES), fork(0))
+    loss = model.loss(make_dataset(x, y, CLASSES), named_generator(0))
     assert_close(loss.kl, (kl(model.layers[0], 1 / 4) + kl(model.layers[1], 1 / 6)) / 7, rtol=1e-12, atol=0)
     assert_close(loss.total, (loss.nll + loss.kl).sum())
 
@@ -163,25 +163,25 @@ def check_draws_of_training(layer) -> None:
 def check_gradient_of_loss(model: Model) -> None:
     """With frozen noise; rows weigh what they weigh."""
     y = torch.tensor([0, 2, 1, 1, 0]) if model.task.kind == "classes" else numbers(5, model.task.size)
-    data = whole(numbers(5, 3), y, model.task, weight=torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0]))
-    _check_gradients(model, lambda model: model.loss(data, [fork(5)]).total)
+    data = make_dataset(numbers(5, 3), y, model.task, weight=torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0]))
+    _check_gradients(model, lambda model: model.loss(data, [named_generator(5)]).total)
 
 
 def check_prediction(model: Model) -> None:
     """The probabilities are those of drawn networks."""
     x = numbers(3, 3)
-    probs = outputs(model, x, N, fork(1)).softmax(-1)
+    probs = outputs(model, x, N, named_generator(1)).softmax(-1)
     error = probs.std(0) * math.sqrt(2 / N)  # both sides are averages of N draws
-    assert ((model.predict(x, Draws(N, 1), fork(2)).probs - probs.mean(0)).abs() < 4 * error).all()
+    assert ((model.predict(x, Draws(N, 1), named_generator(2)).probs - probs.mean(0)).abs() < 4 * error).all()
 
 
 def check_nll(model: Model) -> None:
     """The mean of log-likelihoods of drawn networks, row by row."""
     n = model.config.samples
     x, y = numbers(3, 3), torch.tensor([0, 1, 2])
-    logs = outputs(model, x, n, fork(1)).log_softmax(-1)[:, range(3), y]  # (n, rows)
+    logs = outputs(model, x, n, named_generator(1)).log_softmax(-1)[:, range(3), y]  # (n, rows)
     for row in range(3):
-        nll = model.loss(whole(x, y, CLASSES, torch.eye(3)[row]), fork(2)).nll
+        nll = model.loss(make_dataset(x, y, CLASSES, torch.eye(3)[row]), named_generator(2)).nll
         assert (nll + logs[:, row].mean()).abs() < 4 * logs[:, row].std() * math.sqrt(2 / n)
 
 
@@ -200,7 +200,7 @@ def check_gap_while_maximised(model: Model, prior: float = 1.0) -> LinearGaussia
 def check_shares(model: Model) -> None:
     """Of a linear model with noise 1/2: the noise, and the variance of the network."""
     x = numbers(3, 3)
-    p = model.predict(x, Draws(N // 5, 5), fork(1))
+    p = model.predict(x, Draws(N // 5, 5), named_generator(1))
     variance = model.layers[0].moments(x)[1].square()
     assert len(p.means) == N
     assert_close(p.aleatoric, torch.full_like(variance, 0.25))
@@ -218,9 +218,9 @@ def check_start(name: str, std: float) -> None:
 def check_float32(name: str) -> None:
     """Enough for a layer with 784 inputs."""
     model, double = build(name, 784, CLASSES), build(name, 784, CLASSES).double()
-    x = torch.rand(20, 784, generator=fork(0))
+    x = torch.rand(20, 784, generator=named_generator(0))
     (layer, _), (exact_layer, _) = model.layers, double.layers
-    noise = torch.randn(1, 20, 100, generator=fork(1))
+    noise = torch.randn(1, 20, 100, generator=named_generator(1))
     ours, exact = layer.sample(x, noise.clone()), exact_layer.sample(x.double(), noise.double())
     for value, correct in zip([*layer.moments(x), *ours], [*exact_layer.moments(x.double()), *exact], strict=True):
         assert ((value - correct).abs() <= 1e-5 * correct.abs().max()).all()

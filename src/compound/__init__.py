@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from compound.predictive import CategoricalPredictive as CategoricalPredictive
     from compound.predictive import GaussianPredictive as GaussianPredictive
     from compound.predictive import Predictive as Predictive
-    from compound.train import Settings as Settings
+    from compound.train import TrainConfig as TrainConfig
+    from compound.train import default_train_config as default_train_config
     from compound.train import fit as fit
-    from compound.train import hold_out as hold_out
-    from compound.train import recipe as recipe
+    from compound.train import holdout_weights as holdout_weights
     from compound.types import Batch as Batch
     from compound.types import Task as Task
-    from compound.types import fork as fork
-    from compound.types import whole as whole
+    from compound.types import make_dataset as make_dataset
+    from compound.types import named_generator as named_generator
 
 __version__ = "0.1.0"
 
@@ -35,17 +35,17 @@ _HOMES = {
     "MatrixNormal": "distributions",
     "Method": "models",
     "Predictive": "predictive",
-    "Settings": "train",
+    "TrainConfig": "train",
     "Task": "types",
     "build": "models",
     "fit": "train",
-    "fork": "types",
-    "hold_out": "train",
+    "named_generator": "types",
+    "holdout_weights": "train",
     "load": "estimators",
     "load_model": "models.files",
-    "recipe": "train",
+    "default_train_config": "train",
     "save_model": "models.files",
-    "whole": "types",
+    "make_dataset": "types",
 }
 
 __all__ = [
@@ -57,17 +57,17 @@ __all__ = [
     "MatrixNormal",
     "Method",
     "Predictive",
-    "Settings",
     "Task",
+    "TrainConfig",
     "build",
+    "default_train_config",
     "fit",
-    "fork",
-    "hold_out",
+    "holdout_weights",
     "load",
     "load_model",
-    "recipe",
+    "make_dataset",
+    "named_generator",
     "save_model",
-    "whole",
 ]
 
 

@@ -5,7 +5,7 @@
 
 A loss is any function of inputs (..., rows, features) that gives a number per row, of whatever likelihood: -log p(y | x) for
 classes and targets alike. A row's number must depend on that row alone, for gradients are those of the sum. ε is one number, or
-one per feature. Only gradients towards x are taken: those of a model's parameters stay as they are.
+one per feature. Only gradients w.r.t. x are taken: those of a model's parameters stay as they are.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def direction(loss: Function, x: Tensor) -> Tensor:
 
 
 def gradient(loss: Function, x: Tensor) -> Tensor:
-    """Of every row's loss towards that row."""
+    """Of every row's loss w.r.t. that row."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(loss(x).sum(), x)[0]

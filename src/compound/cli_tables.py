@@ -46,12 +46,12 @@ def fit(
 
     Example: compound fit houses.csv --target price
     """
-    from compound.tables.fitting import Wish, check_model_path, fit_table, save
+    from compound.tables.fitting import FitRequest, check_model_path, fit_table, save
     from compound.tables.pages import fit_page, summary
 
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
-    wish = Wish(target, task, method, tuple(_option(text) for text in options), drop, held_out, epochs, false_alarms, seed)
+    wish = FitRequest(target, task, method, tuple(_option(text) for text in options), drop, held_out, epochs, false_alarms, seed)
     with _counting("rows judged") as watch:
         fitted = fit_table(table, wish, watch)
     save(fitted, out, fit_page(fitted).html())
@@ -73,12 +73,12 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
 
     Example: compound predict houses.model new.csv --out answers.csv
     """
-    from compound.tables.reading import opened
+    from compound.tables.reading import load_estimator
     from compound.tables.streaming import predict as stream
 
     out = out or Path(f"{_stem(table)}.predicted.csv")
     with _counting("rows") as watch:
-        told = stream(opened(model), table, out, coverage, only, watch)
+        told = stream(load_estimator(model), table, out, coverage, only, watch)
     speed = told.rows / max(told.seconds, 1e-9)
     click.echo(f"{told.rows:,} rows, {told.strange:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}")
 
@@ -140,8 +140,8 @@ def explain(model: Path, table: Path, row: int, out: Path | None, seed: int) -> 
 
     Example: compound explain houses.model new.csv --row 17
     """
+    from compound.tables.explain_report import check_output, tables, write
     from compound.tables.explaining import explain_row
-    from compound.tables.reasons import check_output, tables, write
 
     out = out or Path(f"{_stem(table)}.row-{row}.html")
     check_output(out)

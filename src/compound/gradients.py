@@ -49,10 +49,10 @@ def clip_gradients(gradients: list[Tensor], members: int, clip_value: float | No
 
 
 @torch.no_grad()
-def settle(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()) -> None:
+def flush_denormals(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()) -> None:
     """Weights and moments that have faded to next to nothing become 0.
 
-    Below 1e-38 a processor works out every number by hand. Weights that only a prior pulls end there, such as those of pixels that are
+    Arithmetic on denormal numbers, below 1e-38, is slow. Weights that only a prior pulls end there, such as those of pixels that are
     always dark: on MNIST steps were three times slower.
     """
     states = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]

@@ -1,4 +1,4 @@
-"""Numbers that judge an answer: how good it is, how honest its doubt is, how well it tells strangers from friends.
+"""Numbers that judge an answer: how good it is, how honest its doubt is, how well it separates outliers from ordinary rows.
 
 The first argument is a predictive, the second the truth; the scores of strangeness come as two sets of rows, ordinary and outlying.
 """

@@ -26,7 +26,7 @@ from torch import Tensor
 from compound import __version__
 from compound.outputs import is_temporary, temporary
 from compound.replacing import TRIES, place, repair, replace, sweep
-from compound.schema import anything, many, mapping, one_of, record, text, whole
+from compound.schema import anything, integer, many, mapping, object_of, one_of, text
 
 VERSION = 1  # of the formats below; raised when an older library could not read what is written
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
@@ -38,8 +38,8 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-FRAME = record({"format": text(), "version": whole(1), "library": text(), "config": anything, "tensors": text()})
-ENTRY = record({"dtype": one_of(*DTYPES), "shape": many(whole(), most=20), "data_offsets": many(whole(), 2, 2)})
+FRAME = object_of({"format": text(), "version": integer(1), "library": text(), "config": anything, "tensors": text()})
+ENTRY = object_of({"dtype": one_of(*DTYPES), "shape": many(integer(), most=20), "data_offsets": many(integer(), 2, 2)})
 
 
 class Bundle(NamedTuple):

@@ -84,7 +84,7 @@ class CategoricalPredictive(Predictive):
         posterior = torch.minimum(posterior.clamp_min(0), total - component)
         return cls(component, total - component - posterior, posterior, mean)
 
-    def doubted(self, log_odds: Tensor) -> Self:
+    def mix_with_uniform(self, log_odds: Tensor) -> Self:
         """The answer if, with these log-odds (rows,), nothing is known and all classes are alike; the label stays.
 
         The network's own noise counts only as far as the network is believed: with probability 1 - π. All other entropy is what

@@ -1,6 +1,7 @@
 """What words from a file may be: types and ranges, declared once and checked before anything is made of them.
 
-A checksum tells that nothing was changed by accident; anybody can make one that fits. `record({"rows": whole(1, 100)}).check(words, "it")`
+A checksum tells that nothing was changed by accident; anybody can make one that fits.
+`object_of({"rows": integer(1, 100)}).check(words, "it")`
 raises a ValueError that names the entry, what it is and what it should be.
 """
 
@@ -30,7 +31,7 @@ def leaf(wanted: str, fits: Callable[[Any], bool]) -> Rule:
     return Rule(wanted, check)
 
 
-def whole(low: int = 0, high: int = 2**53) -> Rule:
+def integer(low: int = 0, high: int = 2**53) -> Rule:
     """bool is an int to Python, not to us."""
     return leaf(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
@@ -49,7 +50,7 @@ def one_of(*values: Any) -> Rule:
 
 
 real = leaf("a number", lambda value: type(value) in (int, float))  # NaN and infinity too
-truth = leaf("true or false", lambda value: isinstance(value, bool))
+boolean = leaf("true or false", lambda value: isinstance(value, bool))
 nothing = leaf("null", lambda value: value is None)
 anything = Rule("anything", lambda value, where: None)
 
@@ -81,7 +82,7 @@ def many(rule: Rule, least: int = 0, most: int = LONGEST) -> Rule:
     return Rule(wanted, check)
 
 
-def record(fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None, more: bool = False) -> Rule:
+def object_of(fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None, more: bool = False) -> Rule:
     """A dict with these entries; `more`: others are left alone, for later versions may add some."""
     known = {**fields, **(optional or {})}
 

@@ -19,12 +19,12 @@ from torch import Generator, Tensor
 
 from compound import persist
 from compound.compat import foreach_lerp_
-from compound.gradients import clipper, settle
+from compound.gradients import clipper, flush_denormals
 from compound.models.base import Model
 from compound.models.files import check_finite, compare, fill, specs, trial
 from compound.persist import Spec
-from compound.schema import either, entries, leaf, many, mapping, nothing, real, record, truth, whole
-from compound.types import Batch, Task, fork, member_seed, seed_of
+from compound.schema import boolean, either, entries, integer, leaf, many, mapping, nothing, object_of, real
+from compound.types import Batch, Task, derive_seed, member_seed, named_generator
 
 NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
 SETTLE = 50  # steps between looks for faded weights
@@ -32,23 +32,23 @@ COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a model is trained. `recipe` gives settings that suit a task and a number of rows."""
+class TrainConfig:
+    """How a model is trained. `default_train_config` gives settings that suit a task and a number of rows."""
 
     steps: int = 2000
-    batch: int = 100  # rows per step; all rows where there are fewer
-    rate: float = 1e-2
-    rate_end: float = 0.1  # the rate falls to this part of itself along a half cosine; 1 = constant
+    batch_size: int = 100  # rows per step; all rows where there are fewer
+    lr: float = 1e-2
+    final_lr_ratio: float = 0.1  # the rate falls to this part of itself along a half cosine; 1 = constant
     clip_value: float | None = None  # clip each gradient entry
     clip_norm: float | None = 1.0  # clip the norm of each member's gradient
-    average: float = 0.98  # decay of the averaged weights, min(average, (1 + t) / (10 + t)); 0 = none
-    checks: int = 50  # looks at the held-out rows; 0 = none, the last weights are kept
+    ema_decay: float = 0.98  # decay of the averaged weights, min(ema_decay, (1 + t) / (10 + t)); 0 = none
+    n_evals: int = 50  # looks at the held-out rows; 0 = none, the last weights are kept
     patience: int = 15  # checks without a better held-out NLL before stopping; 0 = never stop early
-    draws: int = 20  # predictive draws at a check
+    eval_samples: int = 20  # predictive draws at a check
     check_rows: int = 1000  # held-out rows used per member at a check
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch", 1), ("checks", 0), ("patience", 0), ("draws", 1), ("check_rows", 1)):
+        for name, low in (("steps", 1), ("batch_size", 1), ("n_evals", 0), ("patience", 0), ("eval_samples", 1), ("check_rows", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {low}")
@@ -56,35 +56,35 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}: give a number above 0, or None for no clipping")
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate is {self.rate!r}: give a number above 0, such as 0.01")
-        if not 0 <= self.rate_end <= 1:
-            raise ValueError(f"rate_end is {self.rate_end!r}: give a part between 0 and 1")
-        if not 0 <= self.average < 1:
-            raise ValueError(f"average is {self.average!r}: give a decay of at least 0 and below 1")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr is {self.lr!r}: give a number above 0, such as 0.01")
+        if not 0 <= self.final_lr_ratio <= 1:
+            raise ValueError(f"final_lr_ratio is {self.final_lr_ratio!r}: give a part between 0 and 1")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay!r}: give a decay of at least 0 and below 1")
 
     def rate_at(self, progress: float) -> float:
         """The learning rate when this part of the steps is done."""
-        return self.rate * (self.rate_end + (1 - self.rate_end) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return self.lr * (self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def recipe(task: Task, rows: int) -> Settings:
+def default_train_config(task: Task, rows: int) -> TrainConfig:
     """Settings that suit the task: the published ones for classes, those of the trials on nine tables for targets."""
     batch = 200 if task.kind == "classes" or rows >= 20_000 else 100
     steps = min(10_000, max(2000, 40 * rows // batch))  # 40 epochs, within bounds
     if task.kind == "classes":
-        return Settings(steps, batch, rate=3e-3, rate_end=0.0, clip_value=5.0, clip_norm=None, average=0.0)
-    return Settings(steps, batch)
+        return TrainConfig(steps, batch, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
+    return TrainConfig(steps, batch)
 
 
-def hold_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
+def holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
     """Weights 1 and 0: each member holds out its own part, disjoint from the others' as long as the rows last."""
     if rows < 1 or members < 1:
         raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
     count = held_out_count(rows, fraction)
-    order = torch.randperm(rows, generator=fork(seed, "hold out"))
+    order = torch.randperm(rows, generator=named_generator(seed, "hold out"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     for k in range(members):
         weight[k, order[torch.arange(k * count, (k + 1) * count) % rows]] = 0
@@ -102,7 +102,7 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows
     Systematic sampling: rows of a class stand together, and every (rows / count)-th is taken from a random start on. A class of 6
     rows in a sample of a tenth gives one row with probability .6: small classes come as often as rows of theirs will be asked about.
     """
-    generator, rows = fork(seed, "stratified sample"), len(labels)
+    generator, rows = named_generator(seed, "stratified sample"), len(labels)
     order = torch.randperm(rows, generator=generator)
     shuffled = torch.randperm(int(labels.max()) + 1, generator=generator)  # classes of regular sizes must not fall in step
     order = order[shuffled[labels[order]].argsort(stable=True)]
@@ -135,7 +135,7 @@ class History:
         persist.write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 
-class Watch(NamedTuple):
+class FitProgress(NamedTuple):
     """How far a fit has come."""
 
     step: int
@@ -168,30 +168,30 @@ class _Run(NamedTuple):
     parameters: list[Tensor]
     everything: list[Tensor]
     sums: Tensor
-    settings: Settings
+    settings: TrainConfig
 
 
 TENSOR = leaf("a tensor", lambda value: isinstance(value, Tensor))
 DICT = leaf("a record", lambda value: isinstance(value, dict))
-PAST = record({name: many(real) for name in COLUMNS})
-CONTENT = record({"identity": DICT, "finished": truth, "model": mapping(TENSOR)}, more=True)
-FINISHED = record({"history": record({"columns": PAST, "best_step": whole()})}, more=True)
-OPTIMIZER = record({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
-STATE = record(
+PAST = object_of({name: many(real) for name in COLUMNS})
+CONTENT = object_of({"identity": DICT, "finished": boolean, "model": mapping(TENSOR)}, more=True)
+FINISHED = object_of({"history": object_of({"columns": PAST, "best_step": integer()})}, more=True)
+OPTIMIZER = object_of({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
+STATE = object_of(
     {"averaged": many(TENSOR), "best": many(TENSOR), "sums": TENSOR, "columns": PAST, "best_value": real, "held_out": real}
-    | {name: whole() for name in ("step", "best_step", "stale", "skipped")}
+    | {name: integer() for name in ("step", "best_step", "stale", "skipped")}
 )
-RUNNING = record({"optimizer": OPTIMIZER, "state": STATE}, more=True)
+RUNNING = object_of({"optimizer": OPTIMIZER, "state": STATE}, more=True)
 
 
 def fit(
     model: Model,
     data: Batch,
-    settings: Settings,
+    settings: TrainConfig,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     save_every: float = 30.0,
-    watch: Callable[[Watch], None] | None = None,
+    watch: Callable[[FitProgress], None] | None = None,
 ) -> History:
     """Train a model on all rows of `data`; rows of weight 0 are held out (by that member) and choose the stopping step.
 
@@ -203,7 +203,7 @@ def fit(
         identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
         found = _found(checkpoint, identity) if checkpoint.exists() else None
     if found is None or not found["finished"]:
-        model.start(data, fork(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
+        model.start(data, named_generator(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
     if found is not None and checkpoint is not None:
         try:
             fill(model, found["model"])
@@ -219,10 +219,10 @@ def fit(
     if found is not None and checkpoint is not None:
         state = _resumed(found, checkpoint, _Run(optimizer, parameters, everything, sums, settings))
     else:
-        averaged = [parameter.detach().clone() for parameter in parameters] if settings.average else []
+        averaged = [parameter.detach().clone() for parameter in parameters] if settings.ema_decay else []
         state = _State(averaged, [], sums, History().columns)
-    check = _check_batch(data, settings, seed) if settings.checks else None
-    every = max(1, settings.steps // (settings.checks or 50))
+    check = _check_batch(data, settings, seed) if settings.n_evals else None
+    every = max(1, settings.steps // (settings.n_evals or 50))
     feed, clip = _feed(data, rows, settings, seed), clipper(parameters, model.members, settings.clip_value, settings.clip_norm)
     seeds = [member_seed(seed, k) for k in range(model.members)]
     streams = tuple(Generator() for _ in seeds)  # seeded anew at every step, which is cheaper than new ones
@@ -235,7 +235,7 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
         for stream, own in zip(streams, seeds, strict=True):
-            stream.manual_seed(seed_of(own, "noise", step))
+            stream.manual_seed(derive_seed(own, "noise", step))
         optimizer.zero_grad(set_to_none=True)
         try:
             loss = model.loss(feed(step), streams)
@@ -244,14 +244,14 @@ def fit(
             break
         state.skipped += clip()
         optimizer.step()
-        if settings.average:
+        if settings.ema_decay:
             with torch.no_grad():
-                foreach_lerp_(state.averaged, parameters, 1 - min(settings.average, (1 + step) / (10 + step)))
+                foreach_lerp_(state.averaged, parameters, 1 - min(settings.ema_decay, (1 + step) / (10 + step)))
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
         if state.step % SETTLE == 0:
-            settle(parameters, optimizer, state.averaged)
+            flush_denormals(parameters, optimizer, state.averaged)
 
         if state.step % every == 0 or state.step == settings.steps:
             if check is not None:
@@ -267,7 +267,7 @@ def fit(
             saved = time.monotonic()
         if watch is not None and (now - told >= 0.1 or state.step == settings.steps):
             speed = (state.step - told_step) / max(now - told, 1e-9)
-            watch(Watch(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
+            watch(FitProgress(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
@@ -279,7 +279,7 @@ def fit(
     else:
         _assign(parameters, state.averaged or parameters)
         _refuse_diverged(model, sample, settings, seed, state.step)
-    model.finish(data, fork(seed, "finish"))
+    model.finish(data, named_generator(seed, "finish"))
     _refuse_diverged(model, sample, settings, seed, state.step)
     if found is not None and (wrong := trial(model)):  # weights and moments of a file may be numbers and yet lead nowhere
         raise ValueError(f"{checkpoint} was continued to a model without an answer ({wrong}): delete the file to start afresh")
@@ -307,17 +307,17 @@ def _training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
     return trained.any(0).nonzero().squeeze(1)
 
 
-def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[[int], Batch]:
+def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callable[[int], Batch]:
     """The batch of a step: slices of one permutation per epoch, its incomplete last part dropped."""
-    per_epoch = len(rows) // settings.batch
+    per_epoch = len(rows) // settings.batch_size
 
     def outside(step: int, count: int) -> Tensor | None:
         """As many rows from outside the domain as the batch has."""
         if data.x_ood is None:
             return None
-        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=fork(seed, "outside", step))]
+        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))]
 
-    if len(rows) <= settings.batch:
+    if len(rows) <= settings.batch_size:
         everything = data if len(rows) == len(data) else data.take(rows)
         return lambda step: replace(everything, x_ood=outside(step, len(rows)), progress=step / settings.steps)
     order, order_epoch = rows, -1
@@ -326,8 +326,8 @@ def _feed(data: Batch, rows: Tensor, settings: Settings, seed: int) -> Callable[
         nonlocal order, order_epoch
         epoch, part = divmod(step, per_epoch)
         if epoch != order_epoch:
-            order, order_epoch = rows[torch.randperm(len(rows), generator=fork(seed, "order", epoch))], epoch
-        mine = order[part * settings.batch : (part + 1) * settings.batch]
+            order, order_epoch = rows[torch.randperm(len(rows), generator=named_generator(seed, "order", epoch))], epoch
+        mine = order[part * settings.batch_size : (part + 1) * settings.batch_size]
         x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
         weight = None if data.weight is None else data.weight.index_select(-1, mine)
         return Batch(x, y, data.size, index, weight, outside(step, len(mine)), step / settings.steps)
@@ -352,13 +352,13 @@ def _swapped(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator
         _assign(parameters, kept)
 
 
-def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
+def _check_batch(data: Batch, settings: TrainConfig, seed: int) -> Batch | None:
     """Up to `check_rows` held-out rows of each member; None where no row is held out."""
     if data.weight is None or not bool((data.weight == 0).any()):
         return None
     held = data.weight.reshape(-1, len(data)) == 0  # (members or 1, rows)
     chosen = torch.zeros_like(held)
-    order = torch.randperm(len(data), generator=fork(seed, "check rows"))
+    order = torch.randperm(len(data), generator=named_generator(seed, "check rows"))
     for mine, kept in zip(held, chosen, strict=True):
         kept[order[mine[order]][: settings.check_rows]] = True
     rows = chosen.any(0).nonzero().squeeze(1)
@@ -366,10 +366,10 @@ def _check_batch(data: Batch, settings: Settings, seed: int) -> Batch | None:
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
-def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Settings, seed: int, state: _State) -> None:
+def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: TrainConfig, seed: int, state: _State) -> None:
     """One check: members count alike, and share one best step."""
     try:
-        values = model.nll(check, settings.draws, fork(seed, "check"))  # (members,)
+        values = model.nll(check, settings.eval_samples, named_generator(seed, "check"))  # (members,)
     except NoFactor:
         values = torch.full((model.members,), math.nan, dtype=torch.float32)
     if check.weight is not None and check.weight.ndim == 2:
@@ -381,21 +381,21 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Se
         state.best_step, state.best_value, state.stale = state.step, state.held_out, 0
 
 
-def _sample(data: Batch, settings: Settings, seed: int) -> Batch:
+def _sample(data: Batch, settings: TrainConfig, seed: int) -> Batch:
     """Some rows, whoever trains on them."""
-    return data.take(torch.randperm(len(data), generator=fork(seed, "sample"))[: settings.check_rows])
+    return data.take(torch.randperm(len(data), generator=named_generator(seed, "sample"))[: settings.check_rows])
 
 
-def _refuse_diverged(model: Model, sample: Batch, settings: Settings, seed: int, step: int) -> None:
+def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: int, step: int) -> None:
     """A model whose answers to its own rows are no numbers has learnt nothing."""
     try:
-        answer = model.predict(sample.x, settings.draws, fork(seed, "sample"))
+        answer = model.predict(sample.x, settings.eval_samples, named_generator(seed, "sample"))
         # bounds on the answer keep the density finite where the variance is not
         found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.nan
     except NoFactor:
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.rate:g}: give a smaller one")
+        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.lr:g}: give a smaller one")
 
 
 def _record(state: _State, rate: float) -> None:
@@ -408,7 +408,7 @@ def _record(state: _State, rate: float) -> None:
     state.skipped = 0
 
 
-def _identity(model: Model, data: Batch, settings: Settings, seed: int) -> dict[str, Any]:
+def _identity(model: Model, data: Batch, settings: TrainConfig, seed: int) -> dict[str, Any]:
     """What must be the same for a run to continue."""
     tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
     description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
@@ -447,7 +447,7 @@ def _resumed(found: dict[str, Any], path: Path, run: _Run) -> _State:
             tensors = {name: value for name, value in kept.items() if value is not None}
             _check_moments(tensors, parameter, group, isinstance(run.optimizer, torch.optim.Adam))
         state = _State(**found["state"])
-        like = {"averaged": run.parameters if run.settings.average else [], "best": run.everything if state.best else []}
+        like = {"averaged": run.parameters if run.settings.ema_decay else [], "best": run.everything if state.best else []}
         for name, wanted in like.items():
             compare(_numbered(wanted), _numbered(getattr(state, name)))
         compare(_numbered([run.sums]), _numbered([state.sums]))
@@ -489,7 +489,7 @@ def _numbered(tensors: Sequence[Tensor]) -> dict[str, Spec]:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[Watch], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[FitProgress], None]]:
     """A `watch` for `fit` that draws a progress bar on stderr; fits of less than two seconds stay silent."""
     from rich import progress
     from rich.console import Console
@@ -501,7 +501,7 @@ def bar(title: str) -> Iterator[Callable[[Watch], None]]:
     task = drawing.add_task(title, speed=0.0, nll=math.nan)
     begin = time.monotonic()
 
-    def watch(seen: Watch) -> None:
+    def watch(seen: FitProgress) -> None:
         if time.monotonic() - begin < 2:
             return
         drawing.start()

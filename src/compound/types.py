@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound.kernels.basic import run
+from compound.kernels.basic import launch
 from compound.kernels.noise import gaussians
 
-Streams = Generator | Sequence[Generator]  # one stream, or one per member
+Generators = Generator | Sequence[Generator]  # one stream, or one per member
 type_of = {"classes": "integer labels 0..size-1, shape (rows,)", "targets": "numbers, shape (rows, size)"}
 
 
@@ -51,7 +51,7 @@ class Batch:
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
 
 
-def whole(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None, x_ood: Tensor | None = None) -> Batch:
+def make_dataset(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None, x_ood: Tensor | None = None) -> Batch:
     """All rows as one batch, checked: the one place where bad input is refused before any work."""
     check_inputs(x)
     if x_ood is not None:
@@ -100,23 +100,23 @@ def _first_bad(values: Tensor) -> str:
     return f"{values[tuple(place)].item()} at row {place[0]}" + (f", column {place[1]}" if len(place) > 1 else "")
 
 
-def fork(seed: int, *path: str | int) -> Generator:
-    """A stream of random numbers named by its purpose: fork(7, "noise", step) is the same on every run."""
-    return Generator().manual_seed(seed_of(seed, *path))
+def named_generator(seed: int, *path: str | int) -> Generator:
+    """A stream of random numbers named by its purpose: named_generator(7, "noise", step) is the same on every run."""
+    return Generator().manual_seed(derive_seed(seed, *path))
 
 
-def seed_of(seed: int, *path: str | int) -> int:
-    """The 63-bit seed behind `fork`, for libraries that take a number."""
+def derive_seed(seed: int, *path: str | int) -> int:
+    """The 63-bit seed behind `named_generator`, for libraries that take a number."""
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def member_seed(seed: int, k: int) -> int:
     """The seed of member k; member 0 keeps the seed of the whole, so one member alone is the first of five."""
-    return seed if k == 0 else seed_of(seed, "member", k)
+    return seed if k == 0 else derive_seed(seed, "member", k)
 
 
-def single(generator: Streams) -> Generator:
+def only_generator(generator: Generators) -> Generator:
     """The one stream of a method without members."""
     if isinstance(generator, Generator):
         return generator
@@ -125,7 +125,7 @@ def single(generator: Streams) -> Generator:
     return generator[0]
 
 
-def normal(generator: Streams, shape: Sequence[int], like: Tensor) -> Tensor:
+def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
     """Standard normal numbers of the dtype and device of `like`; with one stream per member the first axis counts members.
 
     Own streams make five members trained together draw what each would draw alone.
@@ -138,7 +138,7 @@ def normal(generator: Streams, shape: Sequence[int], like: Tensor) -> Tensor:
         return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
     if len(generator) != shape[0]:
         raise ValueError(f"{len(generator)} streams for {shape[0]} members: give one stream or one per member")
-    draws = [normal(stream, shape[1:], like) for stream in generator]
+    draws = [standard_normal(stream, shape[1:], like) for stream in generator]
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
 
@@ -149,7 +149,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
     out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,), dtype=torch.float32)
     if out.is_meta:  # a model built under torch.device("meta"), for its shapes
         return out.new_empty(tuple(shape))
-    run(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    launch(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
     return out if count == 4 * quarter else out[:count].view(tuple(shape))
 
 

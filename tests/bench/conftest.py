@@ -6,7 +6,7 @@ import torch
 from compound.bench.experiments import fgsm, ood
 from compound.data import images
 from compound.data.images import Images
-from compound.types import fork
+from compound.types import named_generator
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def few(monkeypatch):
     """Little training, on 300 made-up pictures: a bright stripe whose place is the label. Other sets are noise of another kind."""
 
     def load(name: str, part: str, data_dir=None) -> Images:
-        g = fork(0, name, part)
+        g = named_generator(0, name, part)
         rows = 300 if part == "train" else 40
         y = torch.randint(10, (rows,), generator=g)
         x = 0.2 * torch.rand(rows, 784, generator=g)

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from compound.bench import experiments, features, through
+from compound.bench import experiments, extractor_attacks, features
 from compound.bench.experiments import fgsm_cifar
-from compound.bench.features import Bank, Front, extracted
+from compound.bench.features import FeatureCache, FeatureExtractor, extracted
 from compound.bench.robust import Curve
-from compound.bench.runs import Place, locked
+from compound.bench.runs import RunContext, locked
 from compound.data import colour, extractors
 from compound.data.colour import Pictures, pixels
 from compound.data.extractors import extractor
 from compound.models import Draws, Method, build
-from compound.types import Task, fork
+from compound.types import Task, named_generator
 
 TASK = Task("classes", 3)
 TINY = """
 import torch
-from compound.types import fork
+from compound.types import named_generator
 
 class Tiny(torch.nn.Module):
     '''A random convolution, and the means of what it gives over quarters of the picture.'''
@@ -36,7 +36,7 @@ class Tiny(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, 6, 5, stride=2)
         with torch.no_grad():
             for parameter in self.parameters():
-                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=fork(0, "tiny", parameter.ndim)))
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=named_generator(0, "tiny", parameter.ndim)))
 
     def forward(self, x):
         return torch.nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), 2).flatten(1)
@@ -56,7 +56,7 @@ def tiny(tmp_path, monkeypatch) -> str:
 
 
 def some(rows: int, *words: str) -> Tensor:  # (rows, 3, 32, 32) bytes
-    return torch.randint(256, (rows, 3, 32, 32), generator=fork(0, "pictures", *words), dtype=torch.uint8)
+    return torch.randint(256, (rows, 3, 32, 32), generator=named_generator(0, "pictures", *words), dtype=torch.uint8)
 
 
 class TestExtractors:
@@ -74,7 +74,7 @@ class TestExtractors:
         ours = extractor("efficientnet-lite0@64")(x)
         assert ours.shape == (3, 1280)
         assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-        direction = torch.randn(plain.shape, generator=fork(1))
+        direction = torch.randn(plain.shape, generator=named_generator(1))
         first, second = (torch.autograd.grad(found, x, direction)[0] for found in (ours, plain))
         assert_close(first, second, rtol=1e-3, atol=1e-4 * float(second.abs().max()))
 
@@ -84,7 +84,7 @@ class TestExtractors:
         )
         with torch.no_grad():
             for number, tensor in enumerate((*net.parameters(), *(b for b in net.buffers() if b.is_floating_point()))):
-                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=fork(number)))
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=named_generator(number)))
         x = pixels(some(2))
         before = net.eval()(x)
         extractors.fold(net)
@@ -154,33 +154,33 @@ class TestBank:
     def test_kept_features_are_the_computed_ones(self, network, tmp_path):
         x = some(25)
         plain = network(x.float() / 255)
-        assert_close(Bank("tiny", network, tmp_path).features(x), plain)
+        assert_close(FeatureCache("tiny", network, tmp_path).features(x), plain)
         seen = self.count(network)
-        again = Bank("tiny", network, tmp_path).features(x)
+        again = FeatureCache("tiny", network, tmp_path).features(x)
         assert_close(again, plain)
         assert seen == [1, 1, 1]  # each block's first picture, to see that the network is still the same
-        first = Bank("tiny", network, tmp_path).features(x[:10])  # a block serves whoever asks for its pictures
+        first = FeatureCache("tiny", network, tmp_path).features(x[:10])  # a block serves whoever asks for its pictures
         assert torch.equal(first, again[:10]) and len(seen) == 4
 
     def test_what_changed_is_computed_anew(self, network, tmp_path):
         x = some(20)
-        Bank("tiny", network, tmp_path).features(x)
+        FeatureCache("tiny", network, tmp_path).features(x)
         other = x.clone()
         other[12, 0, 0, 0] ^= 1
         seen = self.count(network)
-        assert_close(Bank("tiny", network, tmp_path).features(other), network(pixels(other)))
+        assert_close(FeatureCache("tiny", network, tmp_path).features(other), network(pixels(other)))
         assert sum(seen) - 20 == 1 + 10  # the first block is the old one
         with torch.no_grad():
             network.conv.weight.mul_(2)  # other weights
-        assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
+        assert_close(FeatureCache("tiny", network, tmp_path).features(x), network(pixels(x)))
         with torch.no_grad():
             network.conv.weight.div_(2)
         del seen[:]
-        Bank("tiny", network, tmp_path).features(x)
+        FeatureCache("tiny", network, tmp_path).features(x)
         assert seen == [1, 1]  # both are kept, side by side
-        Bank("tiny", network, tmp_path).features(x)
+        FeatureCache("tiny", network, tmp_path).features(x)
         network.conv.stride = (1, 1)  # other code, the same weights
-        assert_close(Bank("tiny", network, tmp_path).features(x), network(pixels(x)))
+        assert_close(FeatureCache("tiny", network, tmp_path).features(x), network(pixels(x)))
 
     def test_interrupted_work_goes_on(self, network, tmp_path):
         x = some(40)
@@ -193,21 +193,21 @@ class TestBank:
 
         handle = network.register_forward_pre_hook(tired)
         with pytest.raises(KeyboardInterrupt):
-            Bank("tiny", network, tmp_path).features(x)  # in the third block: three passes each
+            FeatureCache("tiny", network, tmp_path).features(x)  # in the third block: three passes each
         handle.remove()
         assert len(list(tmp_path.glob("*.npz"))) == 2
         told = []
-        found = Bank("tiny", network, tmp_path, told.append).features(x)
+        found = FeatureCache("tiny", network, tmp_path, told.append).features(x)
         assert_close(found, network(pixels(x)))
         assert [(seen.step, seen.steps) for seen in told] == [(30, 40), (40, 40)]
         path = sorted(tmp_path.glob("*.npz"))[0]
         path.write_bytes(path.read_bytes()[:-40])  # damaged
-        assert torch.equal(Bank("tiny", network, tmp_path).features(x), found)
+        assert torch.equal(FeatureCache("tiny", network, tmp_path).features(x), found)
 
     def test_what_another_process_works_on_comes_last(self, network, tmp_path):
         x = some(30)
         told: list[int] = []
-        bank = Bank("tiny", network, tmp_path, lambda seen: told.append(seen.step))
+        bank = FeatureCache("tiny", network, tmp_path, lambda seen: told.append(seen.step))
         lock = bank._path(x[:10]).with_suffix(".lock")
         with locked(lock):
             thread = threading.Thread(target=bank.features, args=(x,))
@@ -219,23 +219,23 @@ class TestBank:
 
 
 class TestThrough:
-    def front(self, tiny: str) -> Front:
+    def front(self, tiny: str) -> FeatureExtractor:
         network = extractor(tiny).double()
         units = extracted(network, pixels(some(50)).double())
-        return Front(network, units.mean(0), units.std(0))
+        return FeatureExtractor(network, units.mean(0), units.std(0))
 
-    def asked(self, front: Front, model, x: Tensor, draws: Draws, stream):
+    def asked(self, front: FeatureExtractor, model, x: Tensor, draws: Draws, stream):
         """Extractor and head as one function of pixels."""
         return model.answer((front.extractor(x) - front.mean) / front.scale, draws, stream)
 
     def test_standard_units(self, tiny):
         network = extractor(tiny)
-        rows = torch.rand(100, 4, generator=fork(0)) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
-        standard = Front.of(network, rows).standard(rows)
+        rows = torch.rand(100, 4, generator=named_generator(0)) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
+        standard = FeatureExtractor.of(network, rows).standard(rows)
         assert_close(standard.mean(0), torch.zeros(4), rtol=0, atol=1e-4)  # the third mean is 36 times its scale
         assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
         x = pixels(some(5))
-        assert_close(Front.of(network, network(x))(x), Front.of(network, network(x)).standard(network(x)))
+        assert_close(FeatureExtractor.of(network, network(x))(x), FeatureExtractor.of(network, network(x)).standard(network(x)))
 
     def test_sound_direction_of_a_very_sure_head_is_that_of_the_runner_up(self, tiny):
         """-log p(y) would have lost it, even in double precision: p(y) is 1 to the last bit."""
@@ -249,20 +249,20 @@ class TestThrough:
         sure = (first - second > 50) & (first - second < 600) & (second - third > 40)
         (slope,) = torch.autograd.grad((second - first).sum(), inputs)
         assert sure.sum() > 5
-        assert torch.equal(through.signs(front, model, x, y, 1, fork(7)).double()[sure], slope.sign()[sure])
+        assert torch.equal(extractor_attacks.signs(front, model, x, y, 1, named_generator(7)).double()[sure], slope.sign()[sure])
 
     def test_sound_direction_is_autograd_through_both(self, tiny):
         front, x = self.front(tiny), pixels(some(60, "attacked")).double()  # more rows than pass together
-        y = torch.randint(3, (60,), generator=fork(3))
+        y = torch.randint(3, (60,), generator=named_generator(3))
         model = build(Method("mc-dropout", widths=(8,)), 24, TASK, 1).double()
         inputs = x.clone().requires_grad_()
-        probs = self.asked(front, model, inputs, Draws.of(10), fork(7)).probs
+        probs = self.asked(front, model, inputs, Draws.of(10), named_generator(7)).probs
         (slope,) = torch.autograd.grad(-probs[torch.arange(60), y].log().sum(), inputs)
-        found = through.signs(front, model, x, y, 10, fork(7))
+        found = extractor_attacks.signs(front, model, x, y, 10, named_generator(7))
         assert torch.equal(found.double(), slope.sign())
         strengths = (0.0, 0.05, 0.5)
-        curve = through.judged(front, model, x, found, y, strengths, fork(8), judges=20)
-        stream = fork(8)
+        curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), judges=20)
+        stream = named_generator(8)
         slow = [self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach() for s in strengths]
         assert curve.accuracy == Curve.of(slow, y).accuracy
         assert curve.entropy == pytest.approx(Curve.of(slow, y).entropy)
@@ -271,14 +271,14 @@ class TestThrough:
     def test_published_protocol_is_its_slow_description(self, tiny, method):
         """For every draw a picture, from one pass and the label of that pass; another draw classifies it."""
         front, x = self.front(tiny), pixels(some(30, "attacked")).double()
-        y = torch.randint(3, (30,), generator=fork(3))
+        y = torch.randint(3, (30,), generator=named_generator(3))
         model = build(Method(method, widths=(8,)), 24, TASK, 1).double()
         strengths, draws = (0.0, 0.1, 0.6), 4
         passes: list[int] = []
         front.extractor.register_forward_hook(lambda module, args, out: passes.append(len(args[0])))
-        found = through.published(front, model, x, y, strengths, fork(5), draws)
+        found = extractor_attacks.published(front, model, x, y, strengths, named_generator(5), draws)
         passed = sum(passes)
-        stream, moves = fork(5), []
+        stream, moves = named_generator(5), []
         for _ in range(draws):
             state = stream.get_state()
             label = self.asked(front, model, x, Draws(1, 1), stream).label
@@ -297,8 +297,8 @@ class TestThrough:
         assert different == 30 if method == "map" else different > 60
 
     def test_alike_moves_are_found_again(self):
-        moves = torch.randint(-1, 2, (5, 7, 2), generator=fork(0), dtype=torch.int8)  # nine different ones: many are alike
-        kept, rows, which = through._distinct(moves)
+        moves = torch.randint(-1, 2, (5, 7, 2), generator=named_generator(0), dtype=torch.int8)  # nine different ones: many are alike
+        kept, rows, which = extractor_attacks._distinct(moves)
         assert torch.equal(kept[which], moves) and torch.equal(rows[which], torch.arange(7).expand(5, 7))
         assert len(kept) == sum(len({tuple(move) for move in own.tolist()}) for own in moves.unbind(1)) < 35
 
@@ -306,7 +306,7 @@ class TestThrough:
         front, x = self.front(tiny), pixels(some(3)).double()
         slopes = torch.zeros(2, 3, 24, dtype=torch.float64)
         slopes[1] = math.nan
-        assert not through.pulled(front, x, torch.zeros(3), lambda z, y: list(slopes)).any()
+        assert not extractor_attacks.pulled(front, x, torch.zeros(3), lambda z, y: list(slopes)).any()
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def few(tiny, monkeypatch):
     """Little training on made-up pictures: a bright stripe whose place is the label. Other sets are brighter on one side."""
 
     def load(name: str, part: str, data_dir=None) -> Pictures:
-        g = fork(0, name, part)
+        g = named_generator(0, name, part)
         rows = 300 if part == "train" else 60
         y = torch.randint(10, (rows,), generator=g)
         x = torch.randint(40, (rows, 3, 32, 32), generator=g, dtype=torch.uint8)
@@ -353,7 +353,7 @@ def test_from_grid_to_page(few, tmp_path):
 
 def test_outliers_in_training_are_not_those_shown(few, tmp_path):
     run = experiments.plan("fgsm-cifar", "quick", 1, ["dpn"])[0]
-    sets = fgsm_cifar._sets(run, Place(tmp_path / "run"), fgsm_cifar.SCALES["quick"])
+    sets = fgsm_cifar._sets(run, RunContext(tmp_path / "run"), fgsm_cifar.SCALES["quick"])
     taught, shown = ({tuple(row) for row in rows.tolist()} for rows in (sets.outside, sets.strange["svhn"]))
     assert len(taught) == len(shown) == 20 and not taught & shown
     trained = sets.train[sets.weight > 0]
@@ -389,7 +389,7 @@ def test_real_features_tell_real_pictures_apart(cifar):
     """By the nearest mean of a class."""
     x, y = pixels(cifar.x[:300]), cifar.y[:300]
     network = extractor("efficientnet-lite0@64")
-    front = Front.of(network, extracted(network, x[:200]))
+    front = FeatureExtractor.of(network, extracted(network, x[:200]))
     z = extracted(front, x)
     means = torch.stack([z[:200][y[:200] == label].mean(0) for label in range(10)])
     right = torch.cdist(z[200:], means).argmin(-1) == y[200:]

@@ -47,7 +47,7 @@ def test_failed_run_is_tried_again_later(tmp_path: Path):
     done = work_through(runs, grids.work_of, tmp_path, None, 1)
     assert [result.run.seed for result in done.results] == [0, 2] and [failure.run.seed for failure in done.failures] == [1]
     assert (tmp_path / runs[1].key / FAILURE).exists()
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     again = work_through(runs, grids.work_of, tmp_path, None, 1)
     assert [result.run.seed for result in again.results] == [0, 1, 2] and not again.failures
     assert not (tmp_path / runs[1].key / FAILURE).exists()

@@ -12,8 +12,8 @@ from compound.bench.experiments.ood_page import grouped, shown
 from compound.bench.runs import Result, Run
 from compound.data import images
 from compound.models import Method, build
-from compound.train import Settings, fit
-from compound.types import fork, whole
+from compound.train import TrainConfig, fit
+from compound.types import make_dataset, named_generator
 
 
 def test_pictures_of_another_kind(few, tmp_path):
@@ -46,13 +46,13 @@ def test_far_noise_is_told_apart_from_the_same_draws(few):
     task, train = ood.TASK, images.load("mnist", "train")
     for method, options in (("ml-cdn", {}), ("map", {"far": 3.0})):
         model = build(Method(method, **options), 784, task)
-        fit(model, whole(train.x, train.y, task), Settings(steps=20, checks=0))
+        fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=20, n_evals=0))
         x = images.load("notmnist", "test").x
         found = ood.answers(model, x, 3)
-        assert torch.equal(found["far"].probs, model.predict(x, 100, fork(3, "predict")).probs)
+        assert torch.equal(found["far"].probs, model.predict(x, 100, named_generator(3, "predict")).probs)
         assert (found["plain"].probs - found["far"].probs).abs().max() > 0.01
         plain, far = found["plain"], found["far"]
-        believed = (far.probs - 0.1).abs().sum(1) / (plain.probs - 0.1).abs().sum(1)  # 1 - π: far noise draws towards a tenth
+        believed = (far.probs - 0.1).abs().sum(1) / (plain.probs - 0.1).abs().sum(1)  # 1 - π: far noise draws w.r.t. a tenth
         assert_close(far.aleatoric, believed * plain.aleatoric, rtol=0, atol=1e-5)
 
 
@@ -60,13 +60,13 @@ def test_sound_attacks_look_past_far_noise(few):
     """Aimed at the model as it is, the attack runs after distance; aimed at the network, it changes labels."""
     task, train = ood.TASK, images.load("mnist", "train")
     model = build(Method("map", far=3.0), 784, task)
-    fit(model, whole(train.x, train.y, task), Settings(steps=150, checks=0))
-    silent = ood.silenced(model)
-    assert not silent.far.fitted and model.far.fitted and ood.silenced(silent) is silent
+    fit(model, make_dataset(train.x, train.y, task), TrainConfig(steps=150, n_evals=0))
+    silent = ood.without_far_noise(model)
+    assert not silent.far.fitted and model.far.fitted and ood.without_far_noise(silent) is silent
     x, y = images.load("mnist", "test")  # rows that no centre was fitted to
-    past, at = (robust.sound(model, aim, x, y, (0.0, 0.4, 0.6), fork(0)) for aim in (silent, model))
+    past, at = (robust.sound(model, aim, x, y, (0.0, 0.4, 0.6), named_generator(0)) for aim in (silent, model))
     assert past.accuracy[0] == at.accuracy[0] and sum(past.accuracy) < sum(at.accuracy)
-    assert robust.sound(silent, silent, x, y, (0.6,), fork(0)).accuracy == past.accuracy[2:]  # far noise changes no label
+    assert robust.sound(silent, silent, x, y, (0.6,), named_generator(0)).accuracy == past.accuracy[2:]  # far noise changes no label
 
 
 def test_attacks_share_the_fits_of_the_pictures(few, tmp_path):

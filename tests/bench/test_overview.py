@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from compound.bench import experiments
-from compound.bench.agreement import Value, above, agreement
 from compound.bench.experiments.select import chosen
 from compound.bench.launch import work_through
 from compound.bench.overview import overview, sort
+from compound.bench.paper_comparison import Value, above, paper_comparison
 from compound.bench.runs import Outcome, Result, Run, perform, read
 from compound.bench.status import survey
 
@@ -111,7 +111,7 @@ def test_one_section_that_cannot_be_drawn_leaves_the_others(tmp_path: Path):
 
 def findings(name: str, of=work, methods=METHODS) -> dict[str, tuple]:
     made = [Result(run, of(run, None).metrics, {}, {}) for run in experiments.plan(name, "paper", 1, methods)]
-    return {finding.claim: (finding.agrees, finding.words) for finding in agreement(made)}
+    return {finding.claim: (finding.agrees, finding.words) for finding in paper_comparison(made)}
 
 
 def test_the_papers_own_numbers_agree_with_the_paper():
@@ -137,7 +137,7 @@ def test_a_baseline_above_is_named():
 @pytest.mark.parametrize("name", ["fgsm-mnist", "fgsm-fashion", "fgsm-cifar"])
 def test_attacks_are_judged_under_both_protocols(name: str):
     attacked = [Result(run, work(run, None).metrics, {}, {}) for run in experiments.plan("fgsm-mnist", "paper", 1, METHODS)]
-    found = {f.claim: (f.agrees, f.words) for f in agreement([r._replace(run=replace(r.run, experiment=name)) for r in attacked])}
+    found = {f.claim: (f.agrees, f.words) for f in paper_comparison([r._replace(run=replace(r.run, experiment=name)) for r in attacked])}
     accuracy = {claim: agrees for claim, (agrees, _) in found.items() if "accuracy" in claim}
     assert all(agrees is ("protocol published" in claim) for claim, agrees in accuracy.items())
     assert len(accuracy) == 16  # four forms, two protocols, two strengths

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from compound.bench.colours import CDNS, FAMILIES, LOOKS, style
-from compound.bench.record import command
-from compound.bench.report import Bar, Page, drawn
+from compound.bench.provenance import command
+from compound.bench.report import Claim, Page, drawn
 from compound.models import METHODS
 
 
@@ -92,7 +92,7 @@ def test_ragged_table_is_refused():
     ],
 )
 def test_bars_are_held_on_the_right_side(value, limit, sense, held):
-    bar = Bar("claim", value, limit, sense)
+    bar = Claim("claim", value, limit, sense)
     assert bar.held is held
     made = Page("t")
     made.bars([bar])
@@ -100,8 +100,8 @@ def test_bars_are_held_on_the_right_side(value, limit, sense, held):
 
 
 def test_nan_holds_no_bar():
-    assert not Bar("claim", float("nan"), 0).held
-    assert not Bar("claim", float("nan"), 0, "at most").held
+    assert not Claim("claim", float("nan"), 0).held
+    assert not Claim("claim", float("nan"), 0, "at most").held
 
 
 def test_figure_brings_its_numbers(tmp_path: Path):

@@ -10,7 +10,7 @@ from compound.bench import robust
 from compound.bench.robust import Curve
 from compound.models import METHODS, Method, build
 from compound.predictive import CategoricalPredictive
-from compound.types import Task, fork
+from compound.types import Task, named_generator
 
 TASK = Task("classes", 3)
 
@@ -22,31 +22,31 @@ def linear():
 
 
 def pixels(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.rand(rows, 4, generator=fork(2)), torch.randint(3, (rows,), generator=fork(3))
+    return torch.rand(rows, 4, generator=named_generator(2)), torch.randint(3, (rows,), generator=named_generator(3))
 
 
 def test_signs_of_softmax_regression():
     model, weight = linear()
     x, y = pixels(250)  # more rows than go together
-    probs = model.predict(x, 1, fork(0)).probs
+    probs = model.predict(x, 1, named_generator(0)).probs
     expected = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()  # of d(-log p_y)/dx
-    assert torch.equal(robust.signs(model, x, y, 5, fork(0)), expected)
-    assert robust.silent(model, x, y, fork(0)) == 0
+    assert torch.equal(robust.signs(model, x, y, 5, named_generator(0)), expected)
+    assert robust.silent(model, x, y, named_generator(0)) == 0
 
 
 def test_curves_are_of_the_attacked_images():
     model, weight = linear()
     x, y = pixels()
-    probs = model.predict(x, 1, fork(0)).probs
+    probs = model.predict(x, 1, named_generator(0)).probs
     moves = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()
-    found = robust.sound(model, model, x, y, (0.0, 0.3), fork(0))
+    found = robust.sound(model, model, x, y, (0.0, 0.3), named_generator(0))
     for k, strength in enumerate((0.0, 0.3)):
-        p = model.predict((x + strength * moves).clamp(0, 1), 1, fork(0))
+        p = model.predict((x + strength * moves).clamp(0, 1), 1, named_generator(0))
         assert found.accuracy[k] == pytest.approx((p.label == y).double().mean().item())
         assert found.entropy[k] == pytest.approx(p.entropy().double().mean().item(), rel=1e-5)
     # the published protocol takes the model's own label; where nothing is random all its images are one
-    own = robust.sound(model, model, x, probs.argmax(-1), (0.0, 0.3), fork(0))
-    published = robust.published(model, x, y, (0.0, 0.3), fork(0), draws=3, passes=2)
+    own = robust.sound(model, model, x, probs.argmax(-1), (0.0, 0.3), named_generator(0))
+    published = robust.published(model, x, y, (0.0, 0.3), named_generator(0), draws=3, passes=2)
     assert published.entropy == pytest.approx(own.entropy, rel=1e-5)
     assert published.accuracy[0] == pytest.approx(found.accuracy[0])
 
@@ -56,8 +56,8 @@ def test_published_protocol_is_its_slow_description():
     model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1)
     x, y = pixels()
     strengths, draws, passes = (0.2, 0.7), 4, 3
-    found = robust.published(model, x, y, strengths, fork(5), draws, passes)
-    stream, sums = fork(5), [torch.zeros(len(x), 3) for _ in strengths]
+    found = robust.published(model, x, y, strengths, named_generator(5), draws, passes)
+    stream, sums = named_generator(5), [torch.zeros(len(x), 3) for _ in strengths]
     for _ in range(draws):
         images = [torch.zeros_like(x) for _ in strengths]
         for _ in range(passes):
@@ -79,14 +79,14 @@ def test_sound_attack_follows_the_mean_over_draws():
     model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1).double()
     x, y = (value.double() if value.is_floating_point() else value for value in pixels())
     inputs = x.clone().requires_grad_()
-    answer = model.answer(inputs, robust.Draws.of(20), fork(7))
+    answer = model.answer(inputs, robust.Draws.of(20), named_generator(7))
     assert isinstance(answer, CategoricalPredictive)
     (slope,) = torch.autograd.grad(-answer.probs[torch.arange(len(x)), y].log().sum(), inputs)
-    assert torch.equal(robust.signs(model, x, y, 20, fork(7)), slope.sign())
+    assert torch.equal(robust.signs(model, x, y, 20, named_generator(7)), slope.sign())
 
 
 def test_stronger_attacks_are_stronger_and_random_ones_weaker():
-    g = fork(1)
+    g = named_generator(1)
     y = torch.randint(3, (300,), generator=g)
     x = (0.5 + 0.25 * torch.nn.functional.one_hot(y, 4) + 0.05 * torch.randn(300, 4, generator=g)).clamp(0, 1)
     model = build(Method("map", widths=(20,)), 4, TASK, 0)
@@ -96,10 +96,10 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
         torch.nn.functional.cross_entropy(model.network(x)[0], y).backward()
         optimizer.step()
     strengths = (0.0, 0.1)
-    one = robust.sound(model, model, x, y, strengths, fork(0))
-    many = robust.multi_step(model, model, x, y, strengths, fork(0), draws=1, steps=10, restarts=1)
-    random = robust.random_signs(model, x, y, strengths, fork(0))
-    transferred = robust.transferred(model, model, x, y, strengths, fork(0))
+    one = robust.sound(model, model, x, y, strengths, named_generator(0))
+    many = robust.multi_step(model, model, x, y, strengths, named_generator(0), draws=1, steps=10, restarts=1)
+    random = robust.random_signs(model, x, y, strengths, named_generator(0))
+    transferred = robust.transferred(model, model, x, y, strengths, named_generator(0))
     assert one.accuracy[0] > 0.95 and many.accuracy[0] == one.accuracy[0]
     assert many.accuracy[1] <= one.accuracy[1] + 0.01 < random.accuracy[1]
     assert transferred == one  # from the model itself it is the attack itself
@@ -120,13 +120,13 @@ def test_attacks_of_a_very_sure_network_need_double_precision():
     y, sure = logits.argmax(-1), (first - second > 110) & (first - second < 700)
     expected = (weight[:, runner_up] - weight[:, y]).T.sign()
     exact = robust.exact(model)
-    answer = exact.answer(x.double(), robust.Draws.of(1), fork(0))
+    answer = exact.answer(x.double(), robust.Draws.of(1), named_generator(0))
     assert_close(robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0)  # a third class adds at most log 2
     assert sure.sum() > 50 and robust.precision(model) == torch.float32
-    assert not robust.signs(model, x, y, 1, fork(0))[sure].any()
-    assert torch.equal(robust.signs(exact, x, y, 1, fork(0))[sure], expected[sure])
-    found = robust.multi_step(model, exact, x[sure], y[sure], (0.4,), fork(0), draws=1, steps=1, restarts=1).accuracy
-    blind = robust.multi_step(model, model, x[sure], y[sure], (0.4,), fork(0), draws=1, steps=1, restarts=1).accuracy
+    assert not robust.signs(model, x, y, 1, named_generator(0))[sure].any()
+    assert torch.equal(robust.signs(exact, x, y, 1, named_generator(0))[sure], expected[sure])
+    found = robust.multi_step(model, exact, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1).accuracy
+    blind = robust.multi_step(model, model, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1).accuracy
     assert found[0] < blind[0]
 
 
@@ -136,8 +136,8 @@ def test_every_method_can_be_attacked_in_double_precision(name):
     model = build(Method(name, widths=(6,)), 4, TASK, 1)
     x, y = pixels(20)
     draws = robust.Draws.of(4000)
-    single = model.answer(x, draws, fork(4)).probs
-    double = robust.exact(model).answer(x.double(), draws, fork(4)).probs
+    single = model.answer(x, draws, named_generator(4)).probs
+    double = robust.exact(model).answer(x.double(), draws, named_generator(4)).probs
     assert double.dtype == torch.float64
     assert_close(single.double(), double, atol=6 * 0.5 * (2 / 4000) ** 0.5, rtol=0)
-    assert robust.signs(robust.exact(model), x, y, 5, fork(0)).dtype == x.dtype
+    assert robust.signs(robust.exact(model), x, y, 5, named_generator(0)).dtype == x.dtype

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from compound.bench.runs import Outcome, Place, Run, fitted, perform, read
-from compound.train import Settings
-from compound.types import Task, fork, whole
+from compound.bench.runs import Outcome, Run, RunContext, fitted, perform, read
+from compound.train import TrainConfig
+from compound.types import Task, make_dataset, named_generator
 
 RUN = Run("toy", "ml-cdn", "set 1", 0, {"widths": (8,), "lam": 1e-3}, {"steps": 5})
 TASK = Task("targets", 1)
 
 
-def work(run: Run, place: Place) -> Outcome:
+def work(run: Run, place: RunContext) -> Outcome:
     with (place.directory / "calls").open("a") as calls:
         calls.write("x")
     return Outcome({"value": 0.5, "bad": math.nan, "nested": {"list": [1, math.inf]}}, {"x": np.arange(3.0)})
@@ -60,7 +60,7 @@ def test_finished_run_is_read_and_not_repeated(tmp_path: Path):
 
 
 def test_failed_run_is_not_finished(tmp_path: Path):
-    def failing(run: Run, place: Place) -> Outcome:
+    def failing(run: Run, place: RunContext) -> Outcome:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
@@ -83,7 +83,7 @@ def test_directory_of_another_description_is_refused(tmp_path: Path):
         perform(RUN, work, tmp_path)
 
 
-def slow_work(run: Run, place: Place) -> Outcome:
+def slow_work(run: Run, place: RunContext) -> Outcome:
     time.sleep(0.5)
     return work(run, place)
 
@@ -99,16 +99,16 @@ def test_two_processes_share_one_piece_of_work(tmp_path: Path):
     assert (tmp_path / RUN.key / "calls").read_text() == "x"
 
 
-TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(Settings(40, checks=0)))
+TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(TrainConfig(40, n_evals=0)))
 
 
-def train(run: Run, place: Place) -> Outcome:
+def train(run: Run, place: RunContext) -> Outcome:
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
-    model = fitted(run, place, whole(x, 2 * x, TASK), TASK)
-    return Outcome({}, {"mean": model.predict(x, 10, fork(0)).mean.numpy()})  # type: ignore[attr-defined]
+    model = fitted(run, place, make_dataset(x, 2 * x, TASK), TASK)
+    return Outcome({}, {"mean": model.predict(x, 10, named_generator(0)).mean.numpy()})  # type: ignore[attr-defined]
 
 
-def killed_train(run: Run, place: Place) -> Outcome:
+def killed_train(run: Run, place: RunContext) -> Outcome:
     def watch(seen: object) -> None:
         if (place.directory.parent / "fits" / run.fit_key / "checkpoint.safetensors").exists():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -124,7 +124,7 @@ def killed_train(run: Run, place: Place) -> Outcome:
 
 
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
-    run = replace(TRAINED, settings=asdict(Settings(600, checks=0)))  # long enough for a word from the middle
+    run = replace(TRAINED, settings=asdict(TrainConfig(600, n_evals=0)))  # long enough for a word from the middle
     process = multiprocessing.get_context("fork").Process(target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed"))
     process.start()
     process.join(60)
@@ -150,5 +150,5 @@ def test_runs_that_train_alike_share_one_fit(tmp_path: Path):
     again = perform(other, train, tmp_path, watch=lambda seen: steps.append(seen.step))
     assert taken > 0 and len(steps) == taken  # the second trained nothing
     assert np.array_equal(first.arrays["mean"], again.arrays["mean"])
-    for change in ({"seed": 1}, {"data": "curve"}, {"method": "vb-cdn"}, {"options": {}}, {"settings": asdict(Settings(41))}):
+    for change in ({"seed": 1}, {"data": "curve"}, {"method": "vb-cdn"}, {"options": {}}, {"settings": asdict(TrainConfig(41))}):
         assert replace(TRAINED, **change).fit_key != TRAINED.fit_key

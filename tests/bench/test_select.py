@@ -11,7 +11,7 @@ from compound.bench.experiments.select import LAMBDAS, best_of, choose, chosen, 
 from compound.bench.runs import Result, Run
 from compound.data import images
 from compound.metrics import accuracy
-from compound.types import fork
+from compound.types import named_generator
 
 
 def result(lam: float, right: float, nll: float, data: str = "mnist") -> Result:
@@ -60,7 +60,7 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
     held = images.load("mnist", "train")
     first = choice.results[0]
     model, _ = ood.Ood.trained(experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs"))
-    answer = model.predict(held.x[-60:], 100, fork(0, "validation"))
+    answer = model.predict(held.x[-60:], 100, named_generator(0, "validation"))
     assert first.metrics["accuracy"] == accuracy(answer, held.y[-60:])
     results = experiments.perform_all(choice.runs[1:2], tmp_path / "runs", None, 1)
     experiments.publish([*results, *choice.results], tmp_path / "page")
@@ -69,7 +69,7 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def _place(root: Path):
-    from compound.bench.runs import Place
+    from compound.bench.runs import RunContext
 
     (root / "looked").mkdir()
-    return Place(root / "looked")
+    return RunContext(root / "looked")

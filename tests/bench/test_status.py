@@ -13,16 +13,16 @@ from compound.bench import progress
 from compound.bench.progress import Clock
 from compound.bench.runs import locked, perform, write_failure
 from compound.bench.status import found, survey, tables
-from compound.train import Watch
+from compound.train import FitProgress
 
 
-def seen(step: int, steps: int = 1000, rate: float = 50.0) -> Watch:
-    return Watch(step, steps, 0.0, 0.0, rate)
+def seen(step: int, steps: int = 1000, rate: float = 50.0) -> FitProgress:
+    return FitProgress(step, steps, 0.0, 0.0, rate)
 
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "ALL_METHODS", 0.0)
 
 
 def test_states_of_runs(tmp_path: Path, words):
@@ -50,7 +50,7 @@ def test_running_run_tells_how_far_it_is_and_ends_without_a_trace(tmp_path: Path
     (run,) = grids.grid(1, 400)
     told = []
 
-    def watch(at: Watch) -> None:
+    def watch(at: FitProgress) -> None:
         told.append((at.step, json.loads((tmp_path / run.key / progress.NAME).read_text())))
         assert survey([run], tmp_path)[0].kind == "running"
 

@@ -8,7 +8,7 @@ import torch
 from compound.bench.experiments import toy
 from compound.data.toy import Toy
 from compound.models import Method, build
-from compound.types import fork
+from compound.types import named_generator
 
 
 def test_weight_variances_are_those_of_the_layers():
@@ -25,7 +25,7 @@ def test_weight_variances_are_those_of_the_layers():
             scale, rows, _ = layer.hyper.heads
             heads.mean[0, -1, scale : scale + rows] = log_row
             heads.mean[0, -1, scale + rows :] = log_col
-    found = toy._weight_variances(model, 6.0, fork(0), points=20, draws=3)
+    found = toy._weight_variances(model, 6.0, named_generator(0), points=20, draws=3)
     mixing = (200 * math.exp(-0.5) + 101 * math.exp(-1.7)) / 301  # 2 x 100 weights, then 101 x 1
     for name in ("mixing", "mixing_left", "mixing_right"):
         assert found[name] == pytest.approx({"mean": mixing, "median": mixing}, rel=1e-5)
@@ -54,7 +54,7 @@ def test_published_runs_have_the_published_settings():
     runs = {run.method: run for run in toy.grid("paper", 1, toy.METHODS) if run.data.endswith(toy.PUBLISHED)}
     for method, clip in (("ml-cdn", None), ("vb-cdn", 5.0)):
         settings, options = runs[method].settings, runs[method].options
-        assert (settings["steps"], settings["rate"], settings["rate_end"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)
-        assert (settings["clip_norm"], settings["average"], settings["checks"]) == (None, 0.0, 0)
+        assert (settings["steps"], settings["lr"], settings["final_lr_ratio"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)
+        assert (settings["clip_norm"], settings["ema_decay"], settings["n_evals"]) == (None, 0.0, 0)
         assert (options["hyper"], options["widths"], options["samples"], options["far"]) == ((10,), (100,), 3, 0.0)
         assert options["noise"] == pytest.approx(1 / math.sqrt(2))

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from compound import metrics
-from compound.bench import peers
+from compound.bench import baselines
 from compound.bench.experiments import uci, uci_page
 from compound.bench.runs import Result, Run, perform
 from compound.data.uci import SPLITS, Split
-from compound.train import hold_out
-from compound.types import Task, fork, whole
+from compound.train import holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 
 def table(scale: float = 1.0, turned: bool = False) -> Split:
-    g = fork(0, "table")
+    g = named_generator(0, "table")
     x = torch.randn(150, 3, generator=g)
     y = (x[:, :1] - 0.5 * x[:, 1:2] + 0.3 * torch.randn(150, 1, generator=g)) / 1.2
     y_test = -y[120:] if turned else y[120:]
@@ -29,7 +29,7 @@ def perform_on(monkeypatch, tmp_path):
 
     def perform_it(split: Split, method: str, data: str = "boston") -> dict:
         monkeypatch.setattr(uci.uci, "load", lambda *_: split)
-        settings = {"steps": 60, "checks": 5} if method not in peers.PEERS else {}
+        settings = {"steps": 60, "n_evals": 5} if method not in baselines.PEERS else {}
         where = tmp_path / f"{split.scale} {float(split.y_test.sum()):.3f}"
         return perform(Run("uci", method, data, 3, {}, settings), uci.work, where).metrics
 
@@ -55,7 +55,7 @@ def test_nothing_but_the_scores_hangs_on_test_targets(perform_on):
 
 def test_a_region_is_asked_about_and_never_trained_on(perform_on, monkeypatch):
     seen = []
-    monkeypatch.setattr(uci, "whole", lambda x, *rest: seen.append(x) or whole(x, *rest))
+    monkeypatch.setattr(uci, "make_dataset", lambda x, *rest: seen.append(x) or make_dataset(x, *rest))
     found = perform_on(table(), "gp", "boston, region")
     assert found["beyond"] >= 12 and found["rows"] + found["beyond"] == 30 + 12
     assert len(seen[0]) == 108 and found["auroc_predictive"] > 0.8
@@ -69,14 +69,14 @@ def test_grid_has_the_standard_splits():
     assert len(uci.grid("quick", 20, ["map"])) == 9 + 2  # regions of boston and yacht
     assert {run.data for run in uci.grid("quick", 20, ["gp"])} == {*list(uci.SETS)[:4], "boston, region", "yacht, region"}
     kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
-    assert (kin.settings["steps"], kin.settings["batch"]) == (2949, 100)
+    assert (kin.settings["steps"], kin.settings["batch_size"]) == (2949, 100)
 
 
 def test_another_setting_of_a_peer_is_another_run(monkeypatch):
-    before = {run.method: run.key for run in uci.grid("quick", 1, list(peers.PEERS))}
+    before = {run.method: run.key for run in uci.grid("quick", 1, list(baselines.PEERS))}
     for name, value in (("STAGES", 7), ("PATIENCE", 7), ("ENSEMBLE", 7), ("POSTERIOR_SAMPLING", True), ("GP_ROWS", 7)):
-        monkeypatch.setattr(peers, name, value)
-    assert not set(before.values()) & {run.key for run in uci.grid("quick", 1, list(peers.PEERS))}
+        monkeypatch.setattr(baselines, name, value)
+    assert not set(before.values()) & {run.key for run in uci.grid("quick", 1, list(baselines.PEERS))}
 
 
 def test_rows_of_the_sets(data_dir):
@@ -85,7 +85,7 @@ def test_rows_of_the_sets(data_dir):
 
 
 def test_left_out_rows_lie_at_one_end_of_the_longest_axis():
-    g = fork(0, "axis")
+    g = named_generator(0, "axis")
     along = torch.linspace(-3, 3, 1000)
     x = torch.stack([0.1 * torch.randn(1000, generator=g), along, 0.1 * torch.randn(1000, generator=g)], 1)
     inside, test_inside = uci.leave_out(x, torch.tensor([[0.0, 2.9, 0.0], [0.0, -2.9, 0.0]]))
@@ -161,17 +161,17 @@ def test_page_has_every_number(perform_on, tmp_path):
     assert "2.41 ± 0.25" in text  # Deep Ensembles, published
 
 
-@pytest.mark.parametrize("name", list(peers.PEERS))
+@pytest.mark.parametrize("name", list(baselines.PEERS))
 def test_peers_learn_the_law(name, monkeypatch):
-    monkeypatch.setattr(peers, "STAGES", 200)
-    if name not in peers.installed():
+    monkeypatch.setattr(baselines, "STAGES", 200)
+    if name not in baselines.installed():
         pytest.skip(f"{name} is not installed: pip install compound-torch[peers]")
-    g = fork(0, "law")
+    g = named_generator(0, "law")
     x = 2 * torch.rand(500, 2, generator=g) - 1
     noise = torch.where(x[:, 1:] > 0, 0.5, 0.5 if name == "gp" else 0.1)  # a Gaussian process knows one noise
     y = 1.5 * x[:, :1] + noise * torch.randn(500, 1, generator=g)
-    data = whole(x[:400], y[:400], Task("targets", 1), hold_out(400, 1, 0.1, 0))
-    answer = peers.PEERS[name](data, 0)(x[400:])
+    data = make_dataset(x[:400], y[:400], Task("targets", 1), holdout_weights(400, 1, 0.1, 0))
+    answer = baselines.PEERS[name](data, 0)(x[400:])
     truth = (0.5 * math.log(2 * math.pi * math.e) + noise[400:].log()).mean().item()
     blind = 0.5 * math.log(2 * math.pi * math.e * y.var().item())  # one normal law for all rows
     assert metrics.nll(answer, y[400:]) < (truth + blind) / 2
@@ -180,6 +180,6 @@ def test_peers_learn_the_law(name, monkeypatch):
         high = x[400:, 1] > 0
         assert answer.aleatoric[high].mean() > 3 * answer.aleatoric[~high].mean()
     else:
-        away = peers.PEERS[name](data, 0)(torch.full((1, 2), 20.0))
+        away = baselines.PEERS[name](data, 0)(torch.full((1, 2), 20.0))
         assert away.epistemic > 5 * answer.epistemic.max() and away.aleatoric == pytest.approx(answer.aleatoric[0].item())
         assert np.sqrt(answer.aleatoric[0].item()) == pytest.approx(0.5, rel=0.2)

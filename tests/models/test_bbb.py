@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from variational import CLASSES, ONE, TWO, N, divergence, kl, law, model_of, numbers
 
 from compound.models import Method, build
-from compound.types import Task, fork, whole
+from compound.types import Task, make_dataset, named_generator
 
 MANY = 400_000
 
@@ -37,7 +37,7 @@ def test_moments_are_those_of_drawn_weights():
     (layer,) = model_of(Method("bbb", widths=(), log_std=-1.0), 3, CLASSES).layers
     x = numbers(2, 3)
     (mean, std), q = layer.moments(x), law(layer)
-    drawn = wide(x) @ (q.loc + q.scale * torch.randn(MANY, 4, 3, generator=fork(1), dtype=torch.float64))  # (MANY, 2, out)
+    drawn = wide(x) @ (q.loc + q.scale * torch.randn(MANY, 4, 3, generator=named_generator(1), dtype=torch.float64))  # (MANY, 2, out)
     variational.check_moments(drawn, mean, std)
 
 
@@ -66,10 +66,10 @@ def test_narrow_posterior_has_the_likelihood_of_the_plain_network(task):
     model = build(Method("bbb", widths=(6,), log_std=-25.0, prior=0.5), 3, task, 2).double()
     plain = build(Method("map", widths=(6,), precision=2.0), 3, task, 2).double()
     y = torch.tensor([0, 2, 1, 1, 0]) if task.kind == "classes" else numbers(5, 2)
-    data = whole(numbers(5, 3), y, task)
-    model.start(data, fork(0))
-    plain.start(data, fork(0))
-    ours, theirs = model.loss(data, fork(1)), plain.loss(data, fork(1))
+    data = make_dataset(numbers(5, 3), y, task)
+    model.start(data, named_generator(0))
+    plain.start(data, named_generator(0))
+    ours, theirs = model.loss(data, named_generator(1)), plain.loss(data, named_generator(1))
     assert_close(ours.nll, theirs.nll.squeeze(), rtol=1e-8, atol=0)
     count = sum(layer.mean.numel() for layer in model.layers)
     constant = count * (0.5 * math.log(0.5) + 25.0 - 0.5) / 5

@@ -13,14 +13,14 @@ from torch.testing import assert_close
 
 from compound.models import Draws, Method, build
 from compound.models.bnn_lv import BNNLV, Noise, energy
-from compound.types import Batch, Task, fork, whole
+from compound.types import Batch, Task, make_dataset, named_generator
 
 ONE, CLASSES = Task("targets", 1), Task("classes", 3)
 
 
 def random_posterior(model: BNNLV, seed: int = 0, low: float = 0.3, high: float = 2.0) -> None:
     """Means of about 0.4; variances between sigmoid(low) and sigmoid(high) of the prior's."""
-    g = fork(seed, "posterior")
+    g = named_generator(seed, "posterior")
     with torch.no_grad():
         for part in (*model.layers, model.latents):
             part.mean.copy_(0.4 * torch.randn(part.mean.shape, generator=g, dtype=torch.float64))
@@ -29,11 +29,11 @@ def random_posterior(model: BNNLV, seed: int = 0, low: float = 0.3, high: float 
 
 def linear(rows: int, seed: int = 0, **options) -> tuple[BNNLV, Batch]:
     """f = w x + u z + b, whose energy can be integrated; float64."""
-    g = fork(seed, "rows")
+    g = named_generator(seed, "rows")
     x, y = torch.randn(rows, 1, generator=g).double(), torch.randn(rows, 1, generator=g).double()
     model = build(Method("bnn-lv", **{"widths": (), "noise": 0.8} | options), 1, ONE).double()
-    data = whole(x, y, ONE)
-    model.start(data, fork(0))
+    data = make_dataset(x, y, ONE)
+    model.start(data, named_generator(0))
     torch.nn.init.constant_(model.head.log_noise, math.log(model.config.noise))  # was rounded to float32
     random_posterior(model, seed)
     return model, data
@@ -62,7 +62,7 @@ def integrated(model: BNNLV, data: Batch, alpha: float, points: int) -> torch.Te
 
     model.pairs = pairs
     try:
-        return model.loss(data, fork(0)).total.detach()
+        return model.loss(data, named_generator(0)).total.detach()
     finally:
         del model.noise, model.pairs
 
@@ -142,10 +142,10 @@ def test_draws_of_the_loss_estimate_the_evidence():
     model, data = linear(1, 3, prior_variance=1.3, latent_variance=0.7, alpha=1.0, samples=200_000)
     random_posterior(model, 0, 1.0, 2.5)
     truth = evidence(float(data.x), float(data.y), 0.8, 1.3, 0.7)
-    p = model.pairs(data, model.noise(1, fork(1)))
+    p = model.pairs(data, model.noise(1, named_generator(1)))
     ratios = (p.log_prob + p.weights.unsqueeze(-1) + p.latents).detach().exp()
     error = float(ratios.std()) / math.sqrt(200_000)
-    assert abs(math.exp(-model.loss(data, fork(0)).total.item()) - truth) < 4 * error
+    assert abs(math.exp(-model.loss(data, named_generator(0)).total.item()) - truth) < 4 * error
     assert error < 0.02 * truth
 
 
@@ -159,7 +159,7 @@ def test_energy_falls_in_alpha():
 def test_exact_posterior_makes_every_draw_tell_the_evidence(alpha):
     """y = b + noise: the exponent is the same for every draw, and so is any mean of it."""
     model, _ = linear(1, latent_variance=1e-30, alpha=alpha, samples=4, prior_variance=2.0)
-    data = whole(torch.zeros(1, 1).double(), torch.tensor([[1.3]], dtype=torch.float64), ONE)
+    data = make_dataset(torch.zeros(1, 1).double(), torch.tensor([[1.3]], dtype=torch.float64), ONE)
     (layer,) = model.layers
     share = 2.0 / (2.0 + 0.64)
     with torch.no_grad():
@@ -168,11 +168,11 @@ def test_exact_posterior_makes_every_draw_tell_the_evidence(alpha):
         layer.mean[2], layer.rho[2] = share * 1.3, math.log(0.64 / 2.0)  # sigmoid is 0.64 / 2.64
         model.latents.mean.zero_()
         model.latents.rho.fill_(50.0)
-    p = model.pairs(data, model.noise(1, fork(5)))
+    p = model.pairs(data, model.noise(1, named_generator(5)))
     log_evidence = stats.norm.logpdf(1.3, 0, math.sqrt(2.64))
     exponents = (p.log_prob + p.weights.unsqueeze(-1) + p.latents).detach()
     assert_close(exponents, torch.full_like(exponents, log_evidence), rtol=1e-10, atol=0)
-    assert_close(float(model.loss(data, fork(6)).total.detach()), -log_evidence, rtol=1e-10, atol=0)
+    assert_close(float(model.loss(data, named_generator(6)).total.detach()), -log_evidence, rtol=1e-10, atol=0)
 
 
 def by_hand(model: BNNLV, x: torch.Tensor, z: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -190,17 +190,17 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
     """A batch of some rows in any order, one of them held out, through two hidden layers."""
     options = {"widths": (5, 4), "samples": 6, "latents": 2, "prior_variance": 0.7, "latent_variance": 1.4, "alpha": alpha}
     model = build(Method("bnn-lv", **options), 3, task, 1).double()
-    g = fork(2)
+    g = named_generator(2)
     x = torch.randn(9, 3, generator=g).double()
     y = torch.randint(3, (9,), generator=g) if task.kind == "classes" else torch.randn(9, 2, generator=g).double()
     weight = torch.ones(1, 9).double()
     weight[0, 4] = 0
-    data = whole(x, y, task, weight)
-    model.start(data, fork(0))
+    data = make_dataset(x, y, task, weight)
+    model.start(data, named_generator(0))
     random_posterior(model)
     rows = torch.tensor([7, 2, 4, 5])
-    loss = model.loss(data.take(rows), [fork(3)])
-    noise = model.noise(4, fork(3))
+    loss = model.loss(data.take(rows), [named_generator(3)])
+    noise = model.noise(4, named_generator(3))
 
     def normals(part, prior):
         return Normal(part.mean, (prior * part.rho.sigmoid()).sqrt()), Normal(torch.zeros_like(part.mean), math.sqrt(prior))
@@ -230,7 +230,7 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
 
 
 def test_small_alpha_is_not_lost_to_rounding():
-    values = torch.randn(25, 7, generator=fork(0)) - 300
+    values = torch.randn(25, 7, generator=named_generator(0)) - 300
     assert_close(energy(values, 1e-6).double(), energy(values.double(), 0.0), rtol=1e-6, atol=0)
     assert_close(energy(values, 0.5), energy(values.double(), 0.5).float(), rtol=1e-7, atol=0)
 
@@ -242,7 +242,7 @@ def test_split_of_a_linear_model_is_the_closed_form():
         model.latents.mean.fill_(40.0)
     (layer,) = model.layers
     x, outer, inner = torch.tensor([[-2.0], [0.0], [1.5]]).double(), 8000, 5
-    p = model.predict(x, Draws(outer, inner), fork(1))
+    p = model.predict(x, Draws(outer, inner), named_generator(1))
     mean, variance = layer.mean.detach().squeeze(-1), (0.5 * layer.rho.sigmoid()).detach().squeeze(-1)  # w, u, u', b
     epistemic = variance[0] * x.square() + variance[3]
     square = mean[1:3].square() + variance[1:3]  # E u²
@@ -264,7 +264,7 @@ def test_noise_is_all_there_is_without_x_and_z():
         for layer in model.layers:
             layer.mean.zero_()
             layer.rho.fill_(-80.0)
-    p = model.predict(torch.zeros(2, 1).double(), Draws(10, 5), fork(0))
+    p = model.predict(torch.zeros(2, 1).double(), Draws(10, 5), named_generator(0))
     assert_close(p.aleatoric, torch.full((2, 1), 900.0).double(), rtol=1e-12, atol=0)
     assert p.epistemic.max() < 1e-12
 
@@ -272,8 +272,8 @@ def test_noise_is_all_there_is_without_x_and_z():
 def test_classes_average_probabilities_over_z_and_then_over_weights():
     model = build(Method("bnn-lv", widths=(4,), latent_variance=3.0), 2, CLASSES, 0).double()
     random_posterior(model)
-    x, g = torch.randn(6, 2, generator=fork(1)).double(), fork(7)
-    p = model.predict(x, Draws(30, 8), fork(7))
+    x, g = torch.randn(6, 2, generator=named_generator(1)).double(), named_generator(7)
+    p = model.predict(x, Draws(30, 8), named_generator(7))
     probs = torch.zeros(30, 8, 6, 3).double()
     for s in range(30):
         weights = []
@@ -304,9 +304,9 @@ class TestRows:
 
     def test_every_row_walks_as_adam_would_on_its_own_batches(self):
         model, _ = linear(6)
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         batches = [[0, 1], [0, 2], [1, 0], [5, 0, 2], [0, 3]]
-        g = fork(4)
+        g = named_generator(4)
         alone = [model.latents.mean[n].detach().clone().requires_grad_() for n in range(6)]
         theirs = [torch.optim.Adam([row], lr=1.0) for row in alone]
         for rows in batches:
@@ -323,11 +323,11 @@ class TestRows:
 
     def test_other_rows_stay_and_weights_move(self):
         model, data = linear(6)
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
 
         def step(rows):
             optimizer.zero_grad(set_to_none=True)
-            model.loss(data.take(torch.tensor(rows)), fork(1)).total.backward()
+            model.loss(data.take(torch.tensor(rows)), named_generator(1)).total.backward()
             before = [p.detach().clone() for p in (model.latents.mean, model.latents.rho, model.layers[0].mean, model.layers[0].rho)]
             optimizer.step()
             return before, [model.latents.mean, model.latents.rho, model.layers[0].mean, model.layers[0].rho]
@@ -341,8 +341,8 @@ class TestRows:
 
     def test_rates_count_rows_that_are_trained_on(self):
         model, data = linear(6)
-        model.start(replace(data, weight=torch.tensor([1.0, 1, 0, 1, 0, 1])), fork(0))
-        optimizer = model.optimizer(type("Settings", (), {"rate": 0.01})())
+        model.start(replace(data, weight=torch.tensor([1.0, 1, 0, 1, 0, 1])), named_generator(0))
+        optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         model.latents.mean.grad = torch.tensor([[0.0], [3.0], [0.0], [0.0], [0.0], [-2.0]]).double()
         optimizer.step()
         assert_close(model.latents.mean[[1, 5], 0].detach(), torch.tensor([-0.02, 0.02]).double(), rtol=1e-6, atol=0)  # 4 / 2 of the rate
@@ -351,8 +351,8 @@ class TestRows:
         model, data = linear(6)
         fresh = build(Method("bnn-lv", widths=(), noise=0.8), 1, ONE, seed=9).double()
         fresh.load_state_dict(model.state_dict())
-        assert torch.equal(fresh.loss(data, fork(1)).total, model.loss(data, fork(1)).total)
-        fresh.start(data.take(torch.arange(3)), fork(0))
+        assert torch.equal(fresh.loss(data, named_generator(1)).total, model.loss(data, named_generator(1)).total)
+        fresh.start(data.take(torch.arange(3)), named_generator(0))
         assert len(fresh.latents.mean) == 3
         wider = build(Method("bnn-lv", widths=(), noise=0.8, latents=2), 1, ONE).double()
         with pytest.raises(RuntimeError, match="size mismatch"):

@@ -11,18 +11,18 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from compound.models import DeepEnsemble, Draws, Method, build
-from compound.nn.networks import Linear, Network, half_squares
-from compound.train import Settings, fit
-from compound.types import Batch, Task, fork, member_seed, whole
+from compound.nn.networks import Linear, Network, l2_penalty
+from compound.train import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset, member_seed, named_generator
 
 CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
 
 
 def rows(task: Task, n: int = 30, features: int = 4, weight: torch.Tensor | None = None) -> Batch:
-    g = fork(0, "rows")
+    g = named_generator(0, "rows")
     x = torch.randn(n, features, generator=g, dtype=torch.float64)
     y = torch.randint(task.size, (n,), generator=g) if task.kind == "classes" else torch.randn(n, task.size, generator=g).double()
-    return whole(x, y, task, weight)
+    return make_dataset(x, y, task, weight)
 
 
 def ensemble(task: Task, seed: int = 0, features: int = 4, **options) -> DeepEnsemble:
@@ -31,13 +31,13 @@ def ensemble(task: Task, seed: int = 0, features: int = 4, **options) -> DeepEns
     floored(model)
     with torch.no_grad():
         for layer in model.network.layers:
-            layer.bias.copy_(0.5 * torch.randn(layer.bias.shape, generator=fork(seed, "biases"), dtype=torch.float64))
+            layer.bias.copy_(0.5 * torch.randn(layer.bias.shape, generator=named_generator(seed, "biases"), dtype=torch.float64))
     return model
 
 
 def gradients(model: DeepEnsemble, batch: Batch) -> list[torch.Tensor]:
     model.zero_grad()
-    model.loss(batch, fork(0)).total.backward()
+    model.loss(batch, named_generator(0)).total.backward()
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
@@ -63,14 +63,14 @@ def test_every_option_leaves_members_alone(task, options):
     for k in range(3):
         weight[k, 5 * k : 5 * k + 5] = 0
     data = rows(task, weight=weight)
-    together, settings = ensemble(task, **options), Settings(steps=30, batch=30, checks=0, clip_norm=0.5)
-    together.start(data, fork(0))
+    together, settings = ensemble(task, **options), TrainConfig(steps=30, batch_size=30, n_evals=0, clip_norm=0.5)
+    together.start(data, named_generator(0))
     singles = [apart(together, k) for k in range(3)]
     for model in (together, *singles):
         model.start = lambda data, generator: None  # constants come from the rows of all members together
     fit(together, data, settings)
     for k, single in enumerate(singles):
-        fit(single, whole(data.x, data.y, task, weight[k : k + 1]), settings)
+        fit(single, make_dataset(data.x, data.y, task, weight[k : k + 1]), settings)
         for (name, one), many in zip(single.named_parameters(), together.parameters(), strict=True):
             assert_close(one[0], many[k], rtol=1e-9, atol=1e-10, msg=name)
 
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_each_member_alone():
 @pytest.mark.parametrize("adversarial", [0.0, 0.1])
 def test_members_do_not_see_each_other(adversarial):
     data, model = rows(TARGETS), ensemble(TARGETS, adversarial=adversarial)
-    model.start(data, fork(0))
+    model.start(data, named_generator(0))
     for k, log_prob in enumerate(model.log_prob(data.x, data.y)):
         for gradient in torch.autograd.grad(log_prob.sum(), list(model.parameters()), retain_graph=True):
             others = torch.cat([gradient[:k], gradient[k + 1 :]])
@@ -103,14 +103,14 @@ def test_members_do_not_see_each_other(adversarial):
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
 def test_one_member_is_the_plain_network(task, variance):
     data = rows(task)
-    data = whole(data.x.float(), data.y if task.kind == "classes" else data.y.float(), task)
+    data = make_dataset(data.x.float(), data.y if task.kind == "classes" else data.y.float(), task)
     alone = build(Method("deep-ensemble", widths=(6,), members=1, variance=variance), 4, task, 3)
     plain = build(Method("map", widths=(6,), precision=0.0, variance=variance), 4, task, 3)
     for model in (alone, plain):
-        fit(model, data, Settings(steps=30, batch=10), 3)
+        fit(model, data, TrainConfig(steps=30, batch_size=10), 3)
     for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
-    mine, theirs = alone.predict(data.x, 5, fork(0)), plain.predict(data.x, 5, fork(0))
+    mine, theirs = alone.predict(data.x, 5, named_generator(0)), plain.predict(data.x, 5, named_generator(0))
     assert torch.equal(mine.log_prob(data.y), theirs.log_prob(data.y)) and torch.equal(mine.total, theirs.total)
     assert (mine.epistemic == 0).all()
 
@@ -132,11 +132,11 @@ def test_targets_are_the_even_mixture(variance):
         mean, spread = f[..., :2], nn.functional.softplus(f[..., 2:]) + 1e-6
     else:
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=fork(2)))
+            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
         mean, spread = f, (2 * model.head.log_noise.detach()).exp()[:, None].expand_as(f)
     parts = Independent(Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1)  # (rows, members), targets
     mixture = MixtureSameFamily(Categorical(torch.ones(30, 5, dtype=torch.float64)), parts)
-    p = model.predict(data.x, 7, fork(0))
+    p = model.predict(data.x, 7, named_generator(0))
     exact = {"rtol": 1e-12, "atol": 1e-12}
     assert_close(p.log_prob(data.y), mixture.log_prob(data.y), **exact)
     assert_close(p.mean, mixture.mean, **exact)
@@ -145,14 +145,14 @@ def test_targets_are_the_even_mixture(variance):
     assert_close(p.aleatoric, spread.mean(0), **exact)
     assert_close(p.epistemic, mean.var(0, correction=0), **exact)
     each = Independent(Normal(mean, spread.sqrt()), 1).log_prob(data.y)  # (members, rows), with the 1/2 log 2π
-    assert_close(model.loss(data, fork(0)).nll, -each.mean(1), **exact)
-    assert_close(model.loss(data, fork(0)).total, -each.mean(1).sum(), **exact)
+    assert_close(model.loss(data, named_generator(0)).nll, -each.mean(1), **exact)
+    assert_close(model.loss(data, named_generator(0)).total, -each.mean(1).sum(), **exact)
 
 
 def test_classes_are_the_mean_of_probabilities():
     model, data = ensemble(CLASSES, members=5), rows(CLASSES)
     each = torch.softmax(model.network(data.x).detach(), -1)  # (members, rows, classes)
-    p, mean = model.predict(data.x, 7, fork(0)), Categorical(each.mean(0))
+    p, mean = model.predict(data.x, 7, named_generator(0)), Categorical(each.mean(0))
     assert_close(p.probs, each.mean(0), rtol=1e-12, atol=1e-12)
     assert_close(p.log_prob(data.y), mean.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(p.aleatoric, Categorical(each).entropy().mean(0), rtol=1e-10, atol=1e-12)
@@ -166,33 +166,33 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
     model, data = ensemble(task, members=5, variance="one"), rows(task)
     if task.kind == "targets":
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=fork(2)))
-    before = model.predict(data.x, 1, fork(0))
+            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
+    before = model.predict(data.x, 1, named_generator(0))
     for n in (7, 100, Draws(3, 4)):
-        assert torch.equal(model.predict(data.x, n, fork(1)).log_prob(data.y), before.log_prob(data.y))
+        assert torch.equal(model.predict(data.x, n, named_generator(1)).log_prob(data.y), before.log_prob(data.y))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter[[3, 1, 4, 0, 2]])
-    after = model.predict(data.x, 1, fork(0))
+    after = model.predict(data.x, 1, named_generator(0))
     assert_close(after.log_prob(data.y), before.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(after.epistemic, before.epistemic, rtol=1e-9, atol=1e-12)
 
 
 def test_row_variance_learns_mean_and_variance_of_the_targets():
     """At the minimum for inputs that say nothing: every member gives the mean and the variance of y, as maximum likelihood does."""
-    y = torch.randn(50, 2, generator=fork(4), dtype=torch.float64) * torch.tensor([0.5, 2.0]) + 1.0
+    y = torch.randn(50, 2, generator=named_generator(4), dtype=torch.float64) * torch.tensor([0.5, 2.0]) + 1.0
     model = ensemble(TARGETS, widths=())
-    data = whole(torch.zeros(50, 4, dtype=torch.float64), y, TARGETS)
+    data = make_dataset(torch.zeros(50, 4, dtype=torch.float64), y, TARGETS)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        total = model.loss(data, fork(0)).total
+        total = model.loss(data, named_generator(0)).total
         total.backward()
         return total
 
     optimizer.step(closure)
-    p = model.predict(data.x, 1, fork(0))
+    p = model.predict(data.x, 1, named_generator(0))
     assert_close(p.means, y.mean(0).expand(3, 50, 2), rtol=0, atol=1e-7)
     assert_close(p.variances, y.var(0, correction=0).expand(3, 50, 2), rtol=1e-6, atol=0)
 
@@ -204,9 +204,9 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
     x[:5] *= 100  # held out
     weight = torch.ones(3, 30, dtype=torch.float64)
     weight[:, :5] = 0
-    data = whole(x, data.y, CLASSES, weight)
+    data = make_dataset(x, data.y, CLASSES, weight)
     model = ensemble(CLASSES, widths=(), adversarial=0.2, precision=3.0)
-    model.start(data, fork(0))
+    model.start(data, named_generator(0))
     reach = 0.2 * (x[5:].amax(0) - x[5:].amin(0))
     (layer,) = model.network.layers
     total, wanted, labels = torch.zeros((), dtype=torch.float64), [], nn.functional.one_hot(data.y, 3).double()
@@ -217,7 +217,7 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
         total += 3.0 / (2 * 25) * (w.square().sum() + b.square().sum())
         slopes = [at[5:].T @ (torch.softmax(at @ w + b, -1) - labels)[5:] / 25 for at in (x, near)]
         wanted.append(slopes[0] + slopes[1] + 3.0 / 25 * w)  # x' is a constant: nothing flows through the attack
-    loss = model.loss(data, fork(0))
+    loss = model.loss(data, named_generator(0))
     assert all(parameter.grad is None for parameter in model.parameters())  # the attack leaves no gradients behind
     assert_close(loss.total, total, rtol=1e-12, atol=1e-12)
     assert_close(loss.nll, -torch.stack([Categorical(logits=f).log_prob(data.y)[5:].mean() for f in model.network(x)]).detach())
@@ -227,8 +227,8 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
 
 def test_attacked_rows_are_harder():
     data, model = rows(TARGETS), ensemble(TARGETS, adversarial=0.01)
-    model.start(data, fork(0))
-    loss = model.loss(data, fork(0))
+    model.start(data, named_generator(0))
+    loss = model.loss(data, named_generator(0))
     assert (loss.total - loss.nll.sum() > loss.nll.sum()).all()
 
 
@@ -239,7 +239,7 @@ def test_prior_counts_once_for_each_member_and_its_own_rows():
     bare, model = ensemble(TARGETS, seed=1), ensemble(TARGETS, seed=1, precision=4.0)
     size = torch.tensor([20.0, 25.0, 30.0], dtype=torch.float64)
     squares = sum(p.detach().square().sum((1, 2)) for p in model.network.parameters())
-    loss = model.loss(data, fork(0))
+    loss = model.loss(data, named_generator(0))
     assert_close(loss.kl, 2.0 * squares / size)
     assert_close(loss.total, (loss.nll + loss.kl).sum())
     for with_prior, without, p in zip(gradients(model, data), gradients(bare, data), model.parameters(), strict=True):
@@ -252,30 +252,30 @@ def test_checks_judge_each_member_by_its_own_rows(task):
     for k in range(3):
         weight[k, 5 * k : 5 * k + 5] = 0
     data, model = rows(task, weight=weight), ensemble(task)
-    history = fit(model, data, Settings(steps=20, batch=30, checks=1, average=0.0))
+    history = fit(model, data, TrainConfig(steps=20, batch_size=30, n_evals=1, ema_decay=0.0))
     own = []
     for k in range(3):
         held = weight[k] == 0
-        own.append(-apart(model, k).predict(data.x[held], 1, fork(0)).log_prob(data.y[held]).mean())
+        own.append(-apart(model, k).predict(data.x[held], 1, named_generator(0)).log_prob(data.y[held]).mean())
     check = replace(data, weight=(weight == 0).double())
-    assert_close(model.nll(check, 20, fork(0)), torch.stack(own))
+    assert_close(model.nll(check, 20, named_generator(0)), torch.stack(own))
     assert history["held_out"][-1] == pytest.approx(float(torch.stack(own).mean()), rel=1e-10)
 
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("outputs", [3, 17], ids=["few outputs", "many"])
 def test_network_is_torch_layers_side_by_side(members, outputs):
-    streams = [fork(k) for k in range(members)]
+    streams = [named_generator(k) for k in range(members)]
     network = Network((4, 5, outputs), streams).double()
     with torch.no_grad():
         for layer in network.layers:
-            layer.bias.copy_(torch.randn(layer.bias.shape, generator=fork(5)))
-    x = torch.randn(9, 4, generator=fork(6), dtype=torch.float64)
+            layer.bias.copy_(torch.randn(layer.bias.shape, generator=named_generator(5)))
+    x = torch.randn(9, 4, generator=named_generator(6), dtype=torch.float64)
     for k, f in enumerate(network(x)):
         first, last = network.layers
         h = nn.functional.linear(x, first.weight[k].T, first.bias[k, 0]).relu()
         assert_close(f, nn.functional.linear(h, last.weight[k].T, last.bias[k, 0]), rtol=1e-12, atol=1e-12)
-    own = torch.randn(members, 3, 4, generator=fork(7), dtype=torch.float64, requires_grad=True)  # inputs of each member's own
+    own = torch.randn(members, 3, 4, generator=named_generator(7), dtype=torch.float64, requires_grad=True)  # inputs of each member's own
     parameters = dict(network.named_parameters())
     call = lambda x, *p: torch.func.functional_call(network, dict(zip(parameters, p, strict=True)), (x,))  # noqa: E731
     assert torch.autograd.gradcheck(call, (own, *parameters.values()))
@@ -286,10 +286,12 @@ def test_network_is_torch_layers_side_by_side(members, outputs):
 
 @pytest.mark.parametrize("factor", [0.3, torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)], ids=["one", "per member"])
 def test_half_squares_and_their_slopes(factor):
-    parameters = [torch.randn(3, *shape, generator=fork(8), dtype=torch.float64, requires_grad=True) for shape in ((4, 5), (1, 5), (5, 2))]
-    assert_close(half_squares(parameters, factor), sum(0.5 * factor * p.square().sum((1, 2)) for p in parameters))
-    assert torch.autograd.gradcheck(lambda *p: half_squares(p, factor), parameters)
-    assert torch.autograd.gradgradcheck(lambda *p: half_squares(p, factor), parameters)
+    parameters = [
+        torch.randn(3, *shape, generator=named_generator(8), dtype=torch.float64, requires_grad=True) for shape in ((4, 5), (1, 5), (5, 2))
+    ]
+    assert_close(l2_penalty(parameters, factor), sum(0.5 * factor * p.square().sum((1, 2)) for p in parameters))
+    assert torch.autograd.gradcheck(lambda *p: l2_penalty(p, factor), parameters)
+    assert torch.autograd.gradgradcheck(lambda *p: l2_penalty(p, factor), parameters)
 
 
 @pytest.mark.parametrize(
@@ -314,14 +316,14 @@ def test_trained_together_is_trained_apart():
 
     In float64: Adam's first steps go by the sign of a gradient, so in float32 sums in another order lead elsewhere.
     """
-    g = fork(1)
+    g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)
     weight = 0.5 + torch.rand(5, 150, generator=g, dtype=torch.float64)
-    task, settings = Task("classes", 10), Settings(steps=100, batch=50, rate=1e-3, checks=0, clip_norm=1.0)
+    task, settings = Task("classes", 10), TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0)
     together = build("deep-ensemble", 784, task, 7).double()
-    fit(together, whole(x, y, task, weight), settings, 7)
+    fit(together, make_dataset(x, y, task, weight), settings, 7)
     for k in range(5):
         alone = build(Method("deep-ensemble", members=1), 784, task, member_seed(7, k)).double()
-        fit(alone, whole(x, y, task, weight[k : k + 1]), settings, 7)
+        fit(alone, make_dataset(x, y, task, weight[k : k + 1]), settings, 7)
         for (name, one), many in zip(alone.named_parameters(), together.parameters(), strict=True):
             assert (one[0] - many[k]).abs().max() <= 1e-9, name

@@ -13,24 +13,24 @@ from torch.testing import assert_close
 from compound.models import Method, build
 from compound.models.dpn import bounded, concentrations, differential_entropy, expected_entropy, pairwise_kl
 from compound.models.normal_wishart import NormalWishart, student_nodes
-from compound.types import Task, fork, whole
+from compound.types import Task, make_dataset, named_generator
 
 ALPHAS = torch.tensor([[0.3, 0.7, 2.0], [1.0, 1.0, 1.0], [910.0, 45.0, 45.0], [4.0, 0.1, 60.0]], dtype=torch.float64)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=fork(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=named_generator(seed), dtype=torch.float64)
 
 
 def labels(seed: int, rows: int, classes: int) -> torch.Tensor:
-    return torch.randint(classes, (rows,), generator=fork(seed))
+    return torch.randint(classes, (rows,), generator=named_generator(seed))
 
 
 def constant(method: Method, x: torch.Tensor, y: torch.Tensor, task: Task):
     """A model without hidden layers and its data; rows from outside do not count."""
     model = build(method, x.shape[1], task).double()
-    data = whole(x, y, task, x_ood=torch.zeros_like(x))
-    model.start(data, fork(0))
+    data = make_dataset(x, y, task, x_ood=torch.zeros_like(x))
+    model.start(data, named_generator(0))
     return model, data
 
 
@@ -39,7 +39,7 @@ def to_the_minimum(model, data) -> None:
 
     def closure():
         optimizer.zero_grad()
-        total = model.loss(data, fork(0)).total
+        total = model.loss(data, named_generator(0)).total
         total.backward()
         return total
 
@@ -67,13 +67,13 @@ class TestDirichlet:
         options = {"divergence": divergence, "outside": 0.7, "cross_entropy": 20.0, "concentration": 40.0}
         model = build(Method("dpn", widths=(5,), **options), 3, Task("classes", 4)).double()
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 1.0])
-        batch = whole(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
+        batch = make_dataset(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
         inside, outside = (Dirichlet(model.network(x)[0].exp()) for x in (batch.x, batch.x_ood))
         taught, flat = Dirichlet(model.head.taught[batch.y]), Dirichlet(torch.ones(5, 4, dtype=torch.float64))
         pairs = [(taught, inside), (flat, outside)] if divergence == "forward" else [(inside, taught), (outside, flat)]
         (in_kl, out_kl), share = (kl_divergence(a, b) for a, b in pairs), weight.double() / weight.sum()
         nll = share @ torch.nn.functional.cross_entropy(model.network(batch.x)[0], batch.y, reduction="none")
-        loss = model.loss(batch, [fork(0)])
+        loss = model.loss(batch, [named_generator(0)])
         assert_close(loss.total, (share @ in_kl + 0.7 * out_kl.mean() + 20 * nll) / 40, rtol=1e-10, atol=0)
         assert_close(loss.nll.sum(), nll.detach(), rtol=1e-10, atol=0)
 
@@ -161,8 +161,8 @@ class TestDirichlet:
         large = build(method, 1, Task("classes", 3)).double()
         large.load_state_dict(small.state_dict())
         y = torch.ones(3, dtype=torch.long)
-        a = small.loss(whole(x, y, small.task, x_ood=x), fork(0)).kl
-        b = large.loss(whole(x.double(), y, small.task, x_ood=x.double()), fork(0)).kl
+        a = small.loss(make_dataset(x, y, small.task, x_ood=x), named_generator(0)).kl
+        b = large.loss(make_dataset(x.double(), y, small.task, x_ood=x.double()), named_generator(0)).kl
         assert_close(a, b, rtol=1e-6, atol=0)
 
     def test_huge_logits_keep_their_probabilities(self):
@@ -180,7 +180,7 @@ class TestDirichlet:
 
 class TestNormalWishart:
     def law(self, seed: int, targets: int) -> NormalWishart:
-        u = torch.rand((2, 2 * targets + 2), generator=fork(seed), dtype=torch.float64)
+        u = torch.rand((2, 2 * targets + 2), generator=named_generator(seed), dtype=torch.float64)
         mean, b, kappa, a = u.split([targets, targets, 1, 1], -1)
         return NormalWishart(4 * mean, 0.1 + 0.2 * kappa, 2.0 + 3 * a, 0.3 + b)
 
@@ -233,7 +233,7 @@ class TestNormalWishart:
         model = build(Method("dpn"), 2, Task("targets", 3)).double()
         y, weight = numbers(9, 20, 3) * torch.tensor([1.0, 5.0, 0.1]), torch.ones(20)
         weight[:8] = 0
-        model.start(whole(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)), fork(0))
+        model.start(make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)), named_generator(0))
         prior = model.head.prior()
         assert_close(prior.mean, y[8:].mean(0))
         assert_close(prior.precision(), 1 / y[8:].var(0, correction=0))
@@ -244,12 +244,12 @@ class TestNormalWishart:
 
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self):
         model = build(Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("targets", 2)).double()
-        batch = whole(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
-        model.start(batch, fork(0))
+        batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
+        model.start(batch, named_generator(0))
         inside, outside = (model.head.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
         prior = model.head.prior()
         nll = -inside.expected_log_prob(batch.y).mean()
-        loss = model.loss(batch, fork(0))
+        loss = model.loss(batch, named_generator(0))
         assert_close(loss.total, nll + (inside.kl(prior).mean() + 0.7 * outside.kl(prior).mean()) / 40, rtol=1e-12, atol=0)
         f = numbers(4, 1, 6, 6).requires_grad_()
         assert torch.autograd.gradcheck(lambda f: model.head.parts(f, batch.y[:4]), (f,))
@@ -257,8 +257,8 @@ class TestNormalWishart:
     def answer(self, targets: int):
         model = build(Method("dpn", widths=(6,)), 3, Task("targets", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
-        model.start(whole(x, y, model.task, x_ood=x), fork(0))
-        return model.head.law(model.network(x)[0].detach()), model.predict(x, 1, fork(0)), y
+        model.start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
+        return model.head.law(model.network(x)[0].detach()), model.predict(x, 1, named_generator(0)), y
 
     def test_answer_is_the_student_t(self):
         law, p, y = self.answer(1)
@@ -309,11 +309,11 @@ class TestNormalWishart:
 
 def test_rows_from_outside_are_needed():
     model = build(Method("dpn"), 2, Task("classes", 3))
-    data = whole(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), model.task)
+    data = make_dataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), model.task)
     with pytest.raises(ValueError, match="dpn needs x_ood"):
-        model.start(data, fork(0))
+        model.start(data, named_generator(0))
     with pytest.raises(ValueError, match="dpn needs x_ood"):
-        model.loss(data, fork(0))
+        model.loss(data, named_generator(0))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from compound.models import Draws, Method, build
 from compound.models.laplace import DELTAS, probit
-from compound.train import Settings, fit
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit
+from compound.types import Task, make_dataset, named_generator
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in a package it imports
@@ -35,10 +35,10 @@ def double():
 
 
 def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
-    g = fork(seed)
+    g = named_generator(seed)
     x = 0.5 + torch.randn(rows, features, generator=g)
     y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classes" else torch.randn(rows, task.size, generator=g)
-    return whole(x, y, task)
+    return make_dataset(x, y, task)
 
 
 def _exact_noise(model) -> None:
@@ -54,14 +54,14 @@ def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **option
     _exact_noise(model)
     with torch.no_grad():
         for layer in model.plain.network.layers:
-            layer.bias.copy_(torch.randn(layer.bias.shape, generator=fork(4)))
+            layer.bias.copy_(torch.randn(layer.bias.shape, generator=named_generator(4)))
     return model
 
 
 def learnt_model(task: Task, **options):
     data = problem(task, rows=60, features=3)
     model = build(Method("laplace", widths=(6,), **options), 3, task, 0).double()
-    fit(model, data, Settings(steps=100, batch=60, rate=1e-1, rate_end=0.0, average=0.0), 0)
+    fit(model, data, TrainConfig(steps=100, batch_size=60, lr=1e-1, final_lr_ratio=0.0, ema_decay=0.0), 0)
     return model, data
 
 
@@ -109,7 +109,7 @@ def within(draws: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor, er
 
 @pytest.mark.parametrize(("options", "shift"), [({}, 0.0), (LAST, 0.0), (FULL, 2.0)])  # factors are exact where the bias is apart
 def test_linear_regression_is_exact(options, shift):
-    x, y = torch.randn(40, 4, generator=fork(1)), torch.randn(40, 2, generator=fork(2))
+    x, y = torch.randn(40, 4, generator=named_generator(1)), torch.randn(40, 2, generator=named_generator(2))
     x = x - x.mean(0) + shift
     exact = LinearGaussian(x, y, noise=0.25, prior=1 / 3)
     model = build(Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS).double()
@@ -118,11 +118,11 @@ def test_linear_regression_is_exact(options, shift):
     with torch.no_grad():
         layer.weight.copy_(exact.mean[:-1])
         layer.bias.copy_(exact.mean[-1:])
-    data = whole(x, y, TARGETS)
-    model.loss(data, fork(0)).total.backward()
+    data = make_dataset(x, y, TARGETS)
+    model.loss(data, named_generator(0)).total.backward()
     assert max(p.grad.abs().max() for p in layer.parameters()) < 1e-12  # the mode of the very posterior that is widened
-    model.finish(data, fork(0))
-    new = torch.randn(7, 4, generator=fork(3))
+    model.finish(data, named_generator(0))
+    new = torch.randn(7, 4, generator=named_generator(3))
     mean, spread = model.gaussian(new)
     assert_close(mean.detach(), wide(new) @ exact.mean, **EXACT)
     variance = (wide(new) @ exact.covariance * wide(new)).sum(-1)
@@ -144,7 +144,7 @@ def as_theirs(model) -> torch.nn.Sequential:
 def test_laplace_torch_agrees(task, options):
     data = problem(task)
     model = random_model(task, noise=0.7, tune="none", predictive="closed", **options)
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     model.delta.copy_(torch.tensor([0.5, 2.0, 3.0])[-len(model.delta) :])
     subset, structure = "last_layer" if options else "all", "full" if options is FULL else "kron"
     if task is CLASSES:
@@ -153,14 +153,14 @@ def test_laplace_torch_agrees(task, options):
         other = theirs.Laplace(as_theirs(model), "regression", subset, structure, sigma_noise=0.7)
     other.fit(DataLoader(TensorDataset(data.x, data.y), batch_size=30))
     other.prior_precision = model.delta if options else model.delta.repeat_interleave(2)  # weights and bias of a layer alike
-    new = torch.randn(9, 5, generator=fork(5))
+    new = torch.randn(9, 5, generator=named_generator(5))
     mean, spread = other._glm_predictive_distribution(new)
     ours = model.gaussian(new)
     assert_close(ours[0].detach(), mean.detach(), **EXACT)
     assert_close(ours[1].detach(), spread.detach(), **EXACT)
     assert_close(model.log_evidence().detach(), other.log_marginal_likelihood().detach(), **EXACT)
     if task is CLASSES:
-        assert_close(model.predict(new, 1, fork(0)).probs, other(new, pred_type="glm", link_approx="probit").detach(), **EXACT)
+        assert_close(model.predict(new, 1, named_generator(0)).probs, other(new, pred_type="glm", link_approx="probit").detach(), **EXACT)
     if options is FULL:
         order = torch.arange(7 * task.size).view(-1, 7)
         order = torch.cat([order[:, :-1].flatten(), order[:, -1]])  # their biases come last
@@ -174,7 +174,7 @@ def test_laplace_torch_agrees(task, options):
 def test_predictive_covariance_is_that_of_the_matrices_written_out(task, options):
     data = problem(task)
     model = random_model(task, noise=0.7, precision=0.8, tune="none", **options)
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     x = data.x[:4]
     layers = model.plain.network.layers
     names = [name for k in range(3) for name in (f"stack.{k}.weight", f"stack.{k}.bias")]
@@ -200,10 +200,10 @@ def test_chunks_and_weights_only_count_rows(options):
     rows = torch.repeat_interleave(torch.arange(30), weight.long())
     answers = []
     for these, chunk in (
-        (whole(data.x, data.y, CLASSES, weight), None),
-        (whole(data.x, data.y, CLASSES, weight[None]), 7),
-        (whole(data.x[rows], data.y[rows], CLASSES), None),
-        (whole(data.x[rows], data.y[rows], CLASSES), 11),
+        (make_dataset(data.x, data.y, CLASSES, weight), None),
+        (make_dataset(data.x, data.y, CLASSES, weight[None]), 7),
+        (make_dataset(data.x[rows], data.y[rows], CLASSES), None),
+        (make_dataset(data.x[rows], data.y[rows], CLASSES), 11),
     ):
         model = random_model(CLASSES, **options)
         model.fit_curvature(these, chunk)
@@ -218,15 +218,15 @@ def test_drawn_networks_have_the_posterior(options):
     """One layer: f is Gaussian with a known covariance. Two layers: f against networks whose weights are drawn as whole vectors."""
     data, draws = problem(CLASSES), 20_000
     linear = random_model(CLASSES, widths=(), precision=0.5, tune="none", predictive="sample", **options)
-    linear.finish(data, fork(0))
+    linear.finish(data, named_generator(0))
     row = data.x[:1]
     lift = torch.kron(wide(row), torch.eye(3))  # (3, 18): vec by rows -> f
     (covariance,) = written_out(linear, data, bool(options))
-    found = linear._networks(row, draws, fork(1))[:, 0].detach()
+    found = linear._networks(row, draws, named_generator(1))[:, 0].detach()
     within(found, linear.plain.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
 
     deep = random_model(CLASSES, widths=(4,), precision=2.0, tune="none", predictive="sample", **options)
-    deep.finish(data, fork(0))
+    deep.finish(data, named_generator(0))
     h = wide(row).expand(draws, 1, -1)
     torch.manual_seed(0)
     for layer, covariance in zip(deep.layers, written_out(deep, data, bool(options)), strict=True):
@@ -234,7 +234,7 @@ def test_drawn_networks_have_the_posterior(options):
         weights = mean + MultivariateNormal(torch.zeros(len(covariance)), covariance).sample((draws,)).view(draws, *mean.shape)
         s = h @ weights
         h = wide(s.relu())
-    brute, found = s[:, 0], deep._networks(row, draws, fork(2))[:, 0].detach()
+    brute, found = s[:, 0], deep._networks(row, draws, named_generator(2))[:, 0].detach()
     for moment in (1, 2):
         a, b = brute**moment, found**moment
         assert ((a.mean(0) - b.mean(0)).abs() <= 5 * ((a.var(0) + b.var(0)) / draws).sqrt()).all()
@@ -244,19 +244,19 @@ def test_drawn_networks_have_the_posterior(options):
 def test_linear_draws_have_the_covariance(options):
     data, draws = problem(TARGETS), 20_000
     model = random_model(TARGETS, noise=0.7, tune="none", **options)
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     mean, spread = (value.detach()[0] for value in model.gaussian(data.x[:1]))
-    p = model.predict(data.x[:1], Draws(draws, 1), fork(1))
+    p = model.predict(data.x[:1], Draws(draws, 1), named_generator(1))
     within(p.means[:, 0], mean, spread)
     assert_close(p.component[0], torch.full((2,), 0.49))
     assert ((p.epistemic[0] - spread.diagonal()).abs() <= 5 * spread.diagonal() * math.sqrt(2 / draws)).all()
 
     classes = random_model(CLASSES, tune="none", **options)
-    classes.finish(problem(CLASSES), fork(0))
+    classes.finish(problem(CLASSES), named_generator(0))
     mean, spread = (value.detach()[0] for value in classes.gaussian(data.x[:1]))
     torch.manual_seed(0)
     brute = torch.softmax(MultivariateNormal(mean, spread).sample((draws,)), -1)
-    p = classes.predict(data.x[:1], Draws(draws // 5, 5), fork(1))  # inner draws are as good as outer ones
+    p = classes.predict(data.x[:1], Draws(draws // 5, 5), named_generator(1))  # inner draws are as good as outer ones
     error = (2 * brute.var(0) / draws).sqrt()
     assert ((p.probs[0] - brute.mean(0)).abs() <= 5 * error).all()
     aleatoric = -torch.xlogy(brute, brute).sum(-1)
@@ -312,14 +312,14 @@ def test_given_noise_is_not_tuned():
 def test_doubt_falls_as_the_prior_narrows(task, options):
     data = problem(task)
     model = random_model(task, tune="none", **options)
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     spreads = []
     for delta in (0.01, 0.1, 1.0, 10.0, 1e3, 1e6):
         model.delta.fill_(delta)
         spreads.append(model.gaussian(data.x)[1].diagonal(dim1=1, dim2=2).detach())
     assert all((after < before).all() for before, after in zip(spreads, spreads[1:], strict=False))
     model.delta.fill_(1e14)
-    ours, plain = model.predict(data.x, 20, fork(0)), model.plain.predict(data.x, 1, fork(0))
+    ours, plain = model.predict(data.x, 20, named_generator(0)), model.plain.predict(data.x, 1, named_generator(0))
     assert_close(ours.log_prob(data.y), plain.log_prob(data.y), rtol=0, atol=1e-4)
     assert ours.epistemic.max() < 1e-8
 
@@ -328,7 +328,7 @@ def test_curvature_of_one_softmax_layer_is_the_hessian():
     """Of the summed negative log-likelihood; whatever the labels."""
     data = problem(CLASSES)
     model = random_model(CLASSES, widths=(), tune="none", **FULL)
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     (layer,) = model.plain.network.layers
     start = torch.cat([layer.weight[0], layer.bias[0]]).detach().T  # (out, in + 1)
     for labels in (data.y, (data.y + 1) % 3):
@@ -355,18 +355,18 @@ def test_probit_is_close_to_the_integral():
 def test_closed_answers():
     data = problem(TARGETS)
     model = random_model(TARGETS, noise=0.7, tune="none", predictive="closed")
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     mean, spread = (value.detach() for value in model.gaussian(data.x))
     variance = spread.diagonal(dim1=1, dim2=2) + 0.49
-    p = model.predict(data.x, 1, fork(0))
+    p = model.predict(data.x, 1, named_generator(0))
     assert_close(p.log_prob(data.y), Normal(mean, variance.sqrt()).log_prob(data.y).sum(-1), **EXACT)
     assert_close(p.epistemic, spread.diagonal(dim1=1, dim2=2), **EXACT)
     assert_close(p.aleatoric, torch.full((30, 2), 0.49), **EXACT)
-    assert torch.equal(p.total, model.predict(data.x, 20, fork(1)).total)
+    assert torch.equal(p.total, model.predict(data.x, 20, named_generator(1)).total)
 
     classes = random_model(CLASSES, tune="none", predictive="closed")
-    classes.finish(problem(CLASSES), fork(0))
-    p = classes.predict(data.x, 1, fork(0))
+    classes.finish(problem(CLASSES), named_generator(0))
+    p = classes.predict(data.x, 1, named_generator(0))
     assert_close(p.component, p.entropy(), **EXACT)
 
 
@@ -376,7 +376,7 @@ def test_dead_units_keep_their_prior(task):
     model = random_model(task, widths=(6,), precision=2.0, tune="none")
     with torch.no_grad():
         model.plain.network.layers[0].bias[..., 2] = -1e3
-    model.finish(data, fork(0))
+    model.finish(data, named_generator(0))
     block = model.blocks[0]
     covariance = block.output_vectors / block.precisions(model.delta[0])[0] @ block.output_vectors.T
     assert_close(covariance[2], 0.5 * torch.eye(6)[2], **EXACT)
@@ -384,7 +384,7 @@ def test_dead_units_keep_their_prior(task):
         model.plain.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
     model.fit_curvature(data)
     model._tune()
-    assert torch.isfinite(model.delta).all() and torch.isfinite(model.predict(data.x, 20, fork(0)).total).all()
+    assert torch.isfinite(model.delta).all() and torch.isfinite(model.predict(data.x, 20, named_generator(0)).total).all()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 from compound.models import METHODS, Draws, Method, build
 from compound.models.files import load_model, save_model
 from compound.nn.networks import LIMIT
-from compound.train import Settings, fit
-from compound.types import Batch, Task, fork, whole
+from compound.train import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset, named_generator
 
 CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
 SMALL = {"widths": (8,)}
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """What the laws need to know of a method."""
 
     cases: list[dict]  # options of the small models the laws are tried on
-    random: bool = True  # answers hang on the generator
+    random: bool = True  # answers depend on the generator
     prior: bool = True  # part of the loss is divided by the number of rows
     learns: dict = {}  # options for the two problems to be learnt  # noqa: RUF012
     exact: dict = {}  # options under which the loss is linear in one over the number of rows  # noqa: RUF012
@@ -112,7 +112,7 @@ CASES = [
     for i, options in enumerate(row.cases)
 ]
 ROUNDING = 32 * torch.finfo(torch.float32).eps  # of a sum of 64 terms of size 1, in whatever order
-FAST = Settings(steps=10, batch=16, rate=1e-2, checks=2)
+FAST = TrainConfig(steps=10, batch_size=16, lr=1e-2, n_evals=2)
 
 
 def test_every_method_has_its_row():
@@ -120,12 +120,12 @@ def test_every_method_has_its_row():
 
 
 def data_of(task: Task, rows: int = 40, features: int = 3, seed: int = 0, members: int = 1) -> Batch:
-    g = fork(seed, "data")
+    g = named_generator(seed, "data")
     x = torch.randn(rows, features, generator=g)
     y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classes" else torch.randn(rows, task.size, generator=g)
     weight = torch.ones(members, rows)
     weight[:, : rows // 5] = 0
-    return whole(x, y, task, weight, x_ood=3 + torch.rand(rows, features, generator=g))
+    return make_dataset(x, y, task, weight, x_ood=3 + torch.rand(rows, features, generator=g))
 
 
 def fitted(name: str, options: dict, task: Task, seed: int = 0):
@@ -158,19 +158,21 @@ class TestLaws:
         (a, data), (b, _) = fitted(name, options, task), fitted(name, options, task)
         for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
             assert torch.equal(p, q)
-        for p, q in zip(numbers(a.predict(data.x, 20, fork(1))), numbers(b.predict(data.x, 20, fork(1))), strict=True):
+        for p, q in zip(
+            numbers(a.predict(data.x, 20, named_generator(1))), numbers(b.predict(data.x, 20, named_generator(1))), strict=True
+        ):
             assert torch.equal(p, q)
         assert torch.equal(before, torch.get_rng_state())
         other = fitted(name, options, task, seed=1)[0]
         assert any(not torch.equal(p, q) for p, q in zip(a.parameters(), other.parameters(), strict=True))
-        same = torch.equal(a.predict(data.x, 20, fork(1)).total, a.predict(data.x, 20, fork(2)).total)
+        same = torch.equal(a.predict(data.x, 20, named_generator(1)).total, a.predict(data.x, 20, named_generator(2)).total)
         assert same != TABLE[name].random
 
     def test_a_row_does_not_know_its_neighbours(self, name, options, task):
         model, data = shared(name, options, task)
-        together = model.predict(data.x, Draws(4, 3), fork(1))
-        alone = model.predict(data.x[5:6], Draws(4, 3), fork(1))
-        chunks = model.predict(data.x, Draws(4, 3), fork(1), memory=1)  # one row at a time
+        together = model.predict(data.x, Draws(4, 3), named_generator(1))
+        alone = model.predict(data.x[5:6], Draws(4, 3), named_generator(1))
+        chunks = model.predict(data.x, Draws(4, 3), named_generator(1), memory=1)  # one row at a time
         for whole_, one, parts in zip(numbers(together), numbers(alone), numbers(chunks), strict=True):
             axis = 1 if whole_.ndim == 3 else 0
             slack = ROUNDING * max(1.0, float(whole_.abs().max()))
@@ -180,14 +182,14 @@ class TestLaws:
     def test_many_draws_of_many_rows_are_those_of_one_row(self, name, options, task):
         """Draws are computed in blocks whose size depends on the rows; the noise of a draw does not."""
         model, _ = shared(name, options, task)
-        x = torch.randn(1500, 3, generator=fork(9))
-        together, alone = model.predict(x, 60, fork(1)), model.predict(x[700:701], 60, fork(1))
+        x = torch.randn(1500, 3, generator=named_generator(9))
+        together, alone = model.predict(x, 60, named_generator(1)), model.predict(x[700:701], 60, named_generator(1))
         assert_close(together.total[700:701], alone.total, rtol=1e-5, atol=1e-6)
 
     def test_parts_are_not_negative_and_add_up(self, name, options, task):
         model, data = shared(name, options, task)
         for x in (data.x, 100 * data.x):
-            p = model.predict(x, 20, fork(1))
+            p = model.predict(x, 20, named_generator(1))
             for part in (p.component, p.mixing, p.posterior):
                 assert (part >= 0).all()
             total = p.entropy() if task.kind == "classes" else p.variance
@@ -195,24 +197,24 @@ class TestLaws:
 
     def test_shares_are_those_it_says_it_has(self, name, options, task):
         model, data = shared(name, options, task)
-        p = model.predict(3 * data.x, Draws(10, 5), fork(1))
+        p = model.predict(3 * data.x, Draws(10, 5), named_generator(1))
         for part in ("component", "mixing", "posterior"):
             said = part in METHODS[name].shares
             assert said or getattr(p, part).max() <= ROUNDING * p.total.max()
             if options is TABLE[name].cases[0]:
                 assert not said or getattr(p, part).max() > ROUNDING * p.total.max()
 
-    def test_answers_have_gradients_towards_their_inputs(self, name, options, task):
+    def test_answers_have_gradients_of_their_inputs(self, name, options, task):
         """Attacks follow them. Along a random direction they are what differences say."""
         model, data = shared(name, options, task)
         model = copy.deepcopy(model).double()
         # beside the training rows: some of them are centres of far noise, and a distance has a kink at 0
-        x = data.x.double() + 0.01 * torch.randn(data.x.shape, generator=fork(3), dtype=torch.float64)
+        x = data.x.double() + 0.01 * torch.randn(data.x.shape, generator=named_generator(3), dtype=torch.float64)
         y = data.y if task.kind == "classes" else data.y.double()
-        step = 1e-6 * torch.randn(x.shape, generator=fork(2), dtype=torch.float64)
+        step = 1e-6 * torch.randn(x.shape, generator=named_generator(2), dtype=torch.float64)
 
         def score(x):
-            return model.answer(x, Draws(4, 3), fork(1)).log_prob(y)  # (rows,)
+            return model.answer(x, Draws(4, 3), named_generator(1)).log_prob(y)  # (rows,)
 
         (slope,) = torch.autograd.grad(score(x.requires_grad_()).sum(), x)
         found = (score(x + step) - score(x - step)).detach() / 2
@@ -224,7 +226,9 @@ class TestLaws:
         save_model(model, tmp_path / "model")
         again = load_model(tmp_path / "model")
         assert type(again) is type(model) and again.config == model.config
-        for p, q in zip(numbers(model.predict(data.x, 20, fork(1))), numbers(again.predict(data.x, 20, fork(1))), strict=True):
+        for p, q in zip(
+            numbers(model.predict(data.x, 20, named_generator(1))), numbers(again.predict(data.x, 20, named_generator(1))), strict=True
+        ):
             assert torch.equal(p, q)
 
     def test_a_stopped_fit_goes_on_where_it_was(self, name, options, task, tmp_path):
@@ -249,7 +253,7 @@ class TestLaws:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for scale in (1e4, 1e8, 1e12):
-                p = model.predict(scale * data.x, 20, fork(1))
+                p = model.predict(scale * data.x, 20, named_generator(1))
                 assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
                 assert bool(torch.isfinite(p.log_prob(data.y)).all())
             constant = replace(data, x=torch.full_like(data.x, 3.0))
@@ -257,23 +261,23 @@ class TestLaws:
             for odd in (constant, wild):
                 fresh = build(Method(name, **options), 3, task, 0)
                 fit(fresh, odd, FAST, 0)
-                assert all(bool(torch.isfinite(value).all()) for value in numbers(fresh.predict(odd.x, 20, fork(1))))
+                assert all(bool(torch.isfinite(value).all()) for value in numbers(fresh.predict(odd.x, 20, named_generator(1))))
 
     def test_wild_rows_teach_what_saturated_ones_do(self, name, options, task):
         wild = data_of(task)
         wild = replace(wild, x=1e6 * wild.x, x_ood=-1e6 * wild.x, weight=None)
         tame = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
         model = build(Method(name, **options), 3, task, 0)
-        model.start(tame, fork(0))
-        a, b = (model.loss(batch, [fork(k, "noise") for k in range(model.members)]) for batch in (wild, tame))
+        model.start(tame, named_generator(0))
+        a, b = (model.loss(batch, [named_generator(k, "noise") for k in range(model.members)]) for batch in (wild, tame))
         assert torch.isfinite(a.total) and torch.equal(a.total, b.total)
 
     def test_smallest_data(self, name, options, task):
         y = torch.zeros(1, dtype=torch.long) if task.kind == "classes" else torch.ones(1, task.size)
-        one = whole(torch.ones(1, 1), y, task, x_ood=torch.zeros(1, 1))
+        one = make_dataset(torch.ones(1, 1), y, task, x_ood=torch.zeros(1, 1))
         model = build(Method(name, **options), 1, task, 0)
         fit(model, one, FAST, 0)
-        p = model.predict(torch.tensor([[1.0], [-50.0]]), 20, fork(1))
+        p = model.predict(torch.tensor([[1.0], [-50.0]]), 20, named_generator(1))
         assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
 
     def test_replicated_rows_change_only_what_is_divided_by_their_number(self, name, options, task):
@@ -281,9 +285,10 @@ class TestLaws:
         data = data_of(task)
         y = data.y if task.kind == "classes" else data.y.double()
         data = replace(data, x=data.x.double(), y=y, x_ood=data.x_ood.double(), weight=None)
-        model.start(data, fork(0))
+        model.start(data, named_generator(0))
         once, twice, often = (
-            model.loss(replace(data, size=k * float(data.size)), [fork(k, "noise") for k in range(model.members)]) for k in (1, 2, 4)
+            model.loss(replace(data, size=k * float(data.size)), [named_generator(k, "noise") for k in range(model.members)])
+            for k in (1, 2, 4)
         )
         assert_close(once.nll, twice.nll)
         falls = once.total - twice.total
@@ -299,7 +304,7 @@ class TestLaws:
         model, plain = map(floored, pair)
         x = data_of(task).x.to(next(plain.parameters()).dtype)
         y = data_of(task).y
-        ours, reference = model.predict(x, 20, fork(1)), plain.predict(x, 1, fork(1))
+        ours, reference = model.predict(x, 20, named_generator(1)), plain.predict(x, 1, named_generator(1))
         assert_close(ours.log_prob(y), reference.log_prob(y), rtol=1e-4, atol=1e-5)
         assert_close(ours.total, reference.total, rtol=1e-4, atol=1e-5)
 
@@ -313,36 +318,36 @@ class TestLaws:
             (torch.zeros(0, 3), "x has no rows"),
         ):
             with pytest.raises(ValueError, match=words):
-                model.predict(x, 10, fork(0))
+                model.predict(x, 10, named_generator(0))
         with pytest.raises(ValueError, match="n is"):
-            model.predict(data.x, 0, fork(0))
+            model.predict(data.x, 0, named_generator(0))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_learns_a_separable_problem(name):
-    g = fork(3)
+    g = named_generator(3)
     y = torch.randint(3, (300,), generator=g)
     centres = torch.tensor([[2.0, 0.0], [-2.0, 1.0], [0.0, -3.0]])
     x = centres[y] + 0.3 * torch.randn(300, 2, generator=g)
     model = build(Method(name, widths=(20,), **TABLE[name].learns), 2, CLASSES, 0)
     outside = 10 * torch.randn(300, 2, generator=g)
-    fit(model, whole(x, y, CLASSES, x_ood=outside), Settings(steps=400, batch=100, rate=1e-2, rate_end=0.0), 0)
-    p = model.predict(x, 50, fork(1))
+    fit(model, make_dataset(x, y, CLASSES, x_ood=outside), TrainConfig(steps=400, batch_size=100, lr=1e-2, final_lr_ratio=0.0), 0)
+    p = model.predict(x, 50, named_generator(1))
     assert (p.label == y).float().mean() >= 0.99
     assert -p.log_prob(y).mean() < 0.1
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_learns_a_curve_and_its_noise(name):
-    g = fork(4)
+    g = named_generator(4)
     x = torch.randn(400, 1, generator=g)
     y = (2 * x).sin() + 0.1 * torch.randn(400, 1, generator=g)
     task = Task("targets", 1)
     model = build(Method(name, widths=(30,), **TABLE[name].learns), 1, task, 0)
     outside = 8 * torch.randn(400, 1, generator=g).sign()
-    fit(model, whole(x, y, task, x_ood=outside), Settings(steps=1500, batch=100), 0)
+    fit(model, make_dataset(x, y, task, x_ood=outside), TrainConfig(steps=1500, batch_size=100), 0)
     x = torch.linspace(-1.8, 1.8, 100).unsqueeze(-1)  # where the data are dense
-    p = model.predict(x, 50, fork(1))
+    p = model.predict(x, 50, named_generator(1))
     assert (p.mean - (2 * x).sin()).square().mean().sqrt() < 0.08
     assert 0.07 < p.std.median() < 0.2
 
@@ -362,7 +367,7 @@ def test_learns_a_curve_and_its_noise(name):
 )
 def test_bad_data_are_refused_before_any_work(x, y, task, words):
     with pytest.raises(ValueError, match=words):
-        whole(x, y, task)
+        make_dataset(x, y, task)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from compound.models import Draws, Method, build
 from compound.models.limits import LARGEST, MULTIPLE, Limits
 from compound.predictive import GaussianPredictive
-from compound.train import Settings, fit, hold_out
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 DOUBLE = torch.float64
 
@@ -64,11 +64,11 @@ def test_a_constant_target_has_no_scale_of_its_own():
 )
 def test_rows_moved_out_of_the_data(name, options):
     """One column after the other moved by up to a thousand training ranges, with log-variances of the network set free to explode."""
-    g, task = fork(0), Task("targets", 1)
+    g, task = named_generator(0), Task("targets", 1)
     x = torch.randn(300, 3, generator=g)
     y = x[:, :1].sin() + 0.1 * (1 + x[:, 1:2].abs()) * torch.randn(300, 1, generator=g)
     model = build(Method(name, widths=(20,), **options), 3, task)
-    fit(model, whole(x, y, task, hold_out(300, model.members, 0.2, 0)), Settings(steps=300, batch=50, rate=1e-2))
+    fit(model, make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0)), TrainConfig(steps=300, batch_size=50, lr=1e-2))
     low, high = y.amin(), y.amax()
     shares = []
     for distance in (0.1, 1.0, 10.0, 100.0, 1000.0):
@@ -76,7 +76,7 @@ def test_rows_moved_out_of_the_data(name, options):
         for column in range(3):
             moved = x[:40].clone()
             moved[:, column] += distance * (x[:, column].amax() - x[:, column].amin())
-            p = model.predict(moved, Draws(20, 5), fork(1))
+            p = model.predict(moved, Draws(20, 5), named_generator(1))
             assert (p.std <= 10 * y.std()).all()
             assert (p.mean >= 2 * low - high - 1e-5).all() and (p.mean <= 2 * high - low + 1e-5).all()
             share.append(p.epistemic / p.total)
@@ -89,7 +89,10 @@ def test_rows_moved_out_of_the_data(name, options):
 
 def test_old_files_have_no_bounds():
     limits = Limits(2)
-    limits.fit(torch.randn(20, 2, generator=fork(0)), GaussianPredictive.of(*torch.rand(3, 2, 1, 4, 2, generator=fork(1)).unbind()))
+    limits.fit(
+        torch.randn(20, 2, generator=named_generator(0)),
+        GaussianPredictive.of(*torch.rand(3, 2, 1, 4, 2, generator=named_generator(1)).unbind()),
+    )
     old = build(Method("ml-cdn"), 3, Task("targets", 1)).state_dict()
     old = {name: value for name, value in old.items() if "limits" not in name}
     model = build(Method("ml-cdn"), 3, Task("targets", 1), seed=1)

@@ -10,14 +10,14 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from compound.models import Draws, Method, build, mc_dropout
-from compound.nn.networks import hidden
-from compound.types import Task, fork, whole
+from compound.nn.networks import clipped_relu
+from compound.types import Task, make_dataset, named_generator
 
 DOUBLE = torch.float64
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=fork(seed), dtype=DOUBLE)
+    return torch.randn(*shape, generator=named_generator(seed), dtype=DOUBLE)
 
 
 def all_masks(units: int, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +42,7 @@ def test_draws_have_the_moments_of_all_masks(method):
     """mean = h W + b, Cov_ij = p / (1 - p) sum_k h_k² W_ki W_kj."""
     model, n = shaken(method, 7, Task("targets", 2)), 40_000
     x = numbers(1, 3, 7)
-    h = hidden(model.network.layers[0](x.unsqueeze(0)))[0] if model.config.widths else x
+    h = clipped_relu(model.network.layers[0](x.unsqueeze(0)))[0] if model.config.widths else x
     weight, bias = model.network.layers[-1].weight[0], model.network.layers[-1].bias[0]
     kept, probability = all_masks(7, 0.3)
     f = (kept.unsqueeze(1) * h / 0.7) @ weight + bias  # (masks, rows, 2)
@@ -51,7 +51,7 @@ def test_draws_have_the_moments_of_all_masks(method):
     assert_close(mean, (h @ weight + bias).detach(), rtol=1e-12, atol=1e-12)
     assert_close(covariance, (0.3 / 0.7 * torch.einsum("rk,ki,kj->rij", h.square(), weight, weight)).detach(), rtol=1e-12, atol=1e-12)
 
-    p = model.predict(x, Draws(n, 1), fork(2))
+    p = model.predict(x, Draws(n, 1), named_generator(2))
     draws = p.means - mean
     variance = covariance.diagonal(dim1=1, dim2=2)
     assert ((p.mean - mean).abs() < 4 * (variance / n).sqrt()).all()
@@ -66,16 +66,16 @@ def test_training_drops_row_by_row():
     """The loss of many equal rows is the expectation over masks: ((y - mean)² + var) / 2σ² and the constant."""
     model, rows = shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("targets", 1)), 20_000
     x, y = numbers(3, 1, 3), numbers(4, 1, 1)
-    h = hidden(model.network.layers[0](x.unsqueeze(0)))[0]
+    h = clipped_relu(model.network.layers[0](x.unsqueeze(0)))[0]
     weight, bias = model.network.layers[1].weight[0], model.network.layers[1].bias[0]
     kept, probability = all_masks(6, 0.4)
     each = -Normal((kept * h / 0.6) @ weight + bias, 0.5).log_prob(y)[:, 0]  # (masks,)
     mean = (probability * each).sum()
     spread = (probability * (each - mean).square()).sum().sqrt()
-    loss = model.loss(whole(x.expand(rows, -1), y.expand(rows, -1), model.task), (fork(5),))
+    loss = model.loss(make_dataset(x.expand(rows, -1), y.expand(rows, -1), model.task), (named_generator(5),))
     assert (loss.nll - mean).abs() < 4 * spread / math.sqrt(rows)
     assert loss.kl == 0
-    again = model.loss(whole(x.expand(rows, -1), y.expand(rows, -1), model.task), (fork(6),))
+    again = model.loss(make_dataset(x.expand(rows, -1), y.expand(rows, -1), model.task), (named_generator(6),))
     assert again.nll != loss.nll
 
 
@@ -84,24 +84,24 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     task = Task(kind, 3)
     model = build(Method("mc-dropout", widths=(9, 8), rate=0.0), 4, task, 1)
     plain = build(Method("map", widths=(9, 8), precision=0.0), 4, task, 1)
-    x = torch.randn(30, 4, generator=fork(7))
-    y = torch.arange(30) % 3 if kind == "classes" else torch.randn(30, 3, generator=fork(8))
-    data = whole(x, y, task)
+    x = torch.randn(30, 4, generator=named_generator(7))
+    y = torch.arange(30) % 3 if kind == "classes" else torch.randn(30, 3, generator=named_generator(8))
+    data = make_dataset(x, y, task)
     for each in (model, plain):
-        each.start(data, fork(0))
-    ours, others = model.loss(data, (fork(0),)), plain.loss(data, (fork(0),))
+        each.start(data, named_generator(0))
+    ours, others = model.loss(data, (named_generator(0),)), plain.loss(data, (named_generator(0),))
     assert torch.equal(ours.total, others.total)
     ours.total.backward()
     others.total.backward()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
-    assert torch.equal(model.predict(x, 1, fork(0)).log_prob(y), plain.predict(x, 1, fork(0)).log_prob(y))
+    assert torch.equal(model.predict(x, 1, named_generator(0)).log_prob(y), plain.predict(x, 1, named_generator(0)).log_prob(y))
 
 
 def test_predictive_density_of_targets_is_the_mixture_over_masks():
     model = shaken(Method("mc-dropout", widths=(6,), noise=0.4), 3, Task("targets", 2))
     x, y = numbers(9, 8, 3), numbers(10, 8, 2)
-    p = model.predict(x, Draws(25, 1), fork(1))
+    p = model.predict(x, Draws(25, 1), named_generator(1))
     normals = Independent(Normal(p.means.transpose(0, 1), torch.tensor(0.4, dtype=DOUBLE)), 1)
     oracle = MixtureSameFamily(Categorical(torch.ones(8, 25, dtype=DOUBLE)), normals)
     assert_close(p.log_prob(y), oracle.log_prob(y), rtol=1e-6, atol=1e-6)  # log 0.4 is kept in float32
@@ -113,8 +113,8 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
     """Every draw by itself from the inputs on; the answer is the mean of their probabilities."""
     model = shaken(Method("mc-dropout", **options), 4, Task("classes", 3), 3)
     x, y, n = 2 * numbers(11, 500, 4), torch.arange(500) % 3, 13  # more rows times draws than go together
-    p = model.predict(x, Draws(n, 1), fork(12))
-    g, layers = fork(12), model.network.layers
+    p = model.predict(x, Draws(n, 1), named_generator(12))
+    g, layers = named_generator(12), model.network.layers
     first = 0 if model.config.input_rate else 1
     masks = [mc_dropout.mask(rate, (n, 1, layer.inputs), x, g) for layer, rate in list(zip(layers, model.rates, strict=True))[first:]]
     masks = [torch.ones(n, 1, 4, dtype=DOUBLE)] * first + masks
@@ -135,17 +135,17 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
 
 def test_still_random_in_eval_mode():
     model = build(Method("mc-dropout", widths=(20,)), 3, Task("classes", 3)).eval()
-    x = torch.randn(10, 3, generator=fork(13))
-    p, q = model.predict(x, 20, fork(1)), model.predict(x, 20, fork(2))
+    x = torch.randn(10, 3, generator=named_generator(13))
+    p, q = model.predict(x, 20, named_generator(1)), model.predict(x, 20, named_generator(2))
     assert not torch.equal(p.probs, q.probs) and (p.epistemic > 0).all()
-    data = whole(x, torch.arange(10) % 3, model.task)
-    assert model.loss(data, (fork(1),)).total != model.loss(data, (fork(2),)).total
+    data = make_dataset(x, torch.arange(10) % 3, model.task)
+    assert model.loss(data, (named_generator(1),)).total != model.loss(data, (named_generator(2),)).total
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_masks_keep_the_mean(rate):
     n = 100_000
-    values = mc_dropout.mask(rate, (n,), torch.empty(0, dtype=DOUBLE), fork(14))
+    values = mc_dropout.mask(rate, (n,), torch.empty(0, dtype=DOUBLE), named_generator(14))
     assert set(values.unique().tolist()) <= {0.0, 1 / (1 - rate)}
     assert abs((values > 0).double().mean() - (1 - rate)) <= 4 * math.sqrt(rate * (1 - rate) / n)
     assert abs(values.mean() - 1) <= 4 * math.sqrt(rate / (1 - rate) / n)
@@ -168,7 +168,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
     monkeypatch.setattr(mc_dropout, "mask", lambda *_: kept.repeat(rows, 1) / (1 - p))
     count = len(kept)
     weight = probability.repeat(rows)
-    data = whole(x.repeat_interleave(count, 0), y.repeat_interleave(count, 0), model.task, weight)
+    data = make_dataset(x.repeat_interleave(count, 0), y.repeat_interleave(count, 0), model.task, weight)
     assert_close(data.size, torch.tensor(float(rows), dtype=DOUBLE))
     (layer,) = model.network.layers
     layer.bias.requires_grad_(False)  # stays 0
@@ -176,7 +176,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
 
     def closure():
         optimizer.zero_grad()
-        total = model.loss(data, (fork(0),)).total
+        total = model.loss(data, (named_generator(0),)).total
         total.backward()
         return total
 
@@ -190,7 +190,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
 def test_penalty_is_the_kl_to_the_prior():
     """(1 - p) / 2 ℓ² |M|² of every weight M = W / (1 - p), ℓ² / 2 of every bias, over the number of rows."""
     model = shaken(Method("mc-dropout", widths=(5,), rate=0.25, input_rate=0.1, length_scale=2.0), 3, Task("classes", 2))
-    data = whole(numbers(17, 8, 3), torch.arange(8) % 2, model.task)
+    data = make_dataset(numbers(17, 8, 3), torch.arange(8) % 2, model.task)
     first, last = model.network.layers
     prior = Normal(torch.zeros((), dtype=DOUBLE), 0.5)
     at_zero = prior.log_prob(torch.zeros((), dtype=DOUBLE))
@@ -198,7 +198,7 @@ def test_penalty_is_the_kl_to_the_prior():
         (1 - p) * (at_zero - prior.log_prob(layer.weight / (1 - p))).sum() + (at_zero - prior.log_prob(layer.bias)).sum()
         for layer, p in ((first, 0.1), (last, 0.25))
     )
-    loss = model.loss(data, (fork(0),))
+    loss = model.loss(data, (named_generator(0),))
     assert_close(loss.kl, (cost / 8).detach(), rtol=1e-12, atol=0)
     assert_close(loss.total, (loss.nll + loss.kl).sum(), rtol=1e-12, atol=0)
 

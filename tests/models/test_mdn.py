@@ -11,21 +11,21 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.train import Settings, fit
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit
+from compound.types import Task, make_dataset, named_generator
 
 DOUBLE = torch.float64
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=fork(seed), dtype=DOUBLE)
+    return torch.randn(*shape, generator=named_generator(seed), dtype=DOUBLE)
 
 
 def targets(components: int = 4, size: int = 2, rows: int = 9):
     """A model in float64 with its own starting biases, and data."""
     model = build(Method("mdn", widths=(6,), components=components), 3, Task("targets", size), 1).double()
-    data = whole(numbers(1, rows, 3), 2 * numbers(2, rows, size), model.task)
-    model.start(data, fork(0))
+    data = make_dataset(numbers(1, rows, 3), 2 * numbers(2, rows, size), model.task)
+    model.start(data, named_generator(0))
     return model, data
 
 
@@ -43,9 +43,9 @@ def theirs(model, x) -> MixtureSameFamily:
 
 def test_log_density_mean_and_variance_are_those_of_torchs_mixture():
     model, data = targets()
-    oracle, p = theirs(model, data.x), model.predict(data.x, 1, fork(0))
+    oracle, p = theirs(model, data.x), model.predict(data.x, 1, named_generator(0))
     assert_close(p.log_prob(data.y), oracle.log_prob(data.y).detach(), rtol=1e-12, atol=1e-12)
-    assert_close(model.loss(data, fork(0)).nll, -oracle.log_prob(data.y).mean().detach(), rtol=1e-12, atol=1e-12)
+    assert_close(model.loss(data, named_generator(0)).nll, -oracle.log_prob(data.y).mean().detach(), rtol=1e-12, atol=1e-12)
     assert_close(p.mean, oracle.mean.detach(), rtol=1e-12, atol=1e-12)
     assert_close(p.variance, oracle.variance.detach(), rtol=1e-12, atol=1e-12)
     assert_close(p.total, oracle.variance.detach(), rtol=1e-12, atol=1e-12)
@@ -55,7 +55,7 @@ def test_variance_within_and_between_components():
     model, data = targets()
     logits, means, variances = pieces(model, data.x)
     weights = torch.softmax(logits, -1).unsqueeze(-1)
-    p = model.predict(data.x, 1, fork(0))
+    p = model.predict(data.x, 1, named_generator(0))
     assert_close(p.component, (weights * variances).sum(1).detach(), rtol=1e-12, atol=0)
     second = (weights * means.square()).sum(1) - (weights * means).sum(1).square()
     assert_close(p.mixing, second.detach(), rtol=1e-10, atol=1e-12)
@@ -82,7 +82,7 @@ def test_density_integrates_to_one():
     model, data = targets(size=1, rows=3)
     grid = torch.linspace(-60, 60, 200_001, dtype=DOUBLE).unsqueeze(-1)
     for row in data.x:
-        p = model.predict(row.expand(1, -1), 1, fork(0))
+        p = model.predict(row.expand(1, -1), 1, named_generator(0))
         logs = replace(p, means=p.means.expand(-1, len(grid), -1), variances=p.variances, log_weights=p.log_weights).log_prob(grid)
         assert_close(torch.trapezoid(logs.exp(), grid[:, 0]), torch.ones((), dtype=DOUBLE), rtol=0, atol=1e-6)
 
@@ -97,9 +97,9 @@ def test_one_component_is_the_plain_network(kind):
             others.weight.copy_(ours.weight[..., -others.outputs :])
             others.bias.copy_(ours.bias[..., -others.outputs :])
     x, y = numbers(3, 8, 3), torch.arange(8) % 3 if kind == "classes" else numbers(4, 8, 3)
-    data = whole(x, y, task)
-    assert_close(model.loss(data, fork(0)).total, plain.loss(data, fork(0)).total, rtol=1e-12, atol=0)
-    p, q = model.predict(x, 1, fork(0)), plain.predict(x, 1, fork(0))
+    data = make_dataset(x, y, task)
+    assert_close(model.loss(data, named_generator(0)).total, plain.loss(data, named_generator(0)).total, rtol=1e-12, atol=0)
+    p, q = model.predict(x, 1, named_generator(0)), plain.predict(x, 1, named_generator(0))
     assert_close(p.log_prob(y), q.log_prob(y), rtol=1e-12, atol=1e-12)
     assert_close(p.component, q.component, rtol=1e-12, atol=1e-12)
     assert p.mixing.abs().max() < 1e-12
@@ -110,16 +110,16 @@ def test_order_of_the_components_means_nothing(kind):
     task = Task(kind, 2)
     model = build(Method("mdn", widths=(6,), components=4), 3, task, 4).double()
     y = torch.arange(8) % 2 if kind == "classes" else numbers(5, 8, 2)
-    data = whole(numbers(6, 8, 3), y, task)
-    model.start(data, fork(0))
-    before = model.loss(data, fork(0)).total
+    data = make_dataset(numbers(6, 8, 3), y, task)
+    model.start(data, named_generator(0))
+    before = model.loss(data, named_generator(0)).total
     order = torch.tensor([2, 0, 3, 1])
     columns = torch.cat([order, 4 + torch.arange(model.outputs - 4).view(4, -1)[order].flatten()])
     with torch.no_grad():
         last = model.network.layers[-1]
         last.weight.copy_(last.weight[..., columns])
         last.bias.copy_(last.bias[..., columns])
-    assert_close(model.loss(data, fork(0)).total, before, rtol=1e-12, atol=0)
+    assert_close(model.loss(data, named_generator(0)).total, before, rtol=1e-12, atol=0)
 
 
 def test_classes_are_a_mixture_of_softmaxes():
@@ -131,13 +131,15 @@ def test_classes_are_a_mixture_of_softmaxes():
             parameter.mul_(3)
     weights, each = torch.softmax(f[:, :3], -1), torch.softmax(f[:, 3:].reshape(9, 3, 4), -1)
     probs = torch.einsum("rk,rkc->rc", weights, each).detach()
-    p = model.predict(x, 1, fork(0))
+    p = model.predict(x, 1, named_generator(0))
     assert_close(p.probs, probs, rtol=1e-12, atol=1e-14)
     within = (weights * Categorical(each).entropy()).sum(-1).detach()
     assert_close(p.component, within, rtol=1e-12, atol=1e-12)
     assert_close(p.mixing, Categorical(probs).entropy() - within, rtol=1e-10, atol=1e-12)
     assert (p.posterior == 0).all() and p.mixing.min() > 0
-    assert_close(model.loss(whole(x, y, model.task), fork(0)).nll, -probs[torch.arange(9), y].log().mean(), rtol=1e-12, atol=0)
+    assert_close(
+        model.loss(make_dataset(x, y, model.task), named_generator(0)).nll, -probs[torch.arange(9), y].log().mean(), rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["targets", "classes"])
@@ -160,8 +162,10 @@ def test_start_spreads_the_components_over_the_targets():
     y = torch.cat([3 * first, 7 - first + 0.1 * numbers(9, 1001, 1), numbers(10, 1001, 1)], 1)
     held = torch.ones(1002)
     held[-1] = 0
-    model.start(whole(torch.zeros(1002, 2, dtype=DOUBLE), torch.cat([y, torch.full((1, 3), 1e6)]), model.task, held), fork(0))
-    p = model.predict(torch.zeros(1, 2, dtype=DOUBLE), 1, fork(0))  # all other weights see zeros
+    model.start(
+        make_dataset(torch.zeros(1002, 2, dtype=DOUBLE), torch.cat([y, torch.full((1, 3), 1e6)]), model.task, held), named_generator(0)
+    )
+    p = model.predict(torch.zeros(1, 2, dtype=DOUBLE), 1, named_generator(0))  # all other weights see zeros
     levels = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=DOUBLE)
     quantiles = y.quantile(levels, 0)
     gap = y.sort(0).values.diff(dim=0)[50:-50].max()  # between an order statistic and its neighbours
@@ -174,12 +178,12 @@ def test_start_spreads_the_components_over_the_targets():
 
 def test_finds_two_branches():
     """y = ±1 + noise 0.2, a coin for each row: the answer is as good as the truth, and its variance lies between the components."""
-    g = fork(11)
+    g = named_generator(11)
     x = torch.randn(600, 1, generator=g)
     y = torch.randint(2, (600, 1), generator=g) * 2.0 - 1 + 0.2 * torch.randn(600, 1, generator=g)
     model = build(Method("mdn", widths=(10,)), 1, Task("targets", 1))
-    fit(model, whole(x, y, model.task), Settings(steps=400, batch=600))
-    p = model.predict(x, 1, fork(0))
+    fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch_size=600))
+    p = model.predict(x, 1, named_generator(0))
     truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(y[:, 0])
     difference = p.log_prob(y) - truth
     assert difference.mean() > -4 * truth.std() / math.sqrt(600)
@@ -190,8 +194,10 @@ def test_rows_held_out_do_not_count():
     model, data = targets()
     weight = torch.ones(9, dtype=DOUBLE)
     weight[:3] = 0
-    less = whole(data.x[3:], data.y[3:], model.task)
-    assert_close(model.loss(replace(data, weight=weight), fork(0)).total, model.loss(less, fork(0)).total, rtol=1e-12, atol=0)
+    less = make_dataset(data.x[3:], data.y[3:], model.task)
+    assert_close(
+        model.loss(replace(data, weight=weight), named_generator(0)).total, model.loss(less, named_generator(0)).total, rtol=1e-12, atol=0
+    )
 
 
 def test_bad_option_is_named():

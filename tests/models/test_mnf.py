@@ -16,7 +16,7 @@ from compound.models import Method, build
 from compound.nn import multiplicative
 from compound.nn.flows import MaskedNVP, Planar
 from compound.nn.multiplicative import MultiplicativeLinear, Noise
-from compound.types import Task, fork, normal, whole
+from compound.types import Task, make_dataset, named_generator, standard_normal
 
 ONE, CLASSES = Task("targets", 1), Task("classes", 3)
 LIKE = torch.empty(0, dtype=torch.float64)
@@ -24,24 +24,24 @@ LIKE = torch.empty(0, dtype=torch.float64)
 
 def shaken(module, seed=1, scale=0.4):
     """In float64, every parameter away from its start."""
-    g = fork(seed, "shaken")
+    g = named_generator(seed, "shaken")
     with torch.no_grad():
         for parameter in module.double().parameters():
-            parameter += scale * normal(g, parameter.shape, parameter)
+            parameter += scale * standard_normal(g, parameter.shape, parameter)
     return module
 
 
 def layer_of(inputs, outputs, flows=(2, 2), prior=0.7) -> MultiplicativeLinear:
-    return shaken(MultiplicativeLinear(inputs, outputs, fork(1), flows, 4, prior, log_std=-1.0))
+    return shaken(MultiplicativeLinear(inputs, outputs, named_generator(1), flows, 4, prior, log_std=-1.0))
 
 
 def noise_of(layer, rows, groups, seed=2) -> Noise:
-    g = fork(seed, "noise")
+    g = named_generator(seed, "noise")
     return Noise(
-        normal(g, (groups, layer.inputs), LIKE),
+        standard_normal(g, (groups, layer.inputs), LIKE),
         layer.flow.masks(groups, g),
-        normal(g, (rows, layer.outputs), LIKE),
-        normal(g, (groups, layer.outputs), LIKE),
+        standard_normal(g, (rows, layer.outputs), LIKE),
+        standard_normal(g, (groups, layer.outputs), LIKE),
         layer.reverse_flow.masks(groups, g),
     )
 
@@ -107,24 +107,24 @@ FLOWS = [("nvp", 5), ("planar", 1), ("planar", 3)]
 
 
 def flow_of(kind, d):
-    return shaken(MaskedNVP(d, 3, 4, fork(1)) if kind == "nvp" else Planar(d, 3, fork(1)))
+    return shaken(MaskedNVP(d, 3, 4, named_generator(1)) if kind == "nvp" else Planar(d, 3, named_generator(1)))
 
 
 @pytest.mark.parametrize(("kind", "d"), FLOWS)
 def test_log_determinants_are_those_of_the_jacobian(kind, d):
-    flow, z = flow_of(kind, d), normal(fork(3), (6, d), LIKE)
-    masks = flow.masks(6, fork(4))
+    flow, z = flow_of(kind, d), standard_normal(named_generator(3), (6, d), LIKE)
+    masks = flow.masks(6, named_generator(4))
     out, log_det, _ = flow.at(z, masks)
     for k in range(6):
         jacobian = torch.autograd.functional.jacobian(lambda v, k=k: flow.at(v[None], masks[:, k : k + 1])[0][0], z[k])
         assert_close(log_det[k], torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-12)
-    again = flow(z, fork(4))  # draws the same masks
+    again = flow(z, named_generator(4))  # draws the same masks
     assert torch.equal(again[0], out) and torch.equal(again[1], log_det)
 
 
 def test_masked_steps_can_be_undone_and_keep_what_they_say():
-    flow, z = flow_of("nvp", 5), normal(fork(3), (6, 5), LIKE)
-    masks = flow.masks(6, fork(4))
+    flow, z = flow_of("nvp", 5), standard_normal(named_generator(3), (6, 5), LIKE)
+    masks = flow.masks(6, named_generator(4))
     back = flow.at(z, masks)[0]
     hidden = flow.weight.shape[2]
     for coins, a, c, bias in reversed(list(zip(masks, flow.weight, flow.heads, flow.bias, strict=True))):
@@ -136,7 +136,7 @@ def test_masked_steps_can_be_undone_and_keep_what_they_say():
 
 
 def test_masks_are_halves_drawn_for_every_draw_and_step():
-    masks = (MaskedNVP(50, 2, 3, fork(1)).masks(100, fork(2)) > 0).float()
+    masks = (MaskedNVP(50, 2, 3, named_generator(1)).masks(100, named_generator(2)) > 0).float()
     assert abs(masks.mean() - 0.5) < 5 * 0.5 / 100  # 10,000 of them
     rows = masks.flatten(0, 1)
     assert len(rows.unique(dim=0)) == 200
@@ -144,11 +144,11 @@ def test_masks_are_halves_drawn_for_every_draw_and_step():
 
 @pytest.mark.parametrize(("w", "u"), [(1.5, 0.8), (1.5, -4.0), (-0.7, 3.0), (1e-3, -2.0)])
 def test_planar_flow_is_invertible_and_its_density_adds_up_to_one(w, u):
-    flow = shaken(Planar(1, 2, fork(1)))
+    flow = shaken(Planar(1, 2, named_generator(1)))
     with torch.no_grad():
         flow.weight[0], flow.direction[0] = w, u  # w u < -1 would fold the line without the correction
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(-1)
-    out, log_det = flow(z, fork(0))
+    out, log_det = flow(z, named_generator(0))
     assert (out.diff(dim=0) > 0).all()
     density = (Normal(0.0, 1.0).log_prob(z[:, 0]) - log_det).exp()
     assert abs(torch.trapezoid(density, out[:, 0]) - 1) < 1e-6
@@ -173,8 +173,8 @@ def test_density_of_the_guess_adds_up_to_one(flows):
 @pytest.mark.parametrize(("rows", "groups", "flows"), [(6, 3, (2, 2)), (7, 3, (2, 1)), (2, 3, (0, 2)), (5, 1, (1, 0))])
 def test_layer_and_its_gradient_are_those_of_the_definitions(inputs, rows, groups, flows):
     layer = layer_of(inputs, 3, flows)
-    noise, x = noise_of(layer, rows, groups), normal(fork(5), (rows, inputs), LIKE).requires_grad_()
-    shares = normal(fork(6), (rows, 3), LIKE), normal(fork(7), (groups,), LIKE)
+    noise, x = noise_of(layer, rows, groups), standard_normal(named_generator(5), (rows, inputs), LIKE).requires_grad_()
+    shares = standard_normal(named_generator(6), (rows, 3), LIKE), standard_normal(named_generator(7), (groups,), LIKE)
     wanted = [x, *layer.parameters()]
     ours, theirs = layer.at(x, noise), slow(layer, x, noise)
     for a, b in zip(ours, theirs, strict=True):
@@ -203,7 +203,7 @@ def expected_bound(layer) -> torch.Tensor:
 
 def scalar_layer(v, mean, std) -> MultiplicativeLinear:
     """W = z M + S e with z ~ N(0, v), without flows; the bias at its prior."""
-    layer = MultiplicativeLinear(1, 1, fork(1), (0, 0)).double()
+    layer = MultiplicativeLinear(1, 1, named_generator(1), (0, 0)).double()
     fill(layer, mean=mean, log_std=math.log(std), bias=0.0, bias_log_var=0.0, z_mean=0.0, z_log_var=math.log(v))
     fill(layer, reader=1e-4, reverse_mean=0.0, reverse_log_precision=0.0)
     return layer
@@ -242,9 +242,9 @@ def test_without_spread_of_z_the_bound_is_the_divergence_of_independent_weights(
 
 def weights(layer, n, z, seed=8):
     """Whole draws of W and b."""
-    g, p = fork(seed, "weights"), parts(layer)
-    w = z.unsqueeze(-1) * p.mean + p.log_std.exp() * normal(g, (n, *p.mean.shape), LIKE)
-    return w.detach(), (p.bias + p.b.stddev * normal(g, (n, layer.outputs), LIKE)).detach()
+    g, p = named_generator(seed, "weights"), parts(layer)
+    w = z.unsqueeze(-1) * p.mean + p.log_std.exp() * standard_normal(g, (n, *p.mean.shape), LIKE)
+    return w.detach(), (p.bias + p.b.stddev * standard_normal(g, (n, layer.outputs), LIKE)).detach()
 
 
 def assert_alike(a, b):
@@ -263,9 +263,9 @@ def test_draws_of_a_layer_are_those_of_drawn_weights(monkeypatch):
     w, b = weights(layer, n, z)
     assert_alike(layer.at(x.expand(n, -1), noise)[0], (x @ w)[:, 0] + b)
     mean, std = layer.means(x[None], z)[0, 0], layer.std(x)[0]
-    assert_alike(mean + std * normal(fork(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
-    seen, guess = [], multiplicative.guess
-    monkeypatch.setattr(multiplicative, "guess", lambda *given: seen.append(guess(*given)) or seen[0])
+    assert_alike(mean + std * standard_normal(named_generator(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
+    seen, guess = [], multiplicative.auxiliary_posterior
+    monkeypatch.setattr(multiplicative, "auxiliary_posterior", lambda *given: seen.append(guess(*given)) or seen[0])
     layer.at(x, noise_of(layer, 1, n))
     assert_alike(seen[0][1].bent, (parts(layer).reader @ w).tanh())
 
@@ -281,18 +281,18 @@ def test_answers_are_those_of_drawn_networks(rows):
     x = torch.tensor([[0.7, -1.2]], dtype=torch.float64)
     h = x.expand(n, 1, -1)
     for k, layer in enumerate(model.layers):
-        w, b = weights(layer, n, layer.draw(n, fork(k, "z")), seed=k)
+        w, b = weights(layer, n, layer.draw(n, named_generator(k, "z")), seed=k)
         h = torch.baddbmm(b.unsqueeze(1), h.relu() if k else h, w)
-    p = model.predict(x.expand(rows, -1), n, fork(1))
+    p = model.predict(x.expand(rows, -1), n, named_generator(1))
     assert_alike(p.means[:, -1], h[:, 0])
     assert_close(p.component[-1], torch.tensor([0.25], dtype=torch.float64))
     assert_close(p.posterior[-1], p.means[:, -1].var(0))
 
 
 def regression():
-    g = fork(11)
-    x = normal(g, (12, 2), LIKE)
-    y = x @ torch.tensor([[0.8], [-1.5]], dtype=torch.float64) + 0.4 + 0.5 * normal(g, (12, 1), LIKE)
+    g = named_generator(11)
+    x = standard_normal(g, (12, 2), LIKE)
+    y = x @ torch.tensor([[0.8], [-1.5]], dtype=torch.float64) + 0.4 + 0.5 * standard_normal(g, (12, 1), LIKE)
     return x, y
 
 
@@ -301,9 +301,9 @@ def evidence_bound(options, state, n=4000, repeats=10) -> tuple[float, float]:
     x, y = regression()
     model = build(Method("mnf", **options | {"samples": n, "groups": n}), 2, ONE).double()
     model.load_state_dict(state)
-    data = whole(x, y, ONE)
+    data = make_dataset(x, y, ONE)
     with torch.no_grad():
-        values = torch.stack([-12 * model.loss(data, fork(k, "noise")).total for k in range(repeats)])
+        values = torch.stack([-12 * model.loss(data, named_generator(k, "noise")).total for k in range(repeats)])
     return float(values.mean()), float(values.std() / math.sqrt(repeats))
 
 
@@ -315,11 +315,11 @@ def test_bound_stays_below_the_evidence_of_linear_regression_and_training_closes
     shaken(model.stack, scale=0.2)
     start, error = evidence_bound(options, model.state_dict())
     assert start < exact - 5 * error
-    data, optimizer = whole(x, y, ONE), torch.optim.Adam(model.parameters())
+    data, optimizer = make_dataset(x, y, ONE), torch.optim.Adam(model.parameters())
     for step in range(400):
         optimizer.param_groups[0]["lr"] = 0.06 * (1 - step / 400)
         optimizer.zero_grad()
-        model.loss(data, fork(step, "training")).total.backward()
+        model.loss(data, named_generator(step, "training")).total.backward()
         optimizer.step()
     end, error = evidence_bound(options, model.state_dict())
     assert exact - 1.0 < end < exact + 4 * error
@@ -327,16 +327,16 @@ def test_bound_stays_below_the_evidence_of_linear_regression_and_training_closes
 
 def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
     model = shaken(build(Method("mnf", widths=(4,), flow_hidden=3, groups=3, samples=2, log_std=-1.0), 3, CLASSES))
-    g = fork(12)
-    x, y = normal(g, (5, 3), LIKE), torch.randint(3, (5,), generator=g)
+    g = named_generator(12)
+    x, y = standard_normal(g, (5, 3), LIKE), torch.randint(3, (5,), generator=g)
     weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0])
-    h, total, g = x.repeat(2, 1), 0, fork(0)
+    h, total, g = x.repeat(2, 1), 0, named_generator(0)
     for k, layer in enumerate(model.layers):
         h, bound = layer(h.relu() if k else h, 3, g)
         total = total + bound.mean()
     logs = torch.log_softmax(h, -1)[torch.arange(10), y.repeat(2)].view(2, 5).mean(0)
-    data = whole(x, y, CLASSES, weight)
-    loss, turned = (model.loss(replace(data, x=v), fork(0)) for v in (x, x.T.contiguous().T))  # whatever the order in memory
+    data = make_dataset(x, y, CLASSES, weight)
+    loss, turned = (model.loss(replace(data, x=v), named_generator(0)) for v in (x, x.T.contiguous().T))  # whatever the order in memory
     assert_close(turned.total, loss.total)
     assert_close(loss.nll, -(weight * logs).sum() / 4)
     assert_close(loss.kl, total / 4)
@@ -344,9 +344,12 @@ def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
 
 
 def test_weight_of_the_divergence_rises():
-    data = whole(torch.ones(3, 2), torch.zeros(3, dtype=torch.long), CLASSES)
+    data = make_dataset(torch.ones(3, 2), torch.zeros(3, dtype=torch.long), CLASSES)
     model, plain = (build(Method("mnf", widths=(), flow_hidden=3, anneal=anneal), 2, CLASSES) for anneal in (0.5, 0.0))
-    shares = [model.loss(replace(data, progress=at), fork(0)).kl / plain.loss(data, fork(0)).kl for at in (0.0, 0.125, 0.5, 0.9)]
+    shares = [
+        model.loss(replace(data, progress=at), named_generator(0)).kl / plain.loss(data, named_generator(0)).kl
+        for at in (0.0, 0.125, 0.5, 0.9)
+    ]
     assert_close(torch.stack(shares), torch.tensor([0.0, 0.25, 1.0, 1.0]))
 
 

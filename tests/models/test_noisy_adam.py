@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from compound.models.noisy_adam import DiagonalLayer
 from compound.models.noisy_layer import Prior
-from compound.train import Settings
+from compound.train import TrainConfig
 
 
 def regression(x, y, **options):
@@ -98,7 +98,7 @@ def test_step_divides_by_the_squares_without_a_root(velocity, bound):
     model.layers[0].squares.mul_(randn(4, 2, seed=7).square() + 0.1)
     model.refresh()
     (layer,) = model.layers
-    optimizer = model.optimizer(Settings(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     damped = layer.squares + 1 / 60 + 0.01
     wanted, kept = layer.mean.detach().clone(), torch.zeros_like(damped)
     for step in range(2):

@@ -14,8 +14,8 @@ from compound.models import Method, build
 from compound.models.noisy import scores
 from compound.models.noisy_kfac import KroneckerLayer
 from compound.models.noisy_layer import Prior
-from compound.train import Settings
-from compound.types import Task, fork
+from compound.train import TrainConfig
+from compound.types import Task, named_generator
 
 EYE = torch.eye(2, dtype=REAL)
 
@@ -137,12 +137,12 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     """Classes: diag p - p p^T. Targets: 1 / s². The labels of the data play no part."""
     n = 40_000
     logits = randn(3, seed=1)
-    g = scores(build("noisy-kfac", 3, Task("classes", 3)).head, logits.expand(1, n, 3), fork(2))[0]
+    g = scores(build("noisy-kfac", 3, Task("classes", 3)).head, logits.expand(1, n, 3), named_generator(2))[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs() < 4 * products.std(0) / math.sqrt(n) + 1e-12).all()
     head = build(Method("noisy-kfac", noise=0.3), 3, Task("targets", 2)).double().head
-    g = scores(head, torch.zeros(1, n, 2, dtype=REAL), fork(3))[0]
+    g = scores(head, torch.zeros(1, n, 2, dtype=REAL), named_generator(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - EYE / 0.09).abs() < 4 * products.std(0) / math.sqrt(n)).all()
 
@@ -189,8 +189,8 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
     before = [layer.mean.detach().clone().requires_grad_() for layer in model.layers]
     logits = wide((model.widened(data.x) @ before[0]).relu()) @ before[1]
     gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, data.y), before)
-    optimizer = model.optimizer(Settings(rate=0.05))
-    model.loss(data, fork(3)).total.backward()
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
+    model.loss(data, named_generator(3)).total.backward()
     optimizer.step()
     for layer, start, gradient in zip(model.layers, before, gradients, strict=True):
         if layer.rotated:
@@ -204,7 +204,9 @@ def test_rotated_inputs_change_nothing():
     x, y = linear()
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("targets", 2)).double()
     model, data = regression(x, y)
-    assert_close(model.predict(x, 1, fork(1)).mean, fresh.predict(x, 1, fork(1)).mean, rtol=0, atol=1e-4)  # sd 1e-6 at the start
+    assert_close(
+        model.predict(x, 1, named_generator(1)).mean, fresh.predict(x, 1, named_generator(1)).mean, rtol=0, atol=1e-4
+    )  # sd 1e-6 at the start
     (layer,) = model.layers
     fill(layer)
     model.refresh()
@@ -216,7 +218,7 @@ def test_rotated_inputs_change_nothing():
         assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     gradient = randn(4, 2, seed=5)
     assert_close(model.rotation @ layer.precondition(model.rotation.T @ gradient, 0.1), plain.precondition(gradient, 0.1))
-    model.start(replace(data, x=x * torch.tensor([1.0, 3.0, 0.2])), fork(0))  # another basis
+    model.start(replace(data, x=x * torch.tensor([1.0, 3.0, 0.2])), named_generator(0))  # another basis
     assert_close(model.rotation @ layer.mean, plain.mean)
 
 
@@ -242,9 +244,9 @@ def test_a_step_stays_within_the_trust_region():
         x, y = linear()
         model, data = regression(x, y, momentum=0.0, kl_clip=bound, step_damping=0.01)
         (layer,) = model.layers
-        optimizer = model.optimizer(Settings(rate=0.05))
+        optimizer = model.optimizer(TrainConfig(lr=0.05))
         before = layer.mean.detach().clone()
-        model.loss(data, fork(3)).total.backward()
+        model.loss(data, named_generator(3)).total.backward()
         optimizer.step()
         change = layer.mean.detach() - before
         layer.inputs = torch.diag(layer.values_in)
@@ -264,7 +266,7 @@ def unit_steps(velocity):
 
 def test_heavy_ball_and_noise_are_torch_s_own():
     model, mean = unit_steps("sum")
-    optimizer = model.optimizer(Settings(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     copy, noise = mean.detach().clone().requires_grad_(), model.head.log_noise.detach().clone().requires_grad_()
     sgd, adam = torch.optim.SGD([copy], 0.05, momentum=0.9), torch.optim.Adam([noise], 0.25)
     for step in range(8):
@@ -278,7 +280,7 @@ def test_heavy_ball_and_noise_are_torch_s_own():
 
 def test_mean_of_gradients_is_corrected_for_its_start():
     model, mean = unit_steps("mean")
-    optimizer = model.optimizer(Settings(rate=0.05))
+    optimizer = model.optimizer(TrainConfig(lr=0.05))
     wanted, gradients = mean.detach().clone(), []
     for step in range(6):
         mean.grad = randn(3, 2, seed=step)

@@ -8,15 +8,15 @@ from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.temperature import best_temperature
-from compound.train import Settings, fit
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, fit
+from compound.types import Task, make_dataset, named_generator
 
 DOUBLE = torch.float64
 
 
 def trained(kind: str, held: int, seed: int = 0, **options):
     """A network in float64 fitted to 60 noisy rows, of which the first `held` are held out."""
-    g = fork(seed)
+    g = named_generator(seed)
     task = Task(kind, 3)
     x = torch.randn(60, 2, generator=g, dtype=DOUBLE)
     if kind == "classes":
@@ -26,7 +26,7 @@ def trained(kind: str, held: int, seed: int = 0, **options):
     weight = torch.ones(60, dtype=DOUBLE)
     weight[:held] = 0
     model = build(Method("temperature", widths=(20,), precision=0.0, **options), 2, task, seed).double()
-    fit(model, whole(x, y, task, weight), Settings(steps=150, batch=60, rate=3e-2, checks=0), seed)
+    fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), seed)
     return model, x, y
 
 
@@ -38,12 +38,12 @@ def test_slope_of_the_held_out_nll_is_zero_at_the_temperature():
     nll = functional.cross_entropy(model.plain.network(held_x)[0].detach() / log_t.exp(), held_y)
     (slope,) = torch.autograd.grad(nll, log_t)
     assert slope.abs() < 1e-8
-    assert_close(-model.predict(held_x, 1, fork(0)).log_prob(held_y).mean(), nll.detach(), rtol=1e-12, atol=0)
+    assert_close(-model.predict(held_x, 1, named_generator(0)).log_prob(held_y).mean(), nll.detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_temperature_is_the_minimum_that_scipy_finds(seed):
-    g = fork(seed)
+    g = named_generator(seed)
     f, y = 4 * torch.randn(50, 4, generator=g, dtype=DOUBLE), torch.randint(4, (50,), generator=g)
     y = torch.where(torch.rand(50, generator=g) < 0.6, f.argmax(-1), y)
     found = minimize_scalar(
@@ -54,7 +54,7 @@ def test_temperature_is_the_minimum_that_scipy_finds(seed):
 
 @pytest.mark.parametrize("k", [0.2, 3.0])
 def test_scaled_logits_scale_the_temperature(k):
-    g = fork(1)
+    g = named_generator(1)
     f, y = 2 * torch.randn(80, 3, generator=g, dtype=DOUBLE), torch.randint(3, (80,), generator=g)
     y = torch.where(torch.rand(80, generator=g) < 0.5, f.argmax(-1), y)
     once = best_temperature(f, y)
@@ -71,14 +71,14 @@ def test_temperature_stays_within_bounds():
 def test_variance_scale_is_the_best_of_a_fine_grid():
     for options in ({}, {"variance": "rows"}):
         model, x, y = trained("targets", 30, **options)
-        p = model.plain.predict(x[:30], 1, fork(0))
+        p = model.plain.predict(x[:30], 1, named_generator(0))
         grid = torch.logspace(-2, 4, 60_001, dtype=DOUBLE)
         square = (y[:30] - p.means[0]).square() / p.variances[0]  # (rows, targets)
         nll = 0.5 * (grid.log() + square.mean(0).unsqueeze(-1) / grid)  # (targets, grid), up to what does not depend on it
         assert (model.temperature - 1).abs().max() > 0.1
         assert_close(model.temperature, grid[nll.argmin(-1)], rtol=2e-4, atol=0)
-        scaled = model.predict(x, 1, fork(0))
-        assert_close(scaled.variance, model.temperature * model.plain.predict(x, 1, fork(0)).variance, rtol=1e-12, atol=0)
+        scaled = model.predict(x, 1, named_generator(0))
+        assert_close(scaled.variance, model.temperature * model.plain.predict(x, 1, named_generator(0)).variance, rtol=1e-12, atol=0)
         assert_close(scaled.total, scaled.variance, rtol=1e-12, atol=0)
         normal = torch.distributions.Normal(scaled.mean, scaled.std)
         assert_close(scaled.log_prob(y), normal.log_prob(y).sum(-1), rtol=1e-10, atol=1e-10)
@@ -86,36 +86,36 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
 
 def test_each_target_has_its_own_scale():
     model, x, y = trained("targets", 30)
-    residual = (y[:30] - model.predict(x[:30], 1, fork(0)).mean).square().mean(0)
-    assert_close(model.predict(x, 1, fork(0)).variance, residual.expand(60, 3), rtol=1e-10, atol=0)
+    residual = (y[:30] - model.predict(x[:30], 1, named_generator(0)).mean).square().mean(0)
+    assert_close(model.predict(x, 1, named_generator(0)).variance, residual.expand(60, 3), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["classes", "targets"])
 def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     model, x, y = trained(kind, 0)
     plain = build(Method("map", widths=(20,), precision=0.0), 2, model.task, 0).double()
-    fit(plain, whole(x, y, model.task), Settings(steps=150, batch=60, rate=3e-2, checks=0), 0)
+    fit(plain, make_dataset(x, y, model.task), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), 0)
     assert (model.temperature == 1).all()
     for ours, others in zip(model.plain.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, others)
-    assert torch.equal(model.predict(x, 1, fork(0)).log_prob(y), plain.predict(x, 1, fork(0)).log_prob(y))
-    assert torch.equal(model.predict(x, 1, fork(0)).total, plain.predict(x, 1, fork(0)).total)
+    assert torch.equal(model.predict(x, 1, named_generator(0)).log_prob(y), plain.predict(x, 1, named_generator(0)).log_prob(y))
+    assert torch.equal(model.predict(x, 1, named_generator(0)).total, plain.predict(x, 1, named_generator(0)).total)
 
 
 def test_labels_never_change():
     model, x, _ = trained("classes", 30)
-    wide = 5 * torch.randn(2000, 2, generator=fork(2), dtype=DOUBLE)
-    labels = model.plain.predict(wide, 1, fork(0)).label
+    wide = 5 * torch.randn(2000, 2, generator=named_generator(2), dtype=DOUBLE)
+    labels = model.plain.predict(wide, 1, named_generator(0)).label
     for t in (0.05, 0.7, 20.0):
         model.temperature.fill_(t)
-        assert torch.equal(model.predict(wide, 1, fork(0)).label, labels)
+        assert torch.equal(model.predict(wide, 1, named_generator(0)).label, labels)
         logits = model.plain.network(x)[0]
-        assert_close(model.predict(x, 1, fork(0)).probs, torch.softmax(logits / t, -1).detach(), rtol=1e-10, atol=1e-14)
+        assert_close(model.predict(x, 1, named_generator(0)).probs, torch.softmax(logits / t, -1).detach(), rtol=1e-10, atol=1e-14)
 
 
 def test_a_second_fit_starts_from_one():
     model, x, y = trained("classes", 30)
-    model.start(whole(x, y, model.task), fork(0))
+    model.start(make_dataset(x, y, model.task), named_generator(0))
     assert model.temperature == 1
 
 

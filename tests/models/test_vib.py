@@ -11,14 +11,14 @@ from torch.testing import assert_close
 
 from compound.models import Draws, Method, build
 from compound.models.vib import rate
-from compound.train import Settings, fit
-from compound.types import Task, fork, log_mean_exp, normal, whole
+from compound.train import TrainConfig, fit
+from compound.types import Task, log_mean_exp, make_dataset, named_generator, standard_normal
 
 CLASSES, TARGETS = Task("classes", 4), Task("targets", 2)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=fork(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=named_generator(seed), dtype=torch.float64)
 
 
 def noisy(task: Task, seed: int = 1, latent: int = 6, **options):
@@ -32,7 +32,9 @@ def noisy(task: Task, seed: int = 1, latent: int = 6, **options):
 
 def batch_of(task: Task, rows: int = 9):
     x = numbers(3, rows, 5)
-    return whole(x, torch.randint(task.size, (rows,), generator=fork(4)) if task.kind == "classes" else numbers(4, rows, task.size), task)
+    return make_dataset(
+        x, torch.randint(task.size, (rows,), generator=named_generator(4)) if task.kind == "classes" else numbers(4, rows, task.size), task
+    )
 
 
 def outputs(model, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:  # (draws, rows, outputs)
@@ -52,11 +54,11 @@ def log_prob(model, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (draws
 @pytest.mark.parametrize("samples", [1, 8])
 def test_objective_is_the_cdns_with_one_sample_and_above_it_with_more(task, samples):
     model, batch = noisy(task, samples=samples, beta=0.3), batch_of(task)
-    noise = normal(fork(7), (samples, 9, 6), batch.x)  # every row its own
+    noise = standard_normal(named_generator(7), (samples, 9, 6), batch.x)  # every row its own
     logs = log_prob(model, outputs(model, batch.x, noise), batch.y)
     mean, std = model.encode(batch.x)
     kl = 0.3 * kl_divergence(Independent(Normal(mean[0], std[0]), 1), Independent(Normal(torch.zeros(6).double(), 1.0), 1)).mean()
-    loss = model.loss(batch, [fork(7)])
+    loss = model.loss(batch, [named_generator(7)])
     assert_close(loss.total, -logs.mean() + kl, rtol=1e-12, atol=0)
     assert_close(loss.kl.sum(), kl.detach(), rtol=1e-12, atol=0)
     cdn = -log_mean_exp(logs, 0).mean() + kl
@@ -86,7 +88,7 @@ def test_free_and_narrow_codes_make_a_plain_network(task):
         model.encoder.layers[-1].weight[..., 6:] = 0
         model.encoder.layers[-1].bias[..., 6:] = -10.0
     plain = log_prob(model, model.decoder(model.encode(batch.x)[0])[0], batch.y)
-    loss = model.loss(batch, [fork(0)])
+    loss = model.loss(batch, [named_generator(0)])
     assert_close(loss.total, -plain.mean(), rtol=1e-5, atol=0)
     assert loss.kl == 0
 
@@ -97,7 +99,7 @@ def test_answer_is_that_of_draws_of_the_code(latent):
     model, batch = noisy(CLASSES, latent=latent), batch_of(CLASSES)
     count = 40_000
     probs = torch.softmax(outputs(model, batch.x, numbers(5, count, 1, latent)), -1).detach()  # one noise for all rows
-    p = model.predict(batch.x, Draws(200, 200), fork(6))
+    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
     error = 5 * math.sqrt(2 / count)
     assert ((p.probs - probs.mean(0)).abs() < error * probs.std(0)).all()
     entropies = -torch.xlogy(probs, probs).sum(-1)
@@ -111,7 +113,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
     """Two targets: the mean and covariance over draws are those of N(μ D + b, Dᵀ diag(s²) D)."""
     model, batch = noisy(TARGETS), batch_of(TARGETS)
     count = 40_000
-    p = model.predict(batch.x, Draws(200, 200), fork(6))
+    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
     mean, std = model.encode(batch.x)
     weight = model.decoder.weight[0]
     for row in range(9):
@@ -130,7 +132,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
 
 def test_one_target_is_integrated():
     model, batch = noisy(Task("targets", 1)), batch_of(Task("targets", 1))
-    p, q = (model.predict(batch.x, n, fork(n)) for n in (1, 50))
+    p, q = (model.predict(batch.x, n, named_generator(n)) for n in (1, 50))
     mean, std = model.encode(batch.x)
     variance = std[0] ** 2 @ model.decoder.weight[0] ** 2
     exact = Normal(model.decoder(mean)[0], (variance + model.head.variance()[0]).sqrt())
@@ -152,23 +154,23 @@ def test_optimum_of_a_linear_problem():
         model.decoder.bias.fill_(b)
         layer.weight.zero_()
         layer.bias.copy_(torch.tensor([[[d * (y - b) / (beta * sigma**2 + d**2), 5 + math.log(math.expm1(s))]]]))
-    batch = whole(torch.zeros(count, 1).double(), torch.full((count, 1), y).double(), model.task)
-    model.loss(batch, fork(1)).total.backward()
+    batch = make_dataset(torch.zeros(count, 1).double(), torch.full((count, 1), y).double(), model.task)
+    model.loss(batch, named_generator(1)).total.backward()
     mu, slope = layer.bias[0, 0, 0].item(), 1 - math.exp(-s)  # of softplus, in s
-    noise = normal(fork(1), (1, count, 1), batch.x).flatten()
+    noise = standard_normal(named_generator(1), (1, count, 1), batch.x).flatten()
     each = -(d / sigma**2) * (y - b - d * (mu + s * noise))  # what a row's noise adds to the gradient of z
     spread = torch.stack([each.std(), (each * noise).std() * slope]) / math.sqrt(count)
     assert (layer.bias.grad.flatten().abs() < 4 * spread).all()
 
 
 def test_cheaper_bits_let_more_through():
-    g = fork(3)
+    g = named_generator(3)
     y = torch.randint(3, (200,), generator=g)
     x = functional.one_hot(y, 3).float() + 0.4 * torch.randn(200, 3, generator=g)
     rates = []
     for beta in (0.3, 0.03, 0.003):
         model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classes", 3))
-        fit(model, whole(x, y, model.task), Settings(steps=200, batch=200), 0)
+        fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch_size=200), 0)
         rates.append(rate(*model.encode(x)).mean().item())
     assert rates[0] < 0.8 * rates[1] < 0.64 * rates[2]
 
@@ -179,8 +181,8 @@ def test_float32_agrees_with_float64():
         small.encoder.layers[-1].bias[..., 6:] = -10.0  # the streams of both dtypes differ: let noise not matter
     large.double().load_state_dict(small.state_dict())
     batch = batch_of(CLASSES)
-    total = small.loss(whole(batch.x.float(), batch.y, CLASSES), fork(0)).total
-    assert_close(total.double(), large.loss(batch, fork(0)).total, rtol=1e-5, atol=0)
+    total = small.loss(make_dataset(batch.x.float(), batch.y, CLASSES), named_generator(0)).total
+    assert_close(total.double(), large.loss(batch, named_generator(0)).total, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from variational import CLASSES, ONE, TWO, N, divergence, elbo, exact_posterior, law, maximise, model_of, numbers, orthogonal, outputs
 
 from compound.models import Method, build
-from compound.types import Task, fork, whole
+from compound.types import Task, make_dataset, named_generator
 
 MANY = 400_000
 
@@ -52,7 +52,7 @@ def test_moments_are_those_of_drawn_matrices():
     x = numbers(2, 3)
     mean, std = layer.moments(x)
     (q,) = matrix_normals(layer)
-    drawn = (wide(x) @ q.rsample((MANY,), fork(1))).detach()  # (MANY, 2, out)
+    drawn = (wide(x) @ q.rsample((MANY,), named_generator(1))).detach()  # (MANY, 2, out)
     variational.check_moments(drawn, mean, std)
     # one W for both rows: covariance b_j sum_i x_i x'_i a_i
     first, second = (drawn - mean).unbind(1)
@@ -86,8 +86,8 @@ def test_rows_have_noise_of_their_own_in_training():
     x, y = numbers(1, 3), numbers(1, 2)
     mean, std = model.layers[0].moments(x)
     exact = model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y)
-    logs = model.head.log_prob(outputs(model, x, n, fork(1)).unsqueeze(0), y)  # (1, n, 1)
-    nll = model.loss(whole(x.expand(n, -1), y.expand(n, -1), TWO), fork(2)).nll
+    logs = model.head.log_prob(outputs(model, x, n, named_generator(1)).unsqueeze(0), y)  # (1, n, 1)
+    nll = model.loss(make_dataset(x.expand(n, -1), y.expand(n, -1), TWO), named_generator(2)).nll
     assert (nll + exact).abs() < 4 * logs.std() / math.sqrt(n)
 
 

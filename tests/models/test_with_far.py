@@ -7,22 +7,22 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.far import BUDGET, SCALES, WithFar, choose_ramp, learn_distance
+from compound.models.far import BUDGET, SCALES, DistanceAware, choose_ramp, fit_distance
 from compound.models.files import load_model, save_model
-from compound.nn import FarNoise
-from compound.train import Settings, fit, hold_out
-from compound.types import Task, fork, whole
+from compound.nn import DistanceAwareNoise
+from compound.train import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
-SHORT = Settings(steps=300, batch=50, rate=1e-2)
+SHORT = TrainConfig(steps=300, batch_size=50, lr=1e-2)
 
 
 def learnt(name: str, task: Task, far: float):
-    g = fork(0)
+    g = named_generator(0)
     x = torch.randn(300, 4, generator=g)
     y = x[:, :3].argmax(1) if task.kind == "classes" else x[:, :2].sin() + 0.1 * torch.randn(300, 2, generator=g)
     model = build(Method(name, widths=(20,), far=far), 4, task)
-    data = whole(x, y, task, hold_out(300, model.members, 0.2, 0))
+    data = make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0))
     fit(model, data, SHORT)
     return model, data
 
@@ -39,7 +39,7 @@ def pair(request, name):
 
 def test_training_is_left_alone(pair):
     (model, _), plain = pair
-    assert isinstance(model, WithFar) and model.far.fitted and not plain.far.fitted
+    assert isinstance(model, DistanceAware) and model.far.fitted and not plain.far.fitted
     for p, q in zip(model.inner.parameters(), plain.inner.parameters(), strict=True):
         assert torch.equal(p, q)
 
@@ -48,7 +48,7 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
     (model, data), plain = pair
     held = (data.weight == 0).any(0)
     x, y = data.x[held], data.y[held]
-    cost = plain.predict(x, 100, fork(1)).log_prob(y).mean() - model.predict(x, 100, fork(1)).log_prob(y).mean()
+    cost = plain.predict(x, 100, named_generator(1)).log_prob(y).mean() - model.predict(x, 100, named_generator(1)).log_prob(y).mean()
     assert cost <= BUDGET + 1e-4  # rows that trained are measured from centres that had not seen them: the ramp is steeper there
 
 
@@ -56,9 +56,9 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
 @pytest.mark.parametrize("best", [-6.0, -2.0])
 def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
     """A made-up network that gains by noise up to a certain loudness, one score more than the other; all ramps tried one by one."""
-    far = FarNoise(3)
-    far.fit(torch.randn(200, 3, generator=fork(0)), fork(1))
-    distance = far.distance(torch.randn(100, 3, generator=fork(2)))
+    far = DistanceAwareNoise(3)
+    far.fit(torch.randn(200, 3, generator=named_generator(0)), named_generator(1))
+    distance = far.distance(torch.randn(100, 3, generator=named_generator(2)))
 
     def scores(t):
         loudness = torch.tensor(-20.0) if t is None else t.quantile(0.9)
@@ -80,8 +80,8 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
 
 def test_the_luck_of_one_row_in_few_is_no_gain():
     """Noise costs 44 rows a little and gains a lot on one: on average a gain, but within its standard error of none."""
-    far, task = FarNoise(3), TARGETS
-    far.fit(torch.randn(200, 3, generator=fork(0)), fork(1))
+    far, task = DistanceAwareNoise(3), TARGETS
+    far.fit(torch.randn(200, 3, generator=named_generator(0)), named_generator(1))
     distance = far.ramp[:1].expand(1, 45)  # all at the median
 
     def scores(t):
@@ -97,21 +97,23 @@ def test_the_luck_of_one_row_in_few_is_no_gain():
 
 def test_few_judges_stand_for_all_rows():
     """However near they happen to be: the farthest for the farthest rows, and all together for all."""
-    x = torch.randn(400, 3, generator=fork(0))
-    data, far = whole(x, x[:, :2], TARGETS), FarNoise(3)
+    x = torch.randn(400, 3, generator=named_generator(0))
+    data, far = make_dataset(x, x[:, :2], TARGETS), DistanceAwareNoise(3)
     judges = torch.arange(40)
-    own, *shares = learn_distance(far, data, judges, fork(1))
-    everyone, distance = FarNoise(3).fit(x, fork(1)), torch.stack(shares)
+    own, *shares = fit_distance(far, data, judges, named_generator(1))
+    everyone, distance = DistanceAwareNoise(3).fit(x, named_generator(1)), torch.stack(shares)
     assert len(shares) == 10 and torch.equal(own, everyone[judges])
     assert torch.equal(distance.mean(0).argsort(), everyone[judges].argsort())
     assert_close(distance.flatten().sort().values, torch.quantile(everyone, torch.arange(0.5, 400) / 400))
-    assert torch.equal(learn_distance(far, data, torch.arange(300), fork(1)), everyone[:300].unsqueeze(0))  # nearly all: themselves
+    assert torch.equal(
+        fit_distance(far, data, torch.arange(300), named_generator(1)), everyone[:300].unsqueeze(0)
+    )  # nearly all: themselves
 
 
 def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):
     (model, data), plain = pair
     x = 40 * data.x[:50]
-    p, q = model.predict(x, 100, fork(1)), plain.predict(x, 100, fork(1))
+    p, q = model.predict(x, 100, named_generator(1)), plain.predict(x, 100, named_generator(1))
     assert (p.aleatoric <= 1e-5 * p.total).all()  # nothing that far away is known to be noise
     if model.task.kind == "classes":
         assert (p.entropy() > 0.95 * math.log(3)).all() and p.probs.amax() < 0.45
@@ -126,8 +128,8 @@ def test_is_kept_with_the_model(pair, tmp_path):
     (model, data), _ = pair
     save_model(model, tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert isinstance(again, WithFar) and again.strength == 3.0
-    assert torch.equal(again.predict(10 * data.x, 20, fork(1)).total, model.predict(10 * data.x, 20, fork(1)).total)
+    assert isinstance(again, DistanceAware) and again.strength == 3.0
+    assert torch.equal(again.predict(10 * data.x, 20, named_generator(1)).total, model.predict(10 * data.x, 20, named_generator(1)).total)
 
 
 def test_a_stopped_fit_goes_on(name, tmp_path):

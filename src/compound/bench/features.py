@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from compound.bench.runs import Busy, locked
 from compound.data.colour import pixels
 from compound.persist import digest, write_atomic
-from compound.train import Watch
+from compound.train import FitProgress
 
 BLOCK = 500  # pictures per file
 ROWS = 25  # pictures per pass: more of them leave the processor's cache
 
 
 @dataclass(frozen=True)
-class Front:
+class FeatureExtractor:
     """From pixels to standard features, with gradients."""
 
     extractor: nn.Module
@@ -36,7 +36,7 @@ class Front:
     scale: Tensor  # (features,)
 
     @classmethod
-    def of(cls, extractor: nn.Module, features: Tensor) -> "Front":
+    def of(cls, extractor: nn.Module, features: Tensor) -> "FeatureExtractor":
         """In units of these rows; a feature that is constant stays 0."""
         mean, scale = features.double().mean(0), features.double().std(0, correction=0)
         scale = torch.where(scale > 1e-6 * mean.abs(), scale, 1.0)
@@ -55,10 +55,10 @@ def extracted(extractor: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (r
     return torch.cat([extractor(part) for part in x.split(ROWS)])
 
 
-class Bank:
+class FeatureCache:
     """Features of one extractor, kept in a folder."""
 
-    def __init__(self, name: str, extractor: nn.Module, folder: Path, watch: Callable[[Watch], None] | None = None):
+    def __init__(self, name: str, extractor: nn.Module, folder: Path, watch: Callable[[FitProgress], None] | None = None):
         self.extractor, self.folder, self.watch = extractor, folder, watch
         self.identity = digest(name, extractor.state_dict())
 
@@ -104,4 +104,4 @@ class Bank:
 
     def _tell(self, done: int, blocks: int, rate: float) -> None:
         if self.watch is not None:
-            self.watch(Watch(done * BLOCK, blocks * BLOCK, float("nan"), float("nan"), rate * BLOCK))
+            self.watch(FitProgress(done * BLOCK, blocks * BLOCK, float("nan"), float("nan"), rate * BLOCK))

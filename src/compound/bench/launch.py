@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from compound.bench.memory import keep_memory
 from compound.bench.runs import Busy, Damaged, Result, Run, Work, finished, held, locked, perform, read, reason, write_failure
-from compound.train import Watch
+from compound.train import FitProgress
 
 TRIES = 2  # more attempts at a run whose worker was killed
 PAUSE = 0.5  # seconds between two looks at runs that others hold
@@ -60,7 +60,7 @@ class Failed(NamedTuple):
     reason: str
 
 
-News = Step | Ended | Held | Failed
+Message = Step | Ended | Held | Failed
 
 
 def work_through(runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Path | None = None, jobs: int | None = None) -> Grid:
@@ -129,7 +129,7 @@ class _Board:
     def again(self, number: int) -> None:
         self._waiting.appendleft(number)
 
-    def told(self, news: News) -> None:
+    def told(self, news: Message) -> None:
         task = self._tasks[news.number]
         if isinstance(news, Step):
             self._bars.start_task(task)
@@ -161,10 +161,10 @@ def _here(board: _Board, work_of: WorkOf, data_dir: Path | None) -> None:
             board.told(_attempt(number, board.runs[number], work_of, board.root, data_dir, board.told))
 
 
-def _attempt(number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, tell: Callable[[News], None]) -> News:
+def _attempt(number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, tell: Callable[[Message], None]) -> Message:
     last = 0.0
 
-    def watch(seen: Watch) -> None:
+    def watch(seen: FitProgress) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > 0.1 or seen.step == seen.steps:
@@ -251,7 +251,7 @@ def _serve(connection: Connection, work_of: WorkOf, root: Path, data_dir: Path |
     """A worker's life: take a run, work, say how it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
 
-    def tell(news: News) -> None:
+    def tell(news: Message) -> None:
         try:
             connection.send(news)
         except OSError:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compound.bench.agreement import agreement
 from compound.bench.colours import place
 from compound.bench.experiments import EXPERIMENTS, Experiment, load
 from compound.bench.experiments.select import NAMES as SELECTIONS
 from compound.bench.experiments.select import best_of, chosen
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.paper_comparison import paper_comparison
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result, Run, finished, read, readable, reason
 from compound.bench.status import found, survey, unreadable
 from compound.bench.times import draw_times
@@ -44,7 +44,7 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
     page = Page("Compound density networks: the experiments of the paper, redone")
     lost = [*map(str, damaged), *(f"{path} is damaged: nothing else tells which run this was" for path in unreadable(root))]
     troubles = [*lost]
-    bars: list[tuple[Section, Bar]] = []
+    bars: list[tuple[Section, Claim]] = []
     _open(page, sections)
     for word in dict.fromkeys(section.preset for section in sections):
         _agreement(page, word, [result for section in sections if section.preset == word for result in section.results])
@@ -91,7 +91,7 @@ def sort(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
 def _plan(experiment: Experiment, preset: str, runs: Sequence[Run]) -> list[Run]:
     if preset not in experiment.PRESETS:
         return []
-    return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.EVERY)
+    return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.ALL_METHODS)
 
 
 def _preset(run: Run, plans: dict[str, list[Run]]) -> str:
@@ -156,7 +156,7 @@ def _open(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _agreement(page: Page, preset: str, results: Sequence[Result]) -> None:
-    findings = agreement(results)
+    findings = paper_comparison(results)
     if not findings:
         return
     page.heading(f"What agrees with the paper and what does not ({_words(preset)})")
@@ -173,7 +173,7 @@ def _agreement(page: Page, preset: str, results: Sequence[Result]) -> None:
 def _close(
     page: Page,
     sections: Sequence[Section],
-    bars: list[tuple[Section, Bar]],
+    bars: list[tuple[Section, Claim]],
     rest: Sequence[Run],
     left_out: Sequence[Run],
     root: Path,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from compound.persist import write_atomic
-from compound.train import Watch
+from compound.train import FitProgress
 
 NAME = "progress.json"
-EVERY = 2.0  # seconds between two words
+ALL_METHODS = 2.0  # seconds between two words
 
 
 class Clock:
@@ -50,15 +50,15 @@ def clock(directory: Path) -> Clock:
     return Clock(former.get("seconds", 0.0), former.get("training", 0.0))
 
 
-def writer(directory: Path, own: Clock, watch: Callable[[Watch], None] | None) -> Callable[[Watch], None]:
+def writer(directory: Path, own: Clock, watch: Callable[[FitProgress], None] | None) -> Callable[[FitProgress], None]:
     """A `watch` that passes everything on and writes now and then."""
     last = time.monotonic()
     _write(directory, own, read(directory) or {})
 
-    def told(seen: Watch) -> None:
+    def told(seen: FitProgress) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= EVERY:
+        if now - last >= ALL_METHODS:
             last = now
             _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.rate_per_second})
         if watch is not None:

@@ -29,7 +29,7 @@ LONG = 30  # letters of a cell that is read as a sentence
 Cell = str | float | int | bool | None
 
 
-class Bar(NamedTuple):
+class Claim(NamedTuple):
     """A claim in a number, and the limit it must keep; no number keeps no limit."""
 
     claim: str
@@ -104,7 +104,7 @@ class Page:
         image = f'<img src="data:image/svg+xml;base64,{data}" alt="{words}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
-    def bars(self, bars: Sequence[Bar], caption: str = "Claims and their bars") -> None:
+    def bars(self, bars: Sequence[Claim], caption: str = "Claims and their bars") -> None:
         rows = [(bar.claim, bar.value, f"{bar.sense} {bar.limit:g}", bar.verdict) for bar in bars]
         self.table(("claim", "measured", "bar", "held"), rows, caption)
 

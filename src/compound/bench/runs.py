@@ -24,10 +24,10 @@ import numpy as np
 
 from compound.bench import progress
 from compound.bench.progress import Clock
-from compound.bench.record import record
+from compound.bench.provenance import provenance
 from compound.models import Method, Model, build
 from compound.persist import write_atomic
-from compound.train import Settings, Watch, fit
+from compound.train import FitProgress, TrainConfig, fit
 from compound.types import Batch, Task
 
 Numbers = dict[str, np.ndarray[Any, Any]]
@@ -77,12 +77,12 @@ class Run:
         return f"{self.experiment} · {self.data} · {self.method} · seed {self.seed}"
 
 
-class Place(NamedTuple):
+class RunContext(NamedTuple):
     """What a run's work may use but must not depend on."""
 
     directory: Path
     data_dir: Path | None = None
-    watch: Callable[[Watch], None] | None = None
+    watch: Callable[[FitProgress], None] | None = None
     clock: Clock | None = None
     wait: bool = True  # for a fit that another process works on, or raise Busy
 
@@ -99,7 +99,7 @@ class Result(NamedTuple):
     record: dict[str, Any]  # which code gave it
 
 
-Work = Callable[[Run, Place], Outcome]
+Work = Callable[[Run, RunContext], Outcome]
 
 
 def perform(
@@ -107,7 +107,7 @@ def perform(
     work: Work,
     root: Path,
     data_dir: Path | None = None,
-    watch: Callable[[Watch], None] | None = None,
+    watch: Callable[[FitProgress], None] | None = None,
     wait: bool = True,
 ) -> Result:
     """The result of a run: read where it is finished, else worked for.
@@ -122,7 +122,7 @@ def perform(
             _claim(run, directory)
             clock = progress.clock(directory)
             try:
-                place = Place(directory, data_dir, progress.writer(directory, clock, watch), clock, wait)
+                place = RunContext(directory, data_dir, progress.writer(directory, clock, watch), clock, wait)
                 _finish(directory, work(run, place), clock)
             except Busy:
                 raise
@@ -138,7 +138,7 @@ def _finish(directory: Path, outcome: Outcome, clock: Clock) -> None:
     packed = _packed(outcome.arrays)
     write_atomic(directory / "arrays.npz", packed)
     seconds, training = round(clock.seconds, 2), round(clock.training, 2)
-    about = {**record(), "seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
+    about = {**provenance(), "seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
     content = json.loads(_json({"metrics": _finite(outcome.metrics), "record": about, "arrays": hashlib.sha256(packed).hexdigest()}))
     write_atomic(directory / METRICS, _json({**content, "sha256": _digest(content)}))
 
@@ -159,7 +159,7 @@ def write_failure(directory: Path, words: str, trace: str = "") -> None:
         "reason": words,
         "traceback": trace.splitlines(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "record": record(),
+        "record": provenance(),
     }
     write_atomic(directory / FAILURE, _json(about))
 
@@ -211,7 +211,7 @@ def readable(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]
     return whole, broken
 
 
-def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
+def fitted(run: Run, place: RunContext, data: Batch, task: Task) -> Model:
     """The run's model, trained on data; goes on from the checkpoint where one is left.
 
     Runs of several experiments that train alike share one fit, in fits/ beside their directories.
@@ -222,7 +222,7 @@ def fitted(run: Run, place: Place, data: Batch, task: Task) -> Model:
     with locked(home / "lock", place.wait), place.clock.train() if place.clock else nullcontext():
         sweep(home)
         checkpoint = home / "checkpoint.safetensors"
-        history = fit(model, data, Settings(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
+        history = fit(model, data, TrainConfig(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
         history.save_csv(place.directory / "history.csv")
     return model
 

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from compound.bench.memory import keep_memory
 from compound.models import Draws, Method, Model, build
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 from compound.persist import write_atomic
-from compound.train import Settings
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig
+from compound.types import Task, make_dataset, named_generator
 
 FEATURES, CLASSES, ROWS = 784, 10, 200
 RATE = 1e-12  # a network that learnt its 200 rows by heart would be slow: gradients next to 0 have denormal squares
@@ -78,8 +78,8 @@ def main(json_path: Path | None, quick: bool) -> list[Row]:
 
 def measure(rounds: int) -> Iterator[Row]:
     """Training steps of a 784-100-10 network on batches of 200, then predictions of 1,000 rows by 100 draws."""
-    x = torch.rand(ROWS, FEATURES, generator=fork(0, "x"))
-    y = torch.randint(CLASSES, (ROWS,), generator=fork(0, "y"))
+    x = torch.rand(ROWS, FEATURES, generator=named_generator(0, "x"))
+    y = torch.randint(CLASSES, (ROWS,), generator=named_generator(0, "y"))
     plain = plain_step(x, y)
     one = step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), x, y)
     yield compare("train ml-cdn S=1 / plain", one, plain, 5.0, rounds)
@@ -97,7 +97,7 @@ def measure(rounds: int) -> Iterator[Row]:
         least = 50 if name == "noisy-kfac" else 1  # its factors are decomposed every 50 steps
         yield compare(f"train {name} / plain", step(Method(name), x, y), plain, bar, max(3, rounds // least), least)
 
-    many = torch.rand(1000, FEATURES, generator=fork(1, "x"))
+    many = torch.rand(1000, FEATURES, generator=named_generator(1, "x"))
     passes = hundred_passes(many)
     for name, hyper, bar in (("ml-cdn", 50, 1.2), ("vb-cdn", 100, 10.0)):
         model = build(Method(name, hyper=(hyper,), last_draws=1, members=1), FEATURES, TASK)
@@ -106,7 +106,7 @@ def measure(rounds: int) -> Iterator[Row]:
         yield compare(f"predict {name} 100 draws / 100 plain passes", asking(build(name, FEATURES, TASK), many), passes, 0.8, few)
     silent = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
     loud = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
-    fit_far(cast(FarNoise, loud.far))
+    fit_far(cast(DistanceAwareNoise, loud.far))
     yield compare("predict with far noise / without", asking(loud, many), asking(silent, many), 1.15, max(5, rounds // 2))
     yield compare("fit laplace on the last layer / epoch", *laplace(), 2.0, few)
 
@@ -167,10 +167,10 @@ def plain_step(x: Tensor, y: Tensor) -> Callable[[], None]:
 
 def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     model = build(method, FEATURES, TASK)
-    optimizer = model.optimizer(Settings(rate=RATE))
-    batch = whole(x, y, TASK, x_ood=x.flip(1))
-    model.start(batch, fork(0, "start"))
-    streams = tuple(fork(k, "noise") for k in range(model.members))
+    optimizer = model.optimizer(TrainConfig(lr=RATE))
+    batch = make_dataset(x, y, TASK, x_ood=x.flip(1))
+    model.start(batch, named_generator(0, "start"))
+    streams = tuple(named_generator(k, "noise") for k in range(model.members))
 
     def call() -> None:
         optimizer.zero_grad()
@@ -185,9 +185,9 @@ def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], 
     shapes = []
     for inputs, outputs in ((FEATURES, 100), (100, CLASSES)):
         shapes.append(((inputs + 1, hidden), (hidden + 1, 2 * (inputs + 1) + outputs), (inputs + 1, outputs)))
-    maps = [[nn.Parameter(0.01 * torch.randn(*shape, generator=fork(0))) for shape in group] for group in shapes]
+    maps = [[nn.Parameter(0.01 * torch.randn(*shape, generator=named_generator(0))) for shape in group] for group in shapes]
     logs = [[nn.Parameter(torch.full((sum(shape),), -3.0)) for shape in group[:2]] for group in shapes]
-    generator = fork(1)
+    generator = named_generator(1)
     optimizer = torch.optim.Adam([p for group in (*maps, *logs) for p in group], RATE, fused=True)
 
     def through(h: Tensor, weight: Tensor, log: Tensor) -> Tensor:
@@ -228,30 +228,30 @@ def hundred_passes(x: Tensor) -> Callable[[], None]:
 
 def laplace() -> tuple[Callable[[], None], Callable[[], None]]:
     """Fitting the posterior of the last layer on 10,000 rows, and one plain epoch over them."""
-    x = torch.rand(10_000, FEATURES, generator=fork(3, "x"))
-    y = torch.randint(CLASSES, (10_000,), generator=fork(3, "y"))
+    x = torch.rand(10_000, FEATURES, generator=named_generator(3, "x"))
+    y = torch.randint(CLASSES, (10_000,), generator=named_generator(3, "y"))
     model = build(Method("laplace", subset="last"), FEATURES, TASK)
-    batch = whole(x, y, TASK)
-    model.start(batch, fork(0, "start"))
+    batch = make_dataset(x, y, TASK)
+    model.start(batch, named_generator(0, "start"))
     steps = [plain_step(*part) for part in zip(x.split(ROWS), y.split(ROWS), strict=True)]
 
     def epoch() -> None:
         for call in steps:
             call()
 
-    return lambda: model.finish(batch, fork(0, "finish")), epoch
+    return lambda: model.finish(batch, named_generator(0, "finish")), epoch
 
 
 def asking(model: Model, x: Tensor) -> Callable[[], None]:
     def call() -> None:
-        model.predict(x, Draws(100, 1), fork(0, "draws"))
+        model.predict(x, Draws(100, 1), named_generator(0, "draws"))
 
     return call
 
 
-def fit_far(far: FarNoise) -> None:
+def fit_far(far: DistanceAwareNoise) -> None:
     """Centres for inputs with the spectrum of images: a few hundred directions hold almost all variance."""
-    g = fork(2)
+    g = named_generator(2)
     mix = torch.randn(FEATURES, FEATURES, generator=g) * torch.arange(1, FEATURES + 1) ** -0.9
     far.fit(0.5 + 0.1 * torch.randn(5000, FEATURES, generator=g) @ mix.T, g)
     far.set_ramp(-6.0, 6.0, 14.0)

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from compound.types import fork, seed_of
+from compound.types import derive_seed, named_generator
 
 SIDE = 8
 REDUCTION = 4  # photographs are shrunk this much first, so that a patch shows things and not one smooth surface
@@ -25,7 +25,7 @@ class Digits:
 def digits(seed: int) -> Digits:
     """All 1797 digits, 70 % to learn from and 30 % to test, each class in the same proportion."""
     x, y = load_digits(return_X_y=True)
-    parts = train_test_split(x / 16, y, test_size=0.3, stratify=y, random_state=seed_of(seed, "digits") % 2**32)
+    parts = train_test_split(x / 16, y, test_size=0.3, stratify=y, random_state=derive_seed(seed, "digits") % 2**32)
     x_train, x_test, y_train, y_test = (torch.tensor(part) for part in parts)
     return Digits(x_train.float(), y_train.long(), x_test.float(), y_test.long())
 
@@ -33,7 +33,7 @@ def digits(seed: int) -> Digits:
 def photographs(rows: int, seed: int) -> Tensor:  # (rows, 64) in [0, 1]
     """Random grey patches of scikit-learn's two sample photographs."""
     pictures = [_shrunk(picture) for picture in load_sample_images().images]
-    generator = fork(seed, "photographs")
+    generator = named_generator(seed, "photographs")
     patches = []
     for row in range(rows):
         picture = pictures[row % len(pictures)]
@@ -51,7 +51,7 @@ def _shrunk(picture: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
 
 def noise(rows: int, seed: int) -> Tensor:
     """Every pixel uniform in [0, 1]."""
-    return torch.rand((rows, SIDE * SIDE), generator=fork(seed, "uniform noise"), dtype=torch.float32)
+    return torch.rand((rows, SIDE * SIDE), generator=named_generator(seed, "uniform noise"), dtype=torch.float32)
 
 
 def mirrored(x: Tensor) -> Tensor:

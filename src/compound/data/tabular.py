@@ -122,7 +122,7 @@ def listed(names: Sequence[Any]) -> str:
     return ", ".join(map(str, names[:LISTED])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def place(path: str | Path, row: int) -> str:
+def file_location(path: str | Path, row: int) -> str:
     """Where row `row`, counted from 0, stands in its file: "line 2", or "row 1" where a file has no lines."""
     path = Path(path)
     kind = _kind(path)
@@ -189,7 +189,9 @@ def _typed(path: Path, table: pa.Table, types: Mapping[str, str], before: int) -
             found = convert.parsed(column)
             if found.wrong.any():
                 row = int(found.wrong.argmax())
-                raise ValueError(f"{path}, {place(path, before + row)}, column {name!r} holds {column[row].as_py()!r}: it must be a number")
+                raise ValueError(
+                    f"{path}, {file_location(path, before + row)}, column {name!r} holds {column[row].as_py()!r}: it must be a number"
+                )
             out[name] = convert.numbers(found, kind == "boolean")
     return pd.DataFrame(out)
 
@@ -213,9 +215,9 @@ def _guessed(path: Path, table: pa.Table) -> pd.DataFrame:
         seems = convert.guessed(column, found)
         if seems is None and (slip := convert.slip(found)):
             row, share = slip
-            where, value = place(path, row), column[row].as_py()
+            where, value = file_location(path, row), column[row].as_py()
             raise ValueError(
-                f"{path}, {where}, column {name!r} holds {value!r}, {share}% of the others are numbers: mend it or leave it empty"
+                f"{path}, {where}, column {name!r} holds {value!r}, {share}% of the others are numbers: fix it or leave it empty"
             )
         out[name] = convert.words(column, gaps=True) if seems is None else seems
     return pd.DataFrame(out)
@@ -250,7 +252,7 @@ def _explain(path: Path, error: BaseException) -> NoReturn:
         refuse_strays(path, DELIMITERS[kind], int(record.group(1)) if record else None)
         line = f", line {line_of(path, DELIMITERS[kind], int(record.group(1)))}" if record else ""
     if expected:
-        raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: mend the line") from error
+        raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: fix the line") from error
     if "straddling" in text:
         raise ValueError(f"{path} has a row of more than {BLOCK:,} bytes: check that it is a table with a row per line") from error
     raise ValueError(f"{path}{line} cannot be read as a table ({reason}): check that the file is whole") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compound.types import fork
+from compound.types import named_generator
 
 VIEW = {1: 6.0, 2: 4.0}  # the figure looks at [-VIEW, VIEW]; the inputs lie in [-4, 4]
 
@@ -20,14 +20,14 @@ def cubic(which: int, seed: int) -> Toy:
     """y = x³ + noise, x ~ U[-4, 4]. Set 1: 20 points, sd 3. Set 2: 100 points, sd 15 left of 0 and 3 right of it."""
     if which not in VIEW:
         raise ValueError(f"toy set is {which!r}: choose 1 or 2")
-    generator = fork(seed, "toy", which)
+    generator = named_generator(seed, "toy", which)
     rows = 20 if which == 1 else 100
     x = 8 * torch.rand((rows, 1), generator=generator, dtype=torch.float32) - 4
     noise = torch.randn((rows, 1), generator=generator, dtype=torch.float32)
-    return Toy(x, truth(x) + noise_std(x, which) * noise)
+    return Toy(x, true_function(x) + noise_std(x, which) * noise)
 
 
-def truth(x: Tensor) -> Tensor:
+def true_function(x: Tensor) -> Tensor:
     return x**3
 
 

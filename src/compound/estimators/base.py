@@ -18,12 +18,12 @@ from torch import Generator, Tensor
 from compound.data.encoder import Encoder, all_numbers, refuse_times
 from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.asking import BLOCK, blocks, first, padded, sound
-from compound.estimators.strangeness import Strangeness
+from compound.estimators.ood import OODDetector
+from compound.estimators.prediction import BLOCK, blocks, first, padded, sound
 from compound.models import Method, Model
 from compound.predictive import Predictive
-from compound.train import History, Settings, Watch, bar, fit, recipe
-from compound.types import Task, fork, whole
+from compound.train import FitProgress, History, TrainConfig, default_train_config, fit, progress_bar
+from compound.types import Task, make_dataset, named_generator
 
 Array = NDArray[Any]
 SMALL = 100  # rows below which fewer steps will do
@@ -49,7 +49,7 @@ class Estimator(BaseEstimator, ABC):
     model_: Model
     encoder_: Encoder
     history_: History
-    strangeness_: Strangeness
+    strangeness_: OODDetector
     seed_: int
     n_features_in_: int
 
@@ -67,7 +67,7 @@ class Estimator(BaseEstimator, ABC):
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         verbose: bool = False,
-        callbacks: Sequence[Callable[[Watch], None]] | None = None,
+        callbacks: Sequence[Callable[[FitProgress], None]] | None = None,
     ):
         self.method = method
         self.max_epochs = max_epochs
@@ -133,9 +133,9 @@ class Estimator(BaseEstimator, ABC):
         method = method.with_limits() if task.kind == "targets" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
-        memory.check(method, len(truth), table.shape[1], task, settings.batch, members)  # at least: encoding makes columns more
+        memory.check(method, len(truth), table.shape[1], task, settings.batch_size, members)  # at least: encoding makes columns more
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
-        memory.check(method, len(truth), encoder.width, task, settings.batch, members)
+        memory.check(method, len(truth), encoder.width, task, settings.batch_size, members)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         x = torch.from_numpy(encoder.transform(table))
@@ -145,12 +145,12 @@ class Estimator(BaseEstimator, ABC):
         weight = self._hold_out(truth, members)
         held = weight == 0
         weight = weight * torch.from_numpy(weights / weights.mean()).float()
-        outside = moved(x, fork(self.seed_, "outside")) if method.name == "dpn" else None
+        outside = synthetic_outliers(x, named_generator(self.seed_, "outside")) if method.name == "dpn" else None
         with ExitStack() as stack:
-            watches = [*(self.callbacks or ()), *([stack.enter_context(bar("fit"))] if self.verbose else [])]
-            data = whole(x, truth, task, weight, outside)
+            watches = [*(self.callbacks or ()), *([stack.enter_context(progress_bar("fit"))] if self.verbose else [])]
+            data = make_dataset(x, truth, task, weight, outside)
             self.history_ = fit(self.model_, data, settings, self.seed_, watch=_to_all(watches))
-        self.strangeness_ = Strangeness.fit(x, self.false_alarms, fork(self.seed_, "strange"))
+        self.strangeness_ = OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
         for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
             tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
         self._calibrate(x, truth, held, torch.from_numpy(weights))
@@ -220,15 +220,15 @@ class Estimator(BaseEstimator, ABC):
             raise ValueError(f"false_alarms is {self.false_alarms!r}: give a rate between 0 and 1, such as 0.01")
         return method
 
-    def _settings(self, task: Task, rows: int) -> Settings:
-        usual = recipe(task, rows)
-        batch, steps = self.batch_size or usual.batch, usual.steps
+    def _settings(self, task: Task, rows: int) -> TrainConfig:
+        usual = default_train_config(task, rows)
+        batch, steps = self.batch_size or usual.batch_size, usual.steps
         if self.max_epochs is not None:
             steps = self.max_epochs * max(1, rows // batch)
         elif rows < SMALL:
             steps = max(steps // 5, steps * rows // SMALL)
-        checks, patience = (min(usual.checks, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
-        return replace(usual, steps=int(steps), batch=int(batch), rate=self.lr or usual.rate, checks=checks, patience=patience)
+        checks, patience = (min(usual.n_evals, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
+        return replace(usual, steps=int(steps), batch_size=int(batch), lr=self.lr or usual.lr, n_evals=checks, patience=patience)
 
     def _table(self, X: Any, reset: bool) -> Any:
         """X as an array of numbers, or as a data frame where columns hold anything else; names and number of columns are checked."""
@@ -271,14 +271,14 @@ class Estimator(BaseEstimator, ABC):
         return torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
 
 
-def moved(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:
+def synthetic_outliers(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:
     """Rows pushed a long way in random directions: outliers for methods that must see some in training."""
     step = torch.randn(x.shape, generator=generator, dtype=torch.float32)
     return x + length * step / step.norm(dim=1, keepdim=True)
 
 
-def _to_all(watches: Sequence[Callable[[Watch], None]]) -> Callable[[Watch], None] | None:
-    def watch(seen: Watch) -> None:
+def _to_all(watches: Sequence[Callable[[FitProgress], None]]) -> Callable[[FitProgress], None] | None:
+    def watch(seen: FitProgress) -> None:
         for tell in watches:
             tell(seen)
 

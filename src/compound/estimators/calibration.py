@@ -41,7 +41,7 @@ WIDTH = 0.5  # standard deviation of the prior of log T
 
 
 @dataclass(frozen=True)
-class Intervals:
+class ConformalIntervals:
     """Scores |z| of held-out rows, and what each weighs."""
 
     scores: Tensor  # (rows, targets) float64, ascending
@@ -73,7 +73,7 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Sets:
+class ConformalSets:
     """Scores of held-out labels, the probability of all classes before the true one, and what each weighs."""
 
     scores: Tensor  # (rows,) float64, ascending
@@ -96,7 +96,7 @@ class Sets:
 
 
 @dataclass(frozen=True)
-class Temperature:
+class TemperatureScaler:
     """Probabilities p^(1/T), normalised."""
 
     value: float = 1.0
@@ -124,7 +124,7 @@ class Temperature:
         return replace(answer, **parts, probs=probs)
 
 
-def before(probs: Tensor) -> Tensor:  # (rows, classes)
+def aps_score(probs: Tensor) -> Tensor:  # (rows, classes)
     """The probability of all classes likelier than each; of equal ones, of those that come first."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)

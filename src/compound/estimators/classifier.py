@@ -12,12 +12,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from compound.estimators.asking import answers, precise
 from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import ROWS, Sets, Temperature, before
+from compound.estimators.calibration import ROWS, ConformalSets, TemperatureScaler, aps_score
+from compound.estimators.prediction import answers, to_float64
 from compound.predictive import CategoricalPredictive, Predictive
 from compound.train import held_out_count, last_of_class, stratified_sample
-from compound.types import Task, fork, seed_of
+from compound.types import Task, derive_seed, named_generator
 
 
 class CompoundClassifier(ClassifierMixin, Estimator):
@@ -31,8 +31,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     """
 
     classes_: Array
-    temperature_: Temperature
-    sets_: Sets
+    temperature_: TemperatureScaler
+    sets_: ConformalSets
 
     def predict(self, X: Any) -> Array:
         """The most probable class of each row."""
@@ -53,7 +53,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         """
         check_is_fitted(self)
         reach = self.sets_.reach(coverage)
-        return self._each(X, lambda answer: before(answer.probs) <= reach).numpy()
+        return self._each(X, lambda answer: aps_score(answer.probs) <= reach).numpy()
 
     @property
     def n_calibration_(self) -> float:
@@ -66,7 +66,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples)
         """Labels drawn from each row's predictive."""
-        generator = fork(random_state, "sample")
+        generator = named_generator(random_state, "sample")
         parts = [answer.sample(n_samples, generator).T for answer in self._categories(X)]
         return self.classes_[torch.cat(parts).numpy()]
 
@@ -91,7 +91,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         return Task("classes", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
     def _drawn(self, y: Tensor) -> Tensor:  # (rows,) True = to be held out
-        return stratified_sample(y, held_out_count(len(y), self.validation_fraction), seed_of(self.seed_, "hold out"))
+        return stratified_sample(y, held_out_count(len(y), self.validation_fraction), derive_seed(self.seed_, "hold out"))
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         """A part of every class, its share in expectation; the same rows for all members, for their answer comes as one.
@@ -109,14 +109,14 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         as often as such last ones are drawn.
         """
         rows = (held | self._drawn(y)).nonzero().squeeze(1)
-        rows = rows[torch.randperm(len(rows), generator=fork(self.seed_, "calibrate"))[:ROWS]]
+        rows = rows[torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))[:ROWS]]
         scores, unseen = torch.ones(len(rows), dtype=torch.float64), held[rows]
         seen, weights, rows = weights[rows], weights[rows][unseen], rows[unseen]
         none = torch.zeros(0, len(self.classes_), dtype=torch.float64)
         probs = torch.cat([none, *(cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_))])
-        self.temperature_ = Temperature.fit(probs, y[rows], weights)
-        scores[unseen] = before(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
-        self.sets_ = Sets.fit(scores, seen)
+        self.temperature_ = TemperatureScaler.fit(probs, y[rows], weights)
+        scores[unseen] = aps_score(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
+        self.sets_ = ConformalSets.fit(scores, seen)
 
     def _finished(self, answer: Predictive) -> Predictive:
-        return self.temperature_(precise(cast(CategoricalPredictive, answer)))
+        return self.temperature_(to_float64(cast(CategoricalPredictive, answer)))

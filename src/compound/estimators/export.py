@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from compound.compat import make_fx, untraced
 from compound.data.encoder import LIMIT
-from compound.estimators.asking import BLOCK, DRAWS
 from compound.estimators.memory import GB, available
+from compound.estimators.prediction import BLOCK, DRAWS
 from compound.models import Draws, Model
 from compound.persist import write_atomic
 from compound.predictive import GaussianPredictive
-from compound.types import fork
+from compound.types import named_generator
 
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
@@ -36,7 +36,7 @@ AFTER = ("total", "aleatoric", "epistemic", "distance")
 
 
 class _Fixed(TorchFunctionMode):
-    """Nothing in the program hangs on chance or on values.
+    """Nothing in the program depends on chance or on values.
 
     Whatever takes a generator is computed outside the trace and becomes a constant. `dpn` bounds its outputs only where some are
     out of bounds: a range without bounds makes it do so always.
@@ -56,7 +56,7 @@ def _check_rows(rows: int, model: Model) -> None:
     """Before any work: a trace runs with as many rows as its program will take."""
     if not 1 <= rows <= MOST:
         raise ValueError(f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks")
-    row = TRACED * 4 * (model.row_numbers(Draws.of(DRAWS[model.task.kind])) + model.inputs)
+    row = TRACED * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
     free = available()
     if free is not None and rows * row > free:
         fitting = f"give at most {free // row:,} rows" if free >= row else "free some memory"
@@ -79,13 +79,13 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
         standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
         with _Fixed(), torch.no_grad():
             n = Draws.of(DRAWS[model.task.kind])
-            plain = model.answer(standard, n, fork(estimator.seed_, "ask"))
+            plain = model.answer(standard, n, named_generator(estimator.seed_, "ask"))
             distance = estimator.strangeness_.scores(standard).double()
         answer = estimator._finished(plain)
         first = (answer.mean, answer.std) if isinstance(answer, GaussianPredictive) else (answer.probs,)  # type: ignore[attr-defined]
         return (*first, answer.total, answer.aleatoric, answer.epistemic, distance)
 
-    around = torch.randn(rows, encoder.width, generator=fork(0, "example"), dtype=torch.float64)
+    around = torch.randn(rows, encoder.width, generator=named_generator(0, "example"), dtype=torch.float64)
     example, other = shift + scale * around, shift + 3 * scale * around
     with torch.no_grad():
         traced: nn.Module = make_fx(program, "real")(example)
@@ -95,7 +95,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
         exported = torch.export.export(traced, (example,))
         for mine, asked in zip(exported.module()(other), program(other), strict=True):
             if not torch.allclose(mine, asked, rtol=1e-5, atol=1e-7):
-                raise ValueError(f"{model.method} cannot be exported: its answers hang on more than the row that is asked about")
+                raise ValueError(f"{model.method} cannot be exported: its answers depend on more than the row that is asked about")
     names = ["mean", "std"] if targets else ["probabilities"]
     words: dict[str, Any] = {"inputs": encoder.names, "rows": rows, "outputs": [*names, *AFTER], "threshold": estimator.threshold_}
     if not targets:

@@ -15,15 +15,15 @@ import torch
 
 from compound import persist
 from compound.data.encoder import Encoder
-from compound.estimators.calibration import Intervals, Sets, Temperature
-from compound.estimators.strangeness import Strangeness
+from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
+from compound.estimators.ood import OODDetector
 from compound.models import Method
 from compound.models.files import EXTRA, check_finite, check_options, compare_module, describe, rebuild, shaped, size, specs, without_memory
 from compound.models.files import check as check_model
 from compound.models.sound import probe
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
-from compound.schema import Rule, anything, either, many, mapping, nothing, number, one_of, real, record, text, told, truth, whole
+from compound.schema import Rule, anything, boolean, either, integer, many, mapping, nothing, number, object_of, one_of, real, text, told
 from compound.train import History
 
 if TYPE_CHECKING:
@@ -39,46 +39,46 @@ CALIBRATION = (
 )  # tensors of their own: (rows, targets), or (rows,) for classes
 TASKS = {"CompoundRegressor": "targets", "CompoundClassifier": "classes"}
 
-FLAG = either(truth, whole(0, 100))  # scikit-learn takes numbers for truth values
-PARAMETERS = record(
+FLAG = either(boolean, integer(0, 100))  # scikit-learn takes numbers for truth values
+PARAMETERS = object_of(
     {
-        "method": record({"name": text(), "options": anything}),
-        "max_epochs": either(nothing, whole(1)),
-        "batch_size": either(nothing, whole(1)),
+        "method": object_of({"name": text(), "options": anything}),
+        "max_epochs": either(nothing, integer(1)),
+        "batch_size": either(nothing, integer(1)),
         "lr": either(nothing, number(0)),
         "early_stopping": FLAG,
         "validation_fraction": number(0, 1),
         "false_alarms": number(0, 1),
         "warm_start": FLAG,
-        "random_state": either(nothing, whole(0, 2**32 - 1)),
+        "random_state": either(nothing, integer(0, 2**32 - 1)),
         "device": one_of("auto", "cpu"),
         "verbose": FLAG,
     }
 )
 SCALE = number(1e-300)  # divided by
-NUMBER = record({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": truth}, {"boolean": truth}, more=True)
-CATEGORY = record({"name": text(), "values": many(either(text(), nothing)), "rest": truth}, more=True)
+NUMBER = object_of({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": boolean}, {"boolean": boolean}, more=True)
+CATEGORY = object_of({"name": text(), "values": many(either(text(), nothing)), "rest": boolean}, more=True)
 COLUMN = Rule("a column", lambda value, where: (CATEGORY if isinstance(value, dict) and "values" in value else NUMBER).check(value, where))
 PAST = either(real, nothing)  # not used to answer: may be infinite
-WORDS = record(
+WORDS = object_of(
     {
         "estimator": one_of(*TASKS),
-        "layout": whole(),
+        "layout": integer(),
         "parameters": PARAMETERS,
         "model": anything,
         "encoder": many(COLUMN, 1),
         "names": many(text()),
-        "columns": whole(1),
-        "seed": whole(0, 2**63),
+        "columns": integer(1),
+        "seed": integer(0, 2**63),
         "threshold": number(0),
         "history": mapping(many(PAST)),
-        "best_step": whole(),
+        "best_step": integer(),
     },
-    {"target": either(text(), nothing), "promised": truth},
+    {"target": either(text(), nothing), "promised": boolean},
     more=True,
 )
-TARGETS = record({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": truth}, more=True)
-CLASSES = record({"classes": many(either(text(), truth, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
+TARGETS = object_of({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": boolean}, more=True)
+CLASSES = object_of({"classes": many(either(text(), boolean, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
 
 
 def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) -> None:
@@ -107,7 +107,7 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
     tensors = {f"model.{name}": tensor for name, tensor in estimator.model_.state_dict().items()}
     tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
-        words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.single_}
+        words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.y_is_1d_}
         tensors |= {"scores": estimator.intervals_.scores, "weights": estimator.intervals_.weights}
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     if words["names"] and words["names"] != [column.name for column in encoder.columns]:
         raise ValueError("its names are not those of its columns")
     with without_memory():
-        far = FarNoise(inputs)
+        far = DistanceAwareNoise(inputs)
     compare_module(far, _under(found, "far."))
     for name in CALIBRATION:
         spec = found.get(name)
@@ -192,11 +192,11 @@ def _restored(bundle: persist.Bundle) -> Any:
     kinds: dict[str, type] = {"CompoundRegressor": CompoundRegressor, "CompoundClassifier": CompoundClassifier}
     estimator: Any = kinds[words["estimator"]](Method(name, **_options(options)) if options else name, **parameters)
     estimator._checked()
-    far = FarNoise(words["model"]["inputs"])
+    far = DistanceAwareNoise(words["model"]["inputs"])
     far.load_state_dict(_under(bundle.tensors, "far."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle.tensors, "model.")))
     estimator.encoder_ = Encoder.of(words["encoder"])
-    estimator.strangeness_ = Strangeness(far, words["threshold"], words.get("promised", True))
+    estimator.strangeness_ = OODDetector(far, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
@@ -205,11 +205,11 @@ def _restored(bundle: persist.Bundle) -> Any:
     columns = {name: [math.nan if v is None else v for v in values] for name, values in words["history"].items()}
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
-        estimator.shift_, estimator.scale_, estimator.single_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
-        estimator.intervals_ = Intervals(scores, weights)
+        estimator.shift_, estimator.scale_, estimator.y_is_1d_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
+        estimator.intervals_ = ConformalIntervals(scores, weights)
     else:
         estimator.classes_ = _classes(words["classes"], np.dtype(words["dtype"]))
-        estimator.temperature_, estimator.sets_ = Temperature(words["temperature"]), Sets(scores, weights)
+        estimator.temperature_, estimator.sets_ = TemperatureScaler(words["temperature"]), ConformalSets(scores, weights)
     distances = estimator.strangeness_.scores(probe(words["model"]["inputs"], far.shift))
     if not far.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")

@@ -11,13 +11,13 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from compound.estimators.asking import answers, precise
 from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import ROWS, Intervals, quantile, score
+from compound.estimators.calibration import ROWS, ConformalIntervals, quantile, score
+from compound.estimators.prediction import answers, to_float64
 from compound.models import Model
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import hold_out
-from compound.types import Task, fork, seed_of
+from compound.train import holdout_weights
+from compound.types import Task, derive_seed, named_generator
 
 MANY = 5000  # rows from which on members hold out some rows together
 LARGEST = 1e140  # extent of y: variances are in squared units, and a doubtful row's are many times those of y
@@ -44,8 +44,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     shift_: Array  # (targets,)
     scale_: Array  # (targets,)
-    single_: bool  # y was a plain list of numbers
-    intervals_: Intervals
+    y_is_1d_: bool  # y was a plain list of numbers
+    intervals_: ConformalIntervals
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -87,14 +87,14 @@ class CompoundRegressor(RegressorMixin, Estimator):
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
         at = [self._z(float(level)) for level in levels]
         values = self._each(X, lambda answer: torch.stack([quantile(answer, z) for z in at], -1)).numpy()
-        return values[:, 0] if self.single_ else values
+        return values[:, 0] if self.y_is_1d_ else values
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples) or (rows, targets, samples)
         """Draws from each row's predictive."""
-        generator = fork(random_state, "sample")
+        generator = named_generator(random_state, "sample")
         parts = [answer.sample(n_samples, generator).permute(1, 2, 0) for answer in self._gaussians(X)]
         values = torch.cat(parts).numpy()
-        return values[:, 0] if self.single_ else values
+        return values[:, 0] if self.y_is_1d_ else values
 
     def _z(self, level: float) -> Tensor:  # (targets,)
         if abs(level - 0.5) < 1e-12:
@@ -121,22 +121,22 @@ class CompoundRegressor(RegressorMixin, Estimator):
         if ((extent > 0) & (extent < 1 / LARGEST)).any():
             raise ValueError(f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant")
         constant = scale <= 1e-12 * np.abs(shift)
-        self.shift_, self.scale_, self.single_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
+        self.shift_, self.scale_, self.y_is_1d_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
         return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        return held_out(len(y), members, self.validation_fraction, seed_of(self.seed_, "hold out"))
+        return held_out(len(y), members, self.validation_fraction, derive_seed(self.seed_, "hold out"))
 
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
         _, rows = held_rows(held, self.seed_)
-        self.intervals_ = Intervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows])
+        self.intervals_ = ConformalIntervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows])
 
     def _finished(self, answer: Predictive) -> Predictive:
-        exact = precise(cast(GaussianPredictive, answer))
+        exact = to_float64(cast(GaussianPredictive, answer))
         return exact.rescale(torch.from_numpy(self.shift_), torch.from_numpy(self.scale_))
 
     def _shaped(self, values: Tensor) -> Array:
-        return (values[:, 0] if self.single_ else values).numpy()
+        return (values[:, 0] if self.y_is_1d_ else values).numpy()
 
 
 def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
@@ -145,15 +145,15 @@ def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
     A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where there are rows enough, a
     few hundred that no member has seen let the mixture itself be scored.
     """
-    weight = hold_out(rows, members, fraction, seed)
+    weight = holdout_weights(rows, members, fraction, seed)
     if rows < MANY or members == 1:
         return weight
     each = int((weight[0] == 0).sum())
     common = min(each, max(COMMON, rows // 100))
-    order = torch.randperm(rows, generator=fork(seed, "hold out in common"))
+    order = torch.randperm(rows, generator=named_generator(seed, "hold out in common"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     weight[:, order[:common]] = 0
-    weight[:, order[common:]] = hold_out(rows - common, members, (each - common) / (rows - common), seed)
+    weight[:, order[common:]] = holdout_weights(rows - common, members, (each - common) / (rows - common), seed)
     return weight
 
 
@@ -166,7 +166,7 @@ def held_rows(held: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (some
     held = held.reshape(-1, held.shape[-1])  # (1 or members, rows)
     common = held.all(0)
     who, rows = (held & (held.cumsum(0) == 1)).nonzero().T if not common.any() else (None, common.nonzero().squeeze(1))
-    some = torch.randperm(len(rows), generator=fork(seed, "calibrate"))[:ROWS]
+    some = torch.randperm(len(rows), generator=named_generator(seed, "calibrate"))[:ROWS]
     return None if who is None else who[some], rows[some]
 
 
@@ -176,7 +176,7 @@ def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> 
     start = 0
     for answer in answers(model, x[rows], seed):
         part = slice(start, start + len(answer.component))
-        own = precise(cast(GaussianPredictive, answer))
+        own = to_float64(cast(GaussianPredictive, answer))
         if who is not None:
             own = member(own, who[part], len(held))
         yield score(own, y[rows[part]].double())

@@ -1,6 +1,6 @@
 """Loops over float32 arrays, compiled: what takes torch a dozen passes over a batch, each with its own start, takes one here.
 
-Every formula stands in plain torch where it is used (`nn.moments.plain`, `nn.matrix_gaussian.plain`); that form serves other dtypes
+Every formula stands in plain torch where it is used (`nn.moments.reference`, `nn.matrix_gaussian.reference`); that form serves other dtypes
 and devices, and the tests hold these loops against it. numba compiles a loop when it is first called and keeps it on disk.
 """
 
@@ -18,19 +18,19 @@ from torch import Tensor
 from compound import compat
 from compound.kernels.cache import LoopCache
 from compound.kernels.guard import PLAIN, Loop
-from compound.kernels.guard import run as run
+from compound.kernels.guard import launch as launch
 
 F = np.float32
 # sums may be taken in any order and products fused; infinities and NaN stay what they are
 LOOSE = {"reassoc", "contract", "nsz"}
 
 
-def suits(*tensors: Tensor) -> bool:
+def can_use_kernel(*tensors: Tensor) -> bool:
     """Whether the loops may work on these: plain float32 tensors in this machine's memory, with no trace looking on."""
-    return all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not traced()
+    return all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not is_tracing()
 
 
-def traced() -> bool:
+def is_tracing() -> bool:
     """Whether a trace or a transform of torch.func looks on, which sees only what torch does."""
     return bool(compat.dispatch_modes()) or compat.transforms() is not None
 
@@ -48,7 +48,7 @@ def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def loop(flags: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop]:
-    """A kernel that `run` calls with the addresses of arrays; it names those that it writes to."""
+    """A kernel that `launch` calls with the addresses of arrays; it names those that it writes to."""
     return lambda function: Loop(function, kernel(flags)(function), writes)
 
 

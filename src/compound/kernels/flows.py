@@ -52,7 +52,7 @@ def masked_back(
     masks_: int, work_: int, weight_: int, heads_: int, d_z_: int, d_log_det_: int, d_weight_: int, d_heads_: int, d_bias_: int,
     steps: int, draws: int, d: int, hidden: int,
 ) -> None:  # fmt: skip
-    """Gradients towards z, in the place of d_z, and towards the parameters."""
+    """Gradients w.r.t. z, in the place of d_z, and w.r.t. the parameters."""
     masks, work = array(masks_, (steps, draws, d)), array(work_, (steps, draws, 3 * d + hidden))
     d_z, d_log_det = array(d_z_, (draws, d)), array(d_log_det_, (draws,))
     weight, heads = array(weight_, (steps, d, hidden)), array(heads_, (steps, hidden, 2 * d))

@@ -79,7 +79,7 @@ class Loop:
         return known["look"]  # type: ignore[no-any-return]
 
 
-def run(loop: Loop, tensors: Sequence[Tensor], *numbers: Any) -> Any:
+def launch(loop: Loop, tensors: Sequence[Tensor], *numbers: Any) -> Any:
     """A loop over tensors, and what it returns. It is handed addresses: making arrays of tensors takes longer than many a loop.
 
     Here the tensors are kept alive until the loop is done. Each must be a plain float32 tensor in this machine's memory, without gaps,

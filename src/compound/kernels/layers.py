@@ -1,4 +1,4 @@
-"""Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.units` say what they compute, and check it in the tests."""
+"""Loops of compound layers: `nn.moments`, `nn.matrix_gaussian` and `nn.hidden_samples` say what they compute, and check it in the tests."""
 
 import math
 
@@ -11,7 +11,7 @@ def moments(
     wide_: int, heads_: int, basis_: int, scaled_: int, std_: int, sums_: int, norms_: int, kl_: int,
     members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool,
 ) -> None:  # fmt: skip
-    """`nn.moments.plain` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
+    """`nn.moments.reference` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
     wide, heads, basis = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(basis_, (members, r, c))
     scaled, std, sums = array(scaled_, (rows, r)), array(std_, (rows, c)), array(sums_, (rows, 3))
     norms, kls = array(norms_, (members, r)), array(kl_, (rows if kl else 0,))
@@ -54,7 +54,7 @@ def moments_back(
     wide_: int, heads_: int, norms_: int, std_: int, sums_: int, d_scaled_: int, d_std_: int, d_kl_: int, d_wide_: int, d_norms_: int,
     members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool, inputs: bool,
 ) -> None:  # fmt: skip
-    """Gradients of `moments` towards the heads, in their place, towards h~ (where `inputs`) and, added up, towards |V_i|²."""
+    """Gradients of `moments` w.r.t. the heads, in their place, w.r.t. h~ (where `inputs`) and, added up, w.r.t. |V_i|²."""
     wide, heads, std = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(std_, (rows, c))
     sums, norms, d_norms = array(sums_, (rows, 3)), array(norms_, (members, r)), array(d_norms_, (members, r))
     d_scaled, d_std, d_kl = array(d_scaled_, (rows, r)), array(d_std_, (rows, c)), array(d_kl_, (rows if kl else 0,))
@@ -63,11 +63,11 @@ def moments_back(
     low, high = exp(-F(bound)), exp(F(bound))  # a clamped log-variance has no gradient
     for b in range(rows):
         m = b // each
-        x, s, row, col, d, norm, towards = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], d_scaled[b], norms[m], d_norms[m]
+        x, s, row, col, d, norm, grad = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], d_scaled[b], norms[m], d_norms[m]
         half = F(0.5) * d_kl[b] if kl else F(0)
         d_deviation, deviation, row_sum, d_q = d_std[b], std[b], sums[b, 1], F(0)
         for j in range(c):
-            d_log = F(0.5) * d_deviation[j] * deviation[j]  # towards log q and lc alike
+            d_log = F(0.5) * d_deviation[j] * deviation[j]  # w.r.t. log q and lc alike
             d_q += d_log
             variance = col[j]
             col[j] = d_log + half * (row_sum * variance - F(r)) if low < variance < high else F(0)
@@ -81,7 +81,7 @@ def moments_back(
             variance = row[i]
             row[i] = variance * (x[i] * x[i] * d_q + trace) - half * F(c) if low < variance < high else F(0)
         for i in range(r):
-            towards[i] += half * fan * s[i] * s[i]
+            grad[i] += half * fan * s[i] * s[i]
             s[i] = d[i] * x[i] + weight * s[i] * norm[i]
 
 
@@ -112,7 +112,7 @@ def noisy_back(
     wide_: int, row_: int, col_: int, noise_: int, scale_: int, d_out_: int, d_wide_: int, d_row_: int, d_col_: int,
     starts: Ints, members: int, rows: int, r: int, inputs: bool,
 ) -> None:  # fmt: skip
-    """Gradients of `noisy`: towards h~ (where `inputs`), the row variances and the logarithms of the column variances, all added up."""
+    """Gradients of `noisy`: w.r.t. h~ (where `inputs`), the row variances and the logarithms of the column variances, all added up."""
     blocks, c, each = len(starts) - 1, starts[-1], each_of(members, rows)
     wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
     noise, scale, d_out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(d_out_, (rows, c))
@@ -122,18 +122,18 @@ def noisy_back(
         for k in range(blocks):
             begin, end = starts[k], starts[k + 1]
             variance, deviation, draw, d = row[m, k], col[m, begin:end], noise[b, begin:end], d_out[b, begin:end]
-            towards_row, towards_col, half, d_scale = d_row[m, k], d_col[m, begin:end], F(0.5) * scale[b, k], F(0)
+            grad_row, grad_col, half, d_scale = d_row[m, k], d_col[m, begin:end], F(0.5) * scale[b, k], F(0)
             for j in range(end - begin):
                 product = d[j] * draw[j] * deviation[j]
                 d_scale += product
-                towards_col[j] += half * product
+                grad_col[j] += half * product
             d_q = F(0.5) * d_scale / scale[b, k]
             for i in range(r):
-                towards_row[i] += d_q * x[i] * x[i]
+                grad_row[i] += d_q * x[i] * x[i]
             if inputs:
-                towards = d_wide[b]
+                grad = d_wide[b]
                 for i in range(r):
-                    towards[i] += F(2) * d_q * variance[i] * x[i]
+                    grad[i] += F(2) * d_q * variance[i] * x[i]
 
 
 @loop(LOOSE, "out")
@@ -160,7 +160,7 @@ def units_back(
     out_: int, noise_: int, d_out_: int, d_mean_: int, d_std_: int,
     members: int, given: int, samples: int, rows: int, width: int, limit: float,
 ) -> None:  # fmt: skip
-    """Gradients of `units` towards mean and std, added up over the draws."""
+    """Gradients of `sample_hidden` w.r.t. mean and std, added up over the draws."""
     d_mean, d_std = array(d_mean_, (members, given, rows, width)), array(d_std_, (members, given, rows, width))
     out, noise = array(out_, (members, samples, rows, width + 1)), array(noise_, (members, samples, rows, width))
     d_out = array(d_out_, (members, samples, rows, width + 1))
@@ -170,7 +170,7 @@ def units_back(
     for m in range(members):
         for s in range(samples):
             for b in range(rows):
-                unit, draw, d, towards_mean, towards_std = (
+                unit, draw, d, grad_mean, grad_std = (
                     out[m, s, b],
                     noise[m, s, b],
                     d_out[m, s, b],
@@ -179,8 +179,8 @@ def units_back(
                 )
                 for j in range(width):
                     slope = d[j] if F(0) < unit[j] < high else F(0)
-                    towards_mean[j] += slope
-                    towards_std[j] += slope * draw[j]
+                    grad_mean[j] += slope
+                    grad_std[j] += slope * draw[j]
 
 
 @loop(LOOSE, "sums total")
@@ -221,7 +221,7 @@ def divergence_back(
     mean_: int, prior_: int, log_row_: int, log_col_: int, sums_: int, d_total_: int, d_mean_: int, d_row_: int, d_col_: int,
     starts: Ints, precisions: Doubles, members: int, r: int,
 ) -> None:  # fmt: skip
-    """Gradients of `divergence` towards the mean and both factors' log-variances."""
+    """Gradients of `divergence` w.r.t. the mean and both factors' log-variances."""
     blocks, c = len(starts) - 1, starts[-1]
     if len(precisions) != blocks:
         raise ValueError("precisions and parts are not of one number")
@@ -233,15 +233,15 @@ def divergence_back(
         for k in range(blocks):
             begin, end, weight = starts[k], starts[k + 1], d_total[m] * F(precisions[k])
             half, row_sum, col_sum = F(0.5) * d_total[m], sums[m, k, 0], sums[m, k, 1]
-            row, col, towards_row, towards_col = log_row[m, k], log_col[m, begin:end], d_row[m, k], d_col[m, begin:end]
+            row, col, grad_row, grad_col = log_row[m, k], log_col[m, begin:end], d_row[m, k], d_col[m, begin:end]
             for i in range(r):
-                towards_row[i] = F(0.5) * weight * col_sum * exp(row[i]) - half * F(end - begin)
+                grad_row[i] = F(0.5) * weight * col_sum * exp(row[i]) - half * F(end - begin)
             for j in range(end - begin):
-                towards_col[j] = F(0.5) * weight * row_sum * exp(col[j]) - half * F(r)
+                grad_col[j] = F(0.5) * weight * row_sum * exp(col[j]) - half * F(r)
             for i in range(r):
-                a, b, towards = mean[m, i, begin:end], prior[i, begin:end], d_mean[m, i, begin:end]
+                a, b, grad = mean[m, i, begin:end], prior[i, begin:end], d_mean[m, i, begin:end]
                 for j in range(end - begin):
-                    towards[j] = weight * (a[j] - b[j])
+                    grad[j] = weight * (a[j] - b[j])
 
 
 @loop(LOOSE, "variance squares sums")

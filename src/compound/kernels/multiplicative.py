@@ -1,4 +1,4 @@
-"""Loops of layers with random scales: `nn.guess` and `nn.multiplicative` say what they compute."""
+"""Loops of layers with random scales: `nn.auxiliary_posterior` and `nn.multiplicative` say what they compute."""
 
 import math
 
@@ -12,7 +12,7 @@ def guess(
     z_: int, behind_: int, mean_: int, variance_: int, vectors_: int, noise_: int,
     log_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
-    """c^T W and from it r's log-density of each z, doubled, with what `guess_back` needs."""
+    """c^T W and from it r's log-density of each z, doubled, with what `auxiliary_posterior_backward` needs."""
     z, behind, mean, variance = array(z_, (groups, d)), array(behind_, (groups, d)), array(mean_, (d, c)), array(variance_, (d, c))
     vectors, noise, log, std = array(vectors_, (5, d)), array(noise_, (groups, c)), array(log_, (groups,)), array(std_, (c,))
     bent, level, distance, pull = (
@@ -56,7 +56,7 @@ def guess_back(
     d_bound_: int, vectors_: int, noise_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int,
     d_behind_: int, d_read_: int, d_read_var_: int, d_vectors_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
-    """Gradients of minus half of `guess` towards the flow's output, c^T W, twice its variance, and b_1 and b_2."""
+    """Gradients of minus half of `auxiliary_posterior` w.r.t. the flow's output, c^T W, twice its variance, and b_1 and b_2."""
     d_bound, vectors, noise, std = array(d_bound_, (groups,)), array(vectors_, (5, d)), array(noise_, (groups, c)), array(std_, (c,))
     bent, level, distance, pull = (
         array(bent_, (groups, c)),
@@ -98,7 +98,7 @@ def weights_back(
     parts_: int, product_: int, mean_: int, variance_: int, z_: int, sizes_: int, reader_: int, d_bound_: int, d_read_: int,
     d_read_var_: int, d_z_: int, d_mean_: int, d_reader_: int, groups: int, d: int, c: int, precision: float,
 ) -> None:  # fmt: skip
-    """Gradients towards M and, in the place of `product`, towards log S; those towards z are added up."""
+    """Gradients w.r.t. M and, in the place of `product`, w.r.t. log S; those w.r.t. z are added up."""
     parts, product, mean, variance = array(parts_, (groups, d, c)), array(product_, (d, c)), array(mean_, (d, c)), array(variance_, (d, c))
     z, sizes, reader = array(z_, (groups, d)), array(sizes_, (d,)), array(reader_, (d,))
     d_bound, d_read, d_read_var = array(d_bound_, (groups,)), array(d_read_, (groups, c)), array(d_read_var_, (c,))
@@ -106,23 +106,23 @@ def weights_back(
     whole = F(np.sum(d_bound))
     decay = whole * F(precision)
     for i in range(d):
-        row, spread, towards_mean, towards_log = mean[i], variance[i], d_mean[i], product[i]
+        row, spread, grad_mean, grad_log = mean[i], variance[i], d_mean[i], product[i]
         read, square, shrink, seen = reader[i], reader[i] * reader[i], F(0), F(0)
         for j in range(c):
             seen += spread[j] * d_read_var[j]
-            towards_log[j] = (towards_log[j] + decay + square * d_read_var[j]) * spread[j] - whole
+            grad_log[j] = (grad_log[j] + decay + square * d_read_var[j]) * spread[j] - whole
         for k in range(groups):
             shrink += d_bound[k] * z[k, i] * z[k, i]
         shrink *= F(precision)
         for j in range(c):
-            towards_mean[j] = shrink * row[j]
+            grad_mean[j] = shrink * row[j]
         total = F(0)
         for k in range(groups):
             part, slope, scale, along, both = parts[k, i], d_read[k], z[k, i], F(0), F(0)
             for j in range(c):
                 along += part[j] * row[j]
                 both += slope[j] * row[j]
-                towards_mean[j] += scale * (part[j] + read * slope[j])
+                grad_mean[j] += scale * (part[j] + read * slope[j])
             d_z[k, i] += along + read * both + d_bound[k] * scale * sizes[i] * F(precision)
             total += scale * both
         d_reader[i] = total + read * seen

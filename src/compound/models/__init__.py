@@ -13,7 +13,7 @@ from compound.models.cdn import MLCDN as MLCDN
 from compound.models.cdn import VBCDN as VBCDN
 from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
 from compound.models.dpn import DPN as DPN
-from compound.models.far import WithFar as WithFar
+from compound.models.far import DistanceAware as DistanceAware
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout
@@ -76,7 +76,7 @@ class Method:
         config = self.config()
         model = METHODS[self.name](inputs, task, config, seed)  # type: ignore[call-arg]
         far = self.options.get("far")
-        return model if hasattr(config, "far") or far is None else WithFar(model, far)
+        return model if hasattr(config, "far") or far is None else DistanceAware(model, far)
 
     def with_limits(self) -> "Method":
         """The same with bounds on its answers about targets (see limits.py). CDNs always have them."""

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from compound.models.adam import Adam
 from compound.precision import full_precision
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, check_inputs
+from compound.types import Batch, Generators, Task, check_inputs
 
 C = TypeVar("C")
 MEMORY = 256 * 2**20  # bytes of live arrays while predicting
@@ -45,7 +45,7 @@ class OptimizerSettings(Protocol):
     """What `Model.optimizer` reads from the settings of a fit."""
 
     @property
-    def rate(self) -> float: ...
+    def lr(self) -> float: ...
 
 
 class Model(nn.Module, ABC):
@@ -70,7 +70,7 @@ class Model(nn.Module, ABC):
         """Once, before training: constants from the training rows."""
 
     @abstractmethod
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         """The objective on a batch; `generator` is one stream, or one per member."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Model(nn.Module, ABC):
         """The predictive of one chunk of rows. Noise is shared by all rows, so a row's answer does not depend on its neighbours."""
 
     @abstractmethod
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         """How many numbers `answer` holds per row at its peak: the chunk size follows from it."""
 
     @torch.no_grad()
@@ -91,18 +91,18 @@ class Model(nn.Module, ABC):
     def finish(self, data: Batch, generator: Generator) -> None:
         """Once, after training, on the same rows as `start`: far noise, Laplace, temperature."""
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""
         return {}
 
     def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
         """Adam in one fused pass, one group per rate factor."""
-        factors = self.rate_factors()
+        factors = self.lr_multipliers()
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
         return Adam(
-            [{"params": group, "lr": settings.rate * factor, "factor": factor} for factor, group in groups.items()],
+            [{"params": group, "lr": settings.lr * factor, "factor": factor} for factor, group in groups.items()],
             fused=True,
         )
 
@@ -113,7 +113,7 @@ class Model(nn.Module, ABC):
         if len(x) == 0:
             raise ValueError("x has no rows: ask about at least one")
         n = Draws.of(n)
-        rows = max(1, memory // (self.row_numbers(n) * x.element_size()))
+        rows = max(1, memory // (self.floats_per_row(n) * x.element_size()))
         state = generator.get_state()
         for chunk in x.split(rows):
             generator.set_state(state)  # every chunk sees the same noise
@@ -124,7 +124,7 @@ class Model(nn.Module, ABC):
         return Predictive.join(list(self.predict_chunks(x, n, generator, memory)))
 
 
-def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
+def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
     """Mean over rows, weighted; rows a member holds out do not count for it."""
     if weight is None:
         return values.mean(-1)
@@ -132,14 +132,14 @@ def weighted(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
     return (weight * values).sum(-1) / weight.sum(-1).clamp_min(torch.finfo(values.dtype).tiny)
 
 
-def trained(data: Batch) -> Tensor:  # (rows,)
+def train_mask(data: Batch) -> Tensor:  # (rows,)
     """Which rows some member trains on."""
     if data.weight is None:
         return torch.ones(len(data), dtype=torch.bool)
     return (data.weight > 0).reshape(-1, len(data)).any(0)
 
 
-def resolved(config: C, defaults: dict[str, Any]) -> C:
+def with_defaults(config: C, defaults: dict[str, Any]) -> C:
     """The frozen config with every None replaced by its default."""
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})  # type: ignore[type-var]
 

@@ -1,4 +1,4 @@
-"""Bayesian network with latent inputs: noise z_n enters beside x_n, so that its effect on y may have any shape and hang on x.
+"""Bayesian network with latent inputs: noise z_n enters beside x_n, so that its effect on y may have any shape and depend on x.
 
     y_n = f([x_n, z_n]; W) + noise,    z_n ~ N(0, g),    W ~ N(0, λ),    q(W) and q(z_n) factorised Gaussians
 
@@ -21,11 +21,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, resolved, trained, weighted
-from compound.models.heads import OneNoise, head
-from compound.nn.networks import hidden, saturated
+from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, train_mask, weighted_row_mean, with_defaults
+from compound.models.heads import HomoscedasticGaussian, head
+from compound.nn.networks import clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, log_mean_exp, normal, single
+from compound.types import Batch, Generators, Task, log_mean_exp, named_generator, only_generator, standard_normal
 
 SAMPLES = {"classes": 10, "targets": 25}
 
@@ -173,12 +173,12 @@ class BNNLV(Model):
     def __init__(self, inputs: int, task: Task, config: BNNLVConfig, seed: int = 0):
         super().__init__()
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind], "samples": SAMPLES[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind], "samples": SAMPLES[task.kind]})
         _check(self.config)
         self.head = head(task, 1, config.noise)
-        if isinstance(self.head, OneNoise) and not config.noise:
+        if isinstance(self.head, HomoscedasticGaussian) and not config.noise:
             nn.init.constant_(self.head.log_noise, 0.5 * config.noise_start)
-        widths, stream = (inputs + config.latents, *self.config.widths, self.head.outputs), fork(seed, "weights")
+        widths, stream = (inputs + config.latents, *self.config.widths, self.head.outputs), named_generator(seed, "weights")
         self.stack = nn.ModuleList(Weights(a, b, config.prior_variance, stream) for a, b in zip(widths, widths[1:], strict=False))
         self.latents = Latents(config.latents, config.latent_variance)
 
@@ -187,20 +187,20 @@ class BNNLV(Model):
         return cast(list[Weights], list(self.stack))
 
     def start(self, data: Batch, generator: Generator) -> None:
-        seen = trained(data)
+        seen = train_mask(data)
         self.head.start(data.y[seen])
         self.latents.start(int(data.index.max()) + 1, int(seen.sum()))
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
         parts = ((self.stack, 1.0), (self.head, self.config.noise_rate), (self.latents, self.config.latent_rate))
-        groups = [{"params": list(part.parameters()), "lr": settings.rate * factor, "factor": factor} for part, factor in parts]
+        groups = [{"params": list(part.parameters()), "lr": settings.lr * factor, "factor": factor} for part, factor in parts]
         groups[-1]["size"] = float(self.latents.size)
         return RowAdam(groups, fused=True)
 
     def noise(self, rows: int, generator: Generator) -> Noise:
         like, samples = self.layers[0].mean, self.config.samples
-        weights = [normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
-        return Noise(weights, normal(generator, (samples, rows, self.config.latents), like))  # z of its own for every pair
+        weights = [standard_normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
+        return Noise(weights, standard_normal(generator, (samples, rows, self.config.latents), like))  # z of its own for every pair
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
         """S pairs (W, z), how well each explains its row, and their log-ratios of prior to posterior."""
@@ -213,35 +213,35 @@ class BNNLV(Model):
         log_prob = self.head.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
         return Pairs(log_prob, torch.stack(ratios).sum(0), local.log_ratio(z, noise.latents).sum(-1))
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         alpha = self.config.alpha
-        pairs = self.pairs(batch, self.noise(len(batch), single(generator)))
-        nll = weighted(energy(pairs.log_prob, alpha), batch.weight)
+        pairs = self.pairs(batch, self.noise(len(batch), only_generator(generator)))
+        nll = weighted_row_mean(energy(pairs.log_prob, alpha), batch.weight)
         if alpha == 0:  # the ratios' means in closed form
             weights = torch.stack([layer.posterior.kl().sum() for layer in self.layers]).sum()
-            total = nll + weights / batch.size + weighted(self.latents.at(batch.index).kl().sum(-1), batch.weight)
+            total = nll + weights / batch.size + weighted_row_mean(self.latents.at(batch.index).kl().sum(-1), batch.weight)
         else:
             exponents = pairs.log_prob + (pairs.weights / batch.size).unsqueeze(-1) + pairs.latents
-            total = weighted(energy(exponents, alpha), batch.weight)
+            total = weighted_row_mean(energy(exponents, alpha), batch.weight)
         return Loss(total.sum(), nll.detach(), (total - nll).detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         step = max(1, 2048 // len(x))  # draws of z computed together
         outer = []
         for _ in range(n.outer):
-            weights = [layer.posterior.at(normal(generator, layer.mean.shape, x)) for layer in self.layers]  # (in + 1, out)
-            z = math.sqrt(self.config.latent_variance) * normal(generator, (n.inner, 1, self.config.latents), x)
+            weights = [layer.posterior.at(standard_normal(generator, layer.mean.shape, x)) for layer in self.layers]  # (in + 1, out)
+            z = math.sqrt(self.config.latent_variance) * standard_normal(generator, (n.inner, 1, self.config.latents), x)
             of_x = _of_inputs(x, weights[0])  # (rows, width)
             outer.append(torch.cat([_outputs(of_x, part, weights) for part in z.split(step)]))  # (inner, rows, outputs)
         return self.head.predictive(torch.stack(outer).unsqueeze(0))
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 8 * n.outer * n.inner * self.head.outputs + 2 * self.inputs + 4 * max(self.config.widths, default=1)
 
 
 def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none
     """What x gives to the first layer's pre-activations."""
-    return saturated(x) @ first[..., : x.shape[-1], :]
+    return clamp_inputs(x) @ first[..., : x.shape[-1], :]
 
 
 def _outputs(of_x: Tensor, z: Tensor, weights: list[Tensor]) -> Tensor:  # (S, rows, outputs)
@@ -251,7 +251,7 @@ def _outputs(of_x: Tensor, z: Tensor, weights: list[Tensor]) -> Tensor:  # (S, r
     a = of_x + (z @ of_z + bias)
     for weight in rest:
         of_h, bias = weight.split([weight.shape[-2] - 1, 1], -2)
-        a = hidden(a) @ of_h + bias
+        a = clipped_relu(a) @ of_h + bias
     return a
 
 

@@ -16,14 +16,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import Draws, Loss, Model, resolved, trained, weighted
-from compound.models.far import choose_ramp, judging, learn_distance
+from compound.models.base import Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.far import calibration_rows, choose_ramp, fit_distance
 from compound.models.likelihoods import Likelihood, likelihood
-from compound.nn import CompoundLinear, FarNoise, Form, Gaussian
-from compound.nn.networks import hidden, saturated, tame
-from compound.nn.units import units
+from compound.nn import CompoundConfig, CompoundLinear, DistanceAwareNoise, Gaussian
+from compound.nn.hidden_samples import sample_hidden
+from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, log_mean_exp, member_seed, normal
+from compound.types import Batch, Generators, Task, log_mean_exp, member_seed, named_generator, standard_normal
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class _CDN(Model):
 
     bayes: bool
     likelihood: Likelihood
-    far: FarNoise
+    far: DistanceAwareNoise
 
     def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
         super().__init__()
         bayes = _BAYES[task.kind] if self.bayes else {}
-        self.config = cast(Any, resolved(config, _COMMON[task.kind] | bayes))  # no None is left in it
+        self.config = cast(Any, with_defaults(config, _COMMON[task.kind] | bayes))  # no None is left in it
         _check(self.config)
         self.inputs, self.task, self.members = inputs, task, self.config.members
         self._build(self.config, seed)
@@ -75,14 +75,14 @@ class _CDN(Model):
     def _build(self, config: Any, seed: int) -> None:
         inputs, task, bayes, starts = self.inputs, self.task, self.bayes, config.log_col
         widths = (inputs, *config.widths, task.size)
-        streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
-        form = Form(config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classes")
+        streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
+        form = CompoundConfig(config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classes")
         self.stack = nn.ModuleList(
             CompoundLinear(a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,))
             for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         )
         self.likelihood = likelihood(task, self.members, config.last_layer, config.last_draws, config.noise, config.far)
-        self.far = FarNoise(inputs)
+        self.far = DistanceAwareNoise(inputs)
 
     @property
     def layers(self) -> list[CompoundLinear]:
@@ -93,15 +93,15 @@ class _CDN(Model):
         """In how many parts of the S draws ψ is shared, by hidden maps and by heads."""
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.likelihood.start(data.y[trained(data)])
+        self.likelihood.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def _last(self, x: Tensor, generator: Streams, kl: bool) -> tuple[Gaussian, Tensor]:
+    def _last(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
         samples, rows = self.config.samples, len(x)
-        x = tame(x).expand(self.members, -1, -1)
+        x = clamp_if_needed(x).expand(self.members, -1, -1)
         shared = self._shared()
         once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
         first, *rest = self.layers
@@ -109,25 +109,25 @@ class _CDN(Model):
         total = out.kl.view(self.members, -1, rows).mean(1) if kl else out.kl
         for layer in rest:
             mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))  # (members, 1 or S, rows, width)
-            noise = normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
-            out = layer.over(units(mean, std, noise), generator, shared, kl)
+            noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
+            out = layer.over(sample_hidden(mean, std, noise), generator, shared, kl)
             total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
         return Gaussian(mean, std, out.kl), total
 
-    def _nll(self, last: Gaussian, batch: Batch, generator: Streams) -> Tensor:  # (members,)
+    def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
         log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)
-        return -weighted(log_prob, batch.weight)
+        return -weighted_row_mean(log_prob, batch.weight)
 
     def _draws(self, x: Tensor, n: Draws, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draws of the last layer (members, outer, inner, rows, size); a noise vector serves all rows."""
-        x = saturated(x).expand(self.members, -1, -1)
+        x = clamp_inputs(x).expand(self.members, -1, -1)
         first, *rest = self.layers
         step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
         outer = []
         for _ in range(n.outer):
             psi = [layer.draw(generator) for layer in self.layers]
-            noises = [normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest]
+            noises = [standard_normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest]
             last = self.likelihood.noise(self.members, n.inner, generator, x)
             start = first.at(x, psi[0])
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
@@ -137,7 +137,7 @@ class _CDN(Model):
                 draws = part.stop - part.start
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
                 for layer, weights, noise in zip(rest, psi[1:], noises, strict=True):
-                    h = hidden(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(1, 2)  # (members, draws rows, width)
+                    h = clipped_relu(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(1, 2)  # (members, draws rows, width)
                     after = layer.at(h, weights)
                     out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
                 inner.append(self.likelihood.draw(out, last[:, part]))
@@ -152,10 +152,10 @@ class _CDN(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = self._draws(x, self._divide(n), generator)
-        t = self.far(saturated(x)) if self.far.fitted else None
+        t = self.far(clamp_inputs(x)) if self.far.fitted else None
         return self.likelihood.predictive(draws, t)
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)
         kept = 8 * (n.outer + self.members) * n.inner * self.task.size * self.config.last_draws
         return kept + 6 * self.members * (width + self.inputs)
@@ -164,7 +164,7 @@ class _CDN(Model):
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own predictive, before far noise."""
         draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
-        return -weighted(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
+        return -weighted_row_mean(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
 
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
@@ -172,16 +172,16 @@ class _CDN(Model):
         weight = torch.ones(self.members, len(data), dtype=torch.float32) if data.weight is None else data.weight.expand(self.members, -1)
         held = weight == 0  # (members, rows)
         some = bool(held.any())
-        judges = judging(data, held, generator)
+        judges = calibration_rows(data, held, generator)
         draws = self._draws(data.x[judges], self._divide(Draws(100 * self.members, 1)), generator)
         mask = held[:, judges] if some else torch.ones(self.members, len(judges), dtype=torch.bool)
         y = data.y[judges]
         if some:
             self.likelihood.calibrate(draws, y, mask)
-        self.likelihood.bound(draws, data.y[trained(data)])
+        self.likelihood.bound(draws, data.y[train_mask(data)])
         if not self.config.far:
             return
-        distance = learn_distance(self.far, data, judges, generator)
+        distance = fit_distance(self.far, data, judges, generator)
         densities = self.likelihood.under_noise(draws, y)
 
         def scores(t: Tensor | None) -> Tensor:  # (2, rows)
@@ -204,13 +204,13 @@ class MLCDN(_CDN):
     def _shared(self) -> tuple[int, int]:
         return self.config.samples, self.config.samples
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         path = self.config.lam
         first, last = path if isinstance(path, tuple) else (path, path)
         lam = first * (last / first) ** batch.progress if first else 0.0
         out, kl = self._last(batch.x, generator, lam > 0)
         nll = self._nll(out, batch, generator)
-        divergence = weighted(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
+        divergence = weighted_row_mean(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
         total = nll + lam * divergence
         if self.config.basis == "map":
             total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size
@@ -234,7 +234,7 @@ class VBCDN(_CDN):
         """KL of the posterior over all hypernetworks to its prior."""
         return torch.stack([layer.kl() for layer in self.layers]).sum(0)
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         out, _ = self._last(batch.x, generator, False)
         nll = self._nll(out, batch, generator)
         kl = self.kl() / batch.size

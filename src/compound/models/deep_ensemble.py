@@ -17,11 +17,11 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import fgsm
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Network, half_squares, saturated
+from compound.nn.networks import Network, clamp_inputs, l2_penalty
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, member_seed
+from compound.types import Batch, Generators, Task, member_seed, named_generator
 
 
 @dataclass(frozen=True)
@@ -54,44 +54,44 @@ class DeepEnsemble(Model):
         if config.noise and config.variance == "rows":
             raise ValueError(f"noise is {config.noise}: a given noise needs variance='one'")
         self.inputs, self.task, self.members = inputs, task, config.members
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, self.members, config.noise, config.variance)
-        streams = [fork(member_seed(seed, k), "weights") for k in range(self.members)]
+        streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
         self.register_buffer("reach", torch.zeros(inputs, dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
-        rows = trained(data)
+        rows = train_mask(data)
         self.head.start(data.y[rows])
-        x = saturated(data.x[rows])
+        x = clamp_inputs(data.x[rows])
         self.reach.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
         """Log-densities of y under each member; x is theirs in common, (rows, inputs), or one for each."""
         return self.head.log_prob(self.network(x), y)
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        nll = -weighted(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        nll = -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
         total = nll
         if self.config.adversarial:
-            x = saturated(batch.x).expand(self.members, -1, -1)
+            x = clamp_inputs(batch.x).expand(self.members, -1, -1)
             attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.reach)  # (members, rows, inputs)
-            total = total - weighted(self.log_prob(attacked, batch.y), batch.weight)
+            total = total - weighted_row_mean(self.log_prob(attacked, batch.y), batch.weight)
         if not self.config.precision:
             return Loss(total.sum(), nll.detach(), torch.zeros_like(nll))
-        penalty = half_squares(self.network.parameters(), self.config.precision / batch.size)  # (members,)
+        penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)
         return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 2 * self.inputs + self.members * (2 * sum(self.config.widths) + 8 * self.head.outputs)
 
     @torch.no_grad()
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own, on the rows it holds out."""
-        return -weighted(self.log_prob(batch.x, batch.y), batch.weight)
+        return -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)

@@ -30,13 +30,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.likelihoods import noise_floor
 from compound.models.normal_wishart import NODES, NormalWishart, student_nodes
 from compound.nn.networks import LIMIT, Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
-from compound.types import Batch, Streams, Task, fork
+from compound.types import Batch, Generators, Task, named_generator
 
 
 @dataclass(frozen=True)
@@ -61,32 +61,32 @@ class DPN(Model):
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
         self.inputs, self.task = inputs, task
-        config = resolved(config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classes" else "reverse"})
+        config = with_defaults(config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classes" else "reverse"})
         strength = 100.0 if task.kind == "classes" and config.divergence == "reverse" else 1000.0
-        self.config = resolved(config, {"concentration": strength})
+        self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
         self.head: _Head = _Dirichlet(task.size, self.config) if task.kind == "classes" else _NormalWishart(task.size, self.config)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
 
     def start(self, data: Batch, generator: Generator) -> None:
         _outside(data)
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         x = batch.x.new_empty(len(batch) + len(_outside(batch)), self.inputs)
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_outside(batch), -LIMIT, LIMIT, out=x[len(batch) :])
         f = self.network.within(x)  # (1, rows + rows', outputs)
         each, divergence = self.head.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)
-        nll = weighted(each, batch.weight)  # (1,)
-        kl = (weighted(inside, batch.weight) + self.config.outside * outside.mean(-1)) / self.config.concentration
+        nll = weighted_row_mean(each, batch.weight)  # (1,)
+        kl = (weighted_row_mean(inside, batch.weight) + self.config.outside * outside.mean(-1)) / self.config.concentration
         return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[0])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 2 * (self.inputs + sum(self.config.widths)) + self.head.numbers
 
 
@@ -115,7 +115,7 @@ class _Dirichlet(_Head):
     taught: Tensor  # (classes + 1, classes) b_y for rows of the data with label y, and in the last row that of rows from outside
     log_betas: Tensor  # (classes + 1,)
     mean_logs: Tensor  # (classes + 1, classes)
-    own: Tensor  # (classes + 1,) the part of a forward divergence that hangs on b alone
+    own: Tensor  # (classes + 1,) the part of a forward divergence that depends on b alone
 
     def __init__(self, classes: int, config: Any):
         super().__init__()
@@ -244,7 +244,7 @@ def pairwise_kl(alpha: Tensor) -> Tensor:
 
 def _outside(batch: Batch) -> Tensor:
     if batch.x_ood is None:
-        raise ValueError("dpn needs x_ood: give rows known to lie outside the domain, as whole(x, y, task, x_ood=...)")
+        raise ValueError("dpn needs x_ood: give rows known to lie outside the domain, as make_dataset(x, y, task, x_ood=...)")
     return batch.x_ood
 
 

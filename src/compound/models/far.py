@@ -1,6 +1,6 @@
 """Far noise for any method: doubt that grows with the distance from the training data, put on the finished answer.
 
-`Method("map", far=3.0)` builds the method inside `WithFar`. Training is left alone; after it the distance is learnt from the
+`Method("map", far=3.0)` builds the method inside `DistanceAware`. Training is left alone; after it the distance is learnt from the
 training rows, and the steepest ramp is chosen that costs next to nothing on held-out rows (on training rows where none are).
 
 Classes: with log-odds t(x) nothing is known and all classes are alike, so the label never changes. Targets: the variance
@@ -14,12 +14,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import Draws, Loss, Model, OptimizerSettings, trained
+from compound.models.base import Draws, Loss, Model, OptimizerSettings, train_mask
 from compound.models.limits import Limits
-from compound.nn import FarNoise
-from compound.nn.networks import saturated
+from compound.nn import DistanceAwareNoise
+from compound.nn.networks import clamp_inputs
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import Batch, Streams, Task
+from compound.types import Batch, Generators, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
 ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from luck
@@ -42,7 +42,7 @@ SCALES = {
 }
 
 
-def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
+def choose_ramp(far: DistanceAwareNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
     """The steepest ramp that costs no more than the budget at the judging rows' own distances and at all others, (1 + shares, rows).
 
     `scores(t)` are log-densities (scores, rows) of their targets under far noise of loudness t, None: none.
@@ -67,24 +67,24 @@ def choose_ramp(far: FarNoise, task: Task, distance: Tensor, scores: Callable[[T
     far.set_ramp(*ramps[cheap[-1] if cheap else 0], cap)
 
 
-def judging(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judges,)
+def calibration_rows(data: Batch, held: Tensor, generator: Generator) -> Tensor:  # (judges,)
     """Rows to judge by: those somebody held out, of held (members, rows); any rows where nobody did."""
     some = held.any(0)
     order = torch.randperm(len(data), generator=generator)
     return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
 
 
-def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (1 + shares, judges)
+def fit_distance(far: DistanceAwareNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (1 + shares, judges)
     """Fit `far` on the training rows; distances of the judging rows, from what was learnt without them, and those they stand for.
 
     Few judges may all be near by chance, and noise on the rest would seem to cost nothing. So each stands for its share of all rows
     too: by distance the farthest of 45 judges for the farthest 1/45, at up to SHARES of their quantiles.
     """
-    seen = trained(data).nonzero().squeeze(-1)
+    seen = train_mask(data).nonzero().squeeze(-1)
     away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
-    away[seen] = far.fit(saturated(data.x[seen]), generator)
+    away[seen] = far.fit(clamp_inputs(data.x[seen]), generator)
     fresh = judges[away[judges].isnan()]  # rows no member trained on
-    away[fresh] = far.distance(saturated(data.x[fresh]))
+    away[fresh] = far.distance(clamp_inputs(data.x[fresh]))
     distance, known = away[judges], away[~away.isnan()]
     shares = min(SHARES, JUDGES // len(judges), len(known) // len(judges))
     if shares < 2:
@@ -94,7 +94,7 @@ def learn_distance(far: FarNoise, data: Batch, judges: Tensor, generator: Genera
     return torch.cat([distance.unsqueeze(0), quantiles[distance.argsort(stable=True).argsort()].T])
 
 
-class WithFar(Model):
+class DistanceAware(Model):
     """Another method with far noise on its answer."""
 
     unit: Tensor  # (targets,) targets: the standard deviation far away
@@ -106,16 +106,16 @@ class WithFar(Model):
         self.inner, self.strength = inner, far
         self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
         self.method, self.config = inner.method, inner.config  # type: ignore[misc]
-        self.far, self.limits = FarNoise(inner.inputs), Limits(self.task.size)
+        self.far, self.limits = DistanceAwareNoise(inner.inputs), Limits(self.task.size)
         self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "targets" else 1, dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.inner.start(data, generator)
         if self.task.kind == "targets":
-            spread = data.y[trained(data)].double().std(0, correction=0)
+            spread = data.y[train_mask(data)].double().std(0, correction=0)
             self.unit.copy_(self.strength * torch.where(spread > 0, spread, 1.0))
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         return self.inner.loss(batch, generator)
 
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:
@@ -128,29 +128,29 @@ class WithFar(Model):
     def finish(self, data: Batch, generator: Generator) -> None:
         self.inner.finish(data, generator)
         held = data.weight.reshape(-1, len(data)) == 0 if data.weight is not None else torch.zeros(1, len(data), dtype=torch.bool)
-        judges = judging(data, held, generator)
+        judges = calibration_rows(data, held, generator)
         plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
         if isinstance(plain, GaussianPredictive):
-            self.limits.fit(data.y[trained(data)], plain)
+            self.limits.fit(data.y[train_mask(data)], plain)
         if not self.strength:
             return
 
         def scores(t: Tensor | None) -> Tensor:
             return (plain if t is None else self._noisy(plain, t)).log_prob(y).unsqueeze(0)
 
-        choose_ramp(self.far, self.task, learn_distance(self.far, data, judges, generator), scores)
+        choose_ramp(self.far, self.task, fit_distance(self.far, data, judges, generator), scores)
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         plain = self.inner.answer(x, n, generator)
         if isinstance(plain, GaussianPredictive):
             plain = self.limits(plain)
-        return self._noisy(plain, self.far(saturated(x))) if self.far.fitted else plain
+        return self._noisy(plain, self.far(clamp_inputs(x))) if self.far.fitted else plain
 
     def _noisy(self, plain: Predictive, t: Tensor) -> Predictive:
         """The answer with far noise of loudness t (rows,)."""
         if isinstance(plain, GaussianPredictive):
             return plain.with_far_noise(t, self.unit)
-        return cast(CategoricalPredictive, plain).doubted(t)
+        return cast(CategoricalPredictive, plain).mix_with_uniform(t)
 
-    def row_numbers(self, n: Draws) -> int:
-        return max(self.inner.row_numbers(n), 3 * self.inputs)
+    def floats_per_row(self, n: Draws) -> int:
+        return max(self.inner.floats_per_row(n), 3 * self.inputs)

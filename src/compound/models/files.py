@@ -18,19 +18,21 @@ from torch import Tensor
 
 from compound import persist
 from compound.models.base import Model
-from compound.models.far import WithFar
+from compound.models.far import DistanceAware
 from compound.models.sound import trial as trial
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 from compound.persist import Spec
-from compound.schema import anything, either, many, mapping, nothing, one_of, real, record, text, told, truth, whole
+from compound.schema import anything, boolean, either, integer, many, mapping, nothing, object_of, one_of, real, text, told
 from compound.types import Task
 
-SIZES = whole(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
-FEW = either(nothing, whole(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
-COUNTS = record({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
-OPTIONS = mapping(either(text(100), truth, real, nothing, many(real, most=100)))  # as far as they do not hang on the method
-TASK = record({"kind": one_of("classes", "targets"), "size": SIZES})
-DESCRIPTION = record({"method": text(), "inputs": whole(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything})
+SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
+FEW = either(nothing, integer(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
+COUNTS = object_of({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
+OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not depend on the method
+TASK = object_of({"kind": one_of("classes", "targets"), "size": SIZES})
+DESCRIPTION = object_of(
+    {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything}
+)
 EXTRA = 2**28  # bytes that a model may need besides those in its file
 
 
@@ -62,7 +64,7 @@ def describe(model: Model) -> dict[str, Any]:
     """The words from which `rebuild` makes the same model."""
     config: Any = model.config
     task, options = dataclasses.asdict(model.task), dataclasses.asdict(config)
-    if isinstance(model, WithFar):
+    if isinstance(model, DistanceAware):
         options["far"] = model.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
@@ -106,7 +108,7 @@ def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
     """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
     compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
     for name, part in module.named_modules():
-        if isinstance(part, FarNoise):
+        if isinstance(part, DistanceAwareNoise):
             _compare_far(found, f"{name}." if name else "")
 
 
@@ -131,7 +133,7 @@ def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
     (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}")
-    shapes = tuple(found[prefix + name].shape for name in ("roots", "tightness") if prefix + name in found)
+    shapes = tuple(found[prefix + name].shape for name in ("precision_roots", "residual_precision") if prefix + name in found)
     if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
         raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
 

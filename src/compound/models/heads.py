@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compound.distributions import gaussian_log_prob
-from compound.models.base import weighted
+from compound.models.base import weighted_row_mean
 from compound.models.likelihoods import Floored, noise_floor
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.types import Task
@@ -32,7 +32,7 @@ class Head(nn.Module, ABC):
 
     def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:  # (members,) or ()
         """Mean over rows of -log p(y | f), weighted, for f ((members,) rows, outputs)."""
-        return -weighted(self.log_prob(f, y), weight)
+        return -weighted_row_mean(self.log_prob(f, y), weight)
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:
@@ -47,7 +47,7 @@ def head(task: Task, members: int = 1, noise: float = 0.0, variance: str = "one"
         raise ValueError(f"variance is {variance!r}: use 'one' or 'rows'")
     if task.kind == "classes":
         return Softmax(task.size)
-    return OneNoise(task.size, members, noise) if variance == "one" else RowNoise(task.size)
+    return HomoscedasticGaussian(task.size, members, noise) if variance == "one" else HeteroscedasticGaussian(task.size)
 
 
 class Softmax(Head):
@@ -69,7 +69,7 @@ class Softmax(Head):
         return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1), len(f))
 
 
-class OneNoise(Floored, Head):
+class HomoscedasticGaussian(Floored, Head):
     """p(y | f) = N(f, σ² + floor), one σ per target and member, learnt or fixed."""
 
     def __init__(self, targets: int, members: int, noise: float):
@@ -103,7 +103,7 @@ class OneNoise(Floored, Head):
         return GaussianPredictive.of(f.flatten(0, 1), noise, torch.zeros_like(noise), members=len(f))
 
 
-class RowNoise(Floored, Head):
+class HeteroscedasticGaussian(Floored, Head):
     """f = (m, ρ): p(y | f) = N(m, softplus(ρ) + floor), a variance for every row and target."""
 
     def __init__(self, targets: int):

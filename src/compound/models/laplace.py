@@ -21,13 +21,13 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import Draws, Loss, Model, resolved, trained
-from compound.models.heads import OneNoise
+from compound.models.base import Draws, Loss, Model, train_mask, with_defaults
+from compound.models.heads import HomoscedasticGaussian
 from compound.models.map import MAP, MAPConfig
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
-from compound.nn.networks import Linear, hidden, saturated
+from compound.nn.networks import Linear, clamp_inputs, clipped_relu
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Streams, Task, normal
+from compound.types import Batch, Generators, Task, standard_normal
 
 DELTAS = (1e-4, 1e6)  # bounds of a tuned δ: a layer without curvature, or without weights, has no optimum
 FACTORS = (1e-4, 1e4)  # bounds of τ
@@ -67,7 +67,7 @@ class Laplace(Model):
         _check(config)
         self.inputs, self.task = inputs, task
         self.plain = MAP(inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed)
-        self.config = resolved(config, {"widths": self.plain.config.widths})
+        self.config = with_defaults(config, {"widths": self.plain.config.widths})
         self.curvature = nn.ModuleList(
             Dense(layer.inputs, layer.outputs)
             if config.structure == "full"
@@ -91,10 +91,10 @@ class Laplace(Model):
     def start(self, data: Batch, generator: Generator) -> None:
         self.plain.start(data, generator)
 
-    def rate_factors(self) -> dict[str, float]:
-        return self.plain.rate_factors()
+    def lr_multipliers(self) -> dict[str, float]:
+        return self.plain.lr_multipliers()
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         return self.plain.loss(batch, generator)
 
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (1,)
@@ -114,7 +114,7 @@ class Laplace(Model):
         chunk = chunk or max(1, NUMBERS // (self.task.size * max(layer.outputs for layer in network.layers)))
         sums = [block.zeros() for block in self.blocks]
         totals = torch.zeros(3, dtype=torch.float64)
-        for rows in trained(data).nonzero().squeeze(-1).split(chunk):
+        for rows in train_mask(data).nonzero().squeeze(-1).split(chunk):
             x, y = data.x[rows], data.y[rows]
             weight = x.new_ones(len(x)) if data.weight is None else data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
             inputs, f = layer_inputs(network, x)
@@ -123,7 +123,7 @@ class Laplace(Model):
             for block, own, h, g in zip(self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True):
                 block.add(own, h, g, weight)
             scores = weight * head.log_prob(f.unsqueeze(0), y)[0]
-            misfit = (root.diagonal(dim1=1, dim2=2) * (y - f)).square() if isinstance(head, OneNoise) else scores.new_zeros(())
+            misfit = (root.diagonal(dim1=1, dim2=2) * (y - f)).square() if isinstance(head, HomoscedasticGaussian) else scores.new_zeros(())
             totals += torch.stack([values.double().sum() for values in (weight, scores, misfit)])
         for block, own in zip(self.blocks, sums, strict=True):
             block.fit(own, totals[0])
@@ -133,7 +133,7 @@ class Laplace(Model):
     def _root(self, f: Tensor) -> Tensor:  # (rows, outputs, outputs)
         """R with R^T R = Λ: diag p - p p^T for classes, I / σ² for targets."""
         head = self.plain.head
-        if isinstance(head, OneNoise):
+        if isinstance(head, HomoscedasticGaussian):
             return torch.diag(head.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
         p = torch.softmax(f, -1)
         return torch.diag_embed(p.sqrt()) - p.sqrt().unsqueeze(2) * p.unsqueeze(1)
@@ -160,7 +160,7 @@ class Laplace(Model):
 
         count, head = len(self.blocks), self.plain.head
         start, bounds = self.delta.log().tolist(), [DELTAS] * count
-        learnt = head if isinstance(head, OneNoise) and not head.fixed else None
+        learnt = head if isinstance(head, HomoscedasticGaussian) and not head.fixed else None
         if learnt is not None:
             start.append(0.0)
             bounds.append((max(FACTORS[0], float((learnt.floor / learnt.variance()).max())), FACTORS[1]))  # no noise below its floor
@@ -179,7 +179,7 @@ class Laplace(Model):
         if learnt is not None:
             self._rescale_noise(learnt, logs[count])
 
-    def _rescale_noise(self, head: OneNoise, log_factor: Tensor) -> None:
+    def _rescale_noise(self, head: HomoscedasticGaussian, log_factor: Tensor) -> None:
         factor = log_factor.exp()
         self.log_likelihood -= 0.5 * (self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1))
         self.misfit /= factor
@@ -212,13 +212,13 @@ class Laplace(Model):
         ridge = 1e-12 * spread.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
         eye = torch.eye(f.shape[-1], dtype=spread.dtype, device=f.device)
         root = torch.linalg.cholesky(spread + ridge[:, None, None] * eye).to(f.dtype)
-        noise = normal(generator, (draws, f.shape[-1]), f)
+        noise = standard_normal(generator, (draws, f.shape[-1]), f)
         shift = (root @ noise.T).permute(2, 0, 1)  # (draws, rows, outputs)
         return self.plain.head.predictive((f + shift)[None, :, None])
 
     def _closed(self, f: Tensor, variance: Tensor) -> Predictive:
         head = self.plain.head
-        if isinstance(head, OneNoise):
+        if isinstance(head, HomoscedasticGaussian):
             noise = head.variance()[None, None]  # (1, 1, 1, targets)
             return GaussianPredictive.of(f[None, None], noise, torch.zeros_like(noise), variance)
         return head.predictive(probit(f, variance)[None, None, None])
@@ -226,24 +226,24 @@ class Laplace(Model):
     def _networks(self, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (draws, rows, outputs)
         """f of networks drawn from the posterior; a noise vector per layer and draw serves all rows."""
         blocks, deltas = cast(list[Kronecker], self.blocks), self.delta.double()
-        noises = [normal(generator, (draws, 1, layer.outputs), x) for layer in self.layers]
+        noises = [standard_normal(generator, (draws, 1, layer.outputs), x) for layer in self.layers]
 
         def pre_activations(k: int, h: Tensor) -> tuple[Tensor, Tensor]:
             """Mean and, along the eigenvectors, standard deviation of layer k for h (rows, in)."""
             layer = self.layers[k]
             return torch.addmm(layer.bias[0], h, layer.weight[0]), blocks[k].variances(h, deltas[k]).sqrt()
 
-        mean, std = pre_activations(0, saturated(x))
+        mean, std = pre_activations(0, clamp_inputs(x))
         found = []
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)
             for k in range(1, len(blocks)):
-                after, spread = (value.unflatten(0, s.shape[:2]) for value in pre_activations(k, hidden(s).flatten(0, 1)))
+                after, spread = (value.unflatten(0, s.shape[:2]) for value in pre_activations(k, clipped_relu(s).flatten(0, 1)))
                 s = after + (spread * noises[k][part]) @ blocks[k].output_vectors.T
             found.append(s)
         return torch.cat(found)
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         outputs, width = self.task.size, max((self.inputs, *self.config.widths))
         kept = sum(self.config.widths) + outputs  # of each output's Jacobian
         if self.config.structure == "full":

@@ -19,7 +19,7 @@ from compound.models.limits import Limits
 from compound.nn import Gaussian
 from compound.nn.softmax import expected_entropy, expected_softmax
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import Streams, Task, log_mean_exp, normal
+from compound.types import Generators, Task, log_mean_exp, standard_normal
 
 
 class Densities(NamedTuple):
@@ -36,7 +36,7 @@ class Likelihood(nn.Module, ABC):
         """Constants from the training rows."""
 
     @abstractmethod
-    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:  # (members, draws, rows)
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:  # (members, draws, rows)
         """Log-densities of y under each draw of the last layer, (members, draws, rows, size)."""
 
     @abstractmethod
@@ -127,14 +127,14 @@ class GaussianLikelihood(Floored, Likelihood):
     def variance(self) -> Tensor:  # (members, targets)
         return (2 * self.log_noise).exp()
 
-    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:
         variance = (self.variance() + self.known_floor())[:, None, None]
         if self.last_layer == "integrate":
             return gaussian_log_prob(y, last.mean, last.std.square() + variance).sum(-1)
-        return gaussian_log_prob(y, last.draw(normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
+        return gaussian_log_prob(y, last.draw(standard_normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
 
     def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
-        return normal(generator, (members, draws, 1, len(self.unit)), like)
+        return standard_normal(generator, (members, draws, 1, len(self.unit)), like)
 
     def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and variances of the integrated last layer."""
@@ -190,17 +190,19 @@ class CategoricalLikelihood(Likelihood):
         super().__init__()
         self.classes, self.last_layer, self.last_draws = classes, last_layer, last_draws
 
-    def log_prob(self, last: Gaussian, y: Tensor, generator: Streams) -> Tensor:
+    def log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:
         if self.last_layer == "integrate":
             return _pick(_log(expected_softmax(last.mean, last.std)), y)
         members, draws, rows, classes = last.mean.shape
-        noise = antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws)
+        noise = antithetic(
+            standard_normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws
+        )
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise)
         labels = y if rows == len(logits.view(-1, classes)) else y.expand(logits.shape[:-1]).reshape(-1)
         return -functional.cross_entropy(logits.view(-1, classes), labels, reduction="none").view(members, -1, rows)
 
     def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
-        return antithetic(normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, self.classes), like), self.last_draws)
+        return antithetic(standard_normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, self.classes), like), self.last_draws)
 
     def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and standard deviations still to be integrated over them."""
@@ -219,7 +221,7 @@ class CategoricalLikelihood(Likelihood):
             if t is None:
                 return Densities(each, answer.log_prob(y))
             noisy = torch.logaddexp(each + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes))
-            return Densities(noisy, answer.doubted(t).log_prob(y))
+            return Densities(noisy, answer.mix_with_uniform(t).log_prob(y))
 
         return densities
 
@@ -233,7 +235,7 @@ class CategoricalLikelihood(Likelihood):
             answer = CategoricalPredictive.of(_log(self._probs(logits, std)), len(draws[0]), component=component)
         else:
             answer = CategoricalPredictive.of(torch.log_softmax(logits, -1), len(draws[0]), self.last_draws)
-        return answer if t is None else answer.doubted(t)
+        return answer if t is None else answer.mix_with_uniform(t)
 
 
 def antithetic(noise: Tensor, count: int) -> Tensor:

@@ -12,11 +12,11 @@ from typing import Literal
 
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Network, half_squares
+from compound.nn.networks import Network, l2_penalty
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork
+from compound.types import Batch, Generators, Task, named_generator
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class MAP(Model):
         if config.precision < 0:
             raise ValueError(f"precision is {config.precision}: give a number >= 0")
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise, config.variance)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         nll = self.head.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
-        penalty = half_squares(self.network.parameters(), self.config.precision / batch.size)  # (1,)
+        penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.head.outputs

@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Linear, Network, hidden, saturated, tame
+from compound.nn.networks import Linear, Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, single
+from compound.types import Batch, Generators, Task, named_generator, only_generator
 
 TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
 
@@ -53,15 +53,15 @@ class MCDropout(Model):
         if config.length_scale < 0:
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise, config.variance)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def kl(self) -> Tensor:  # ()
@@ -72,15 +72,15 @@ class MCDropout(Model):
 
     def _masked(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
         """The units that masks begin with, (1, rows, units), the layers from there on, and their rates."""
-        h, layers, rates = saturated(x).unsqueeze(0), self.network.layers, self.rates
+        h, layers, rates = clamp_inputs(x).unsqueeze(0), self.network.layers, self.rates
         if rates[0] or len(layers) == 1:
             return h, layers, rates
-        return hidden(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
+        return clipped_relu(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        stream, h = single(generator), tame(batch.x)  # (rows, inputs)
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        stream, h = only_generator(generator), clamp_if_needed(batch.x)  # (rows, inputs)
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
-            h = hidden(h) if k else h
+            h = clipped_relu(h) if k else h
             h = layer.alone(h * mask(rate, h.shape, h, stream) if rate else h)
         nll = self.head.nll(h, batch.y, batch.weight)
         if not self.config.length_scale:
@@ -96,7 +96,7 @@ class MCDropout(Model):
         f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
         return self.head.predictive(f[None, :, None])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 4 * (self.inputs + sum(self.config.widths)) + 8 * n.outer * n.inner * self.head.outputs
 
 
@@ -113,6 +113,6 @@ def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Ten
     """Units h (1, rows, units) through affine maps of masked units; masks are (draws, 1, units) or (1, rows, units)."""
     rows = h.shape[1]
     for k, (layer, values) in enumerate(zip(layers, masks, strict=True)):
-        h = (hidden(h) if k else h) * values
+        h = (clipped_relu(h) if k else h) * values
         h = layer(h) if len(h) == 1 else layer(h.view(1, -1, layer.inputs)).view(-1, rows, layer.outputs)
     return h

@@ -16,11 +16,11 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from compound.distributions import mixture_log_prob, weighted_log_sum, weighted_mean
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.likelihoods import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.types import Batch, Streams, Task, fork
+from compound.types import Batch, Generators, Task, named_generator
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class MDN(Model):
         if config.components < 1:
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         each = task.size if task.kind == "classes" else 2 * task.size  # logits, or means and ρ
         self.outputs = config.components * (1 + each)
-        self.network = Network((inputs, *self.config.widths, self.outputs), [fork(seed, "weights")])
+        self.network = Network((inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")])
         if task.kind == "targets":
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
@@ -55,7 +55,7 @@ class MDN(Model):
         """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
         if self.task.kind == "classes":
             return  # random weights tell the components apart
-        y, count = data.y[trained(data)], self.config.components
+        y, count = data.y[train_mask(data)], self.config.components
         spread = y.std(0, correction=0)  # (targets,)
         self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * spread).square()))
         middle = (torch.arange(count) + 0.5) / count * len(y)
@@ -85,8 +85,8 @@ class MDN(Model):
         picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        nll = -weighted(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
@@ -102,5 +102,5 @@ class MDN(Model):
         within = torch.minimum(weighted_mean(entropy(logs.exp()), log_weights.squeeze(-1)), total)
         return CategoricalPredictive(within, total - within, torch.zeros_like(within), probs)
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.outputs

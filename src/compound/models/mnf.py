@@ -16,12 +16,12 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
-from compound.nn.networks import hidden, saturated, tame
+from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, normal, single
+from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class MNF(Model):
         if not 0 <= config.anneal <= 1:
             raise ValueError(f"anneal is {config.anneal}: give a part of training between 0 and 1")
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise, config.variance)
-        widths, generator = (inputs, *self.config.widths, self.head.outputs), fork(seed, "weights")
+        widths, generator = (inputs, *self.config.widths, self.head.outputs), named_generator(seed, "weights")
         flows = (config.flows_q, config.flows_r)
         self.stack = nn.ModuleList(
             MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
@@ -72,18 +72,18 @@ class MNF(Model):
         return cast(list[MultiplicativeLinear], list(self.stack))
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        generator, samples, anneal = single(generator), self.config.samples, self.config.anneal
-        x = tame(batch.x)
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        generator, samples, anneal = only_generator(generator), self.config.samples, self.config.anneal
+        x = clamp_if_needed(batch.x)
         first, *rest = self.layers
         h, bound = first(x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator)  # (samples rows, width)
         for layer in rest:
-            h, more = layer(hidden(h), self.config.groups, generator)
+            h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
         nll = self.head.nll(h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight)  # () or (S,) or (1,)
         nll = nll.mean() if nll.ndim else nll
@@ -91,8 +91,8 @@ class MNF(Model):
         return Loss(nll + kl, nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x, draws = saturated(x), n.outer * n.inner
-        noises = [(layer.draw(draws, generator), normal(generator, (draws, 1, layer.outputs), x)) for layer in self.layers]
+        x, draws = clamp_inputs(x), n.outer * n.inner
+        noises = [(layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x)) for layer in self.layers]
         first, *rest = self.layers
         std = first.std(x)  # (rows, width): the same for all draws
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
@@ -101,11 +101,11 @@ class MNF(Model):
             (z, noise), *others = [(z[begin : begin + step], noise[begin : begin + step]) for z, noise in noises]
             h = torch.addcmul(first.means(x.unsqueeze(0), z), std, noise)  # (draws, rows, width)
             for layer, (z, noise) in zip(rest, others, strict=True):
-                h = hidden(h)
+                h = clipped_relu(h)
                 h = torch.addcmul(layer.means(h, z), layer.std(h), noise)
             parts.append(h)
         return self.head.predictive(torch.cat(parts)[None, :, None])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         width = max(3 * layer.inputs + 4 * layer.outputs for layer in self.layers)
         return 2 * self.inputs + 4 * max(self.config.widths, default=0) + width + 8 * n.outer * n.inner * self.head.outputs

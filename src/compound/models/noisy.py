@@ -18,14 +18,14 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, resolved, trained, weighted
-from compound.models.heads import Head, OneNoise, head
+from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, train_mask, weighted_row_mean, with_defaults
+from compound.models.heads import Head, HomoscedasticGaussian, head
 from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
-from compound.nn.matrix_gaussian import widen
-from compound.nn.networks import LIMIT, Network, hidden, saturated
+from compound.nn.matrix_gaussian import append_ones
+from compound.nn.networks import LIMIT, Network, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, normal, single
+from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
 
 WARM = (0, 10, 20, 50, 100)  # steps with a posterior of their own: early statistics change fast
 
@@ -59,11 +59,11 @@ class Noisy(Model):
         super().__init__()
         few = task.kind == "classes"
         defaults = {"widths": WIDTHS[task.kind], "prior_variance": 0.1 if few else 1.0, "samples": 1 if few else 10}
-        config = resolved(config, defaults)
+        config = with_defaults(config, defaults)
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
         self.head: Head = head(task, 1, config.noise)
-        network = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -85,26 +85,26 @@ class Noisy(Model):
         return Prior(self.config.lam / float(self.size), self.config.prior_variance)
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
         self.count.zero_()
         self.size.fill_(float(data.size))
 
     def widened(self, x: Tensor) -> Tensor:  # (rows, in + 1)
         """The first layer's inputs."""
-        return widen(saturated(x))
+        return append_ones(clamp_inputs(x))
 
     def batch_inputs(self, batch: Batch) -> Tensor:
         return self.widened(batch.x)
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        stream = single(generator)
-        weights = [layer.draw(normal(stream, (self.config.samples, *layer.mean.shape), layer.mean)) for layer in self.layers]
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        stream = only_generator(generator)
+        weights = [layer.draw(standard_normal(stream, (self.config.samples, *layer.mean.shape), layer.mean)) for layer in self.layers]
         inputs = [self.batch_inputs(batch)]
         f = _times(inputs[0], weights[0])  # (samples, rows, out)
         for weight in weights[1:]:
-            inputs.append(widen(hidden(f)))
+            inputs.append(append_ones(clipped_relu(f)))
             f = _times(inputs[-1], weight)
-        nll = -weighted(self.head.log_prob(f, batch.y), batch.weight).mean()
+        nll = -weighted_row_mean(self.head.log_prob(f, batch.y), batch.weight).mean()
         if int(self.count) % self.config.stats_every == 0:
             self._collect(inputs, weights, f, batch, stream)
         kl = self.config.lam * torch.stack([layer.kl(self.prior) for layer in self.layers]).sum() / batch.size
@@ -135,7 +135,7 @@ class Noisy(Model):
             layer.refresh(self.prior)
 
     def optimizer(self, settings: OptimizerSettings) -> NaturalGradient:
-        return NaturalGradient(self, settings.rate)
+        return NaturalGradient(self, settings.lr)
 
     def finish(self, data: Batch, generator: Generator) -> None:
         self.refresh()
@@ -144,19 +144,19 @@ class Noisy(Model):
         """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
         first, *rest = self.layers
         draws, block = n.outer * n.inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
-        noises = [[normal(generator, (layer.mean.shape[1],), x) for layer in self.layers] for _ in range(draws)]
+        noises = [[standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers] for _ in range(draws)]
         mean, std = first.moments(self.widened(x))
         outputs = []
         for begin in range(0, draws, block):
             eps = [torch.stack(kind).unsqueeze(1) for kind in zip(*noises[begin : begin + block], strict=True)]  # (block, 1, out) each
             f = mean + first.mixed(std * eps[0])
             for layer, noise in zip(rest, eps[1:], strict=True):
-                centre, width = layer.moments(widen(hidden(f)))
+                centre, width = layer.moments(append_ones(clipped_relu(f)))
                 f = centre + layer.mixed(width * noise)
             outputs.append(f)
         return self.head.predictive(torch.cat(outputs)[None, :, None])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         widest = max(sum(layer.mean.shape) for layer in self.layers)
         return 8 * n.outer * n.inner * self.head.outputs + 4 * self.inputs + 8 * widest
 
@@ -180,8 +180,8 @@ def _check(config: NoisyConfig) -> None:
 
 def scores(head: Head, f: Tensor, generator: Generator) -> Tensor:
     """∂ log p(ŷ | f) / ∂f (samples, rows, out), one ŷ ~ p(. | f) per row."""
-    if isinstance(head, OneNoise):
-        return normal(generator, f.shape, f) / head.variance().sqrt()
+    if isinstance(head, HomoscedasticGaussian):
+        return standard_normal(generator, f.shape, f) / head.variance().sqrt()
     p = torch.softmax(f, -1)
     u = torch.rand((*f.shape[:-1], 1), generator=generator, dtype=f.dtype)
     labels = (p.cumsum(-1) < u).sum(-1).clamp_max(f.shape[-1] - 1)

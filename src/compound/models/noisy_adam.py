@@ -4,7 +4,7 @@
 
 with m the gradient of mean log p(y | x, w) - γ/2 |μ|², with momentum, and f the running mean over rows of squared gradients of
 log p(ŷ | x, w), ŷ drawn from the model: the diagonal of the Fisher information. Unlike in Adam it has no root.
-A row's gradient towards W_ij is a_i g_j, so the mean of squares is one product, (a²)^T g².
+A row's gradient w.r.t. W_ij is a_i g_j, so the mean of squares is one product, (a²)^T g².
 
 A draw: all weights, from their posterior; all of it is epistemic, so outer and inner draws are drawn alike.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from compound.models.noisy import Noisy, NoisyConfig
-from compound.models.noisy_layer import Layer, fold
+from compound.models.noisy_layer import Layer, ema_update
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DiagonalLayer(Layer):
         return self.squares
 
     def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
-        fold(self.squares, (a.square() * share).mT @ g.square(), decay)
+        ema_update(self.squares, (a.square() * share).mT @ g.square(), decay)
 
     def into(self, weight: Tensor) -> Tensor:
         return weight

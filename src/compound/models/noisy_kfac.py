@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from compound.models.noisy import Noisy, NoisyConfig
-from compound.models.noisy_layer import Layer, Prior, fold
+from compound.models.noisy_layer import Layer, Prior, ema_update
 from compound.types import Batch, Task
 
 
@@ -63,8 +63,8 @@ class KroneckerLayer(Layer):
 
     def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
         if not self.rotated:
-            fold(self.inputs, (a * share).mT @ a, decay)
-        fold(self.outputs, (g * share).mT @ g, decay)
+            ema_update(self.inputs, (a * share).mT @ a, decay)
+        ema_update(self.outputs, (g * share).mT @ g, decay)
 
     def refresh(self, prior: Prior) -> None:
         if not self.rotated:

@@ -87,7 +87,7 @@ class Layer(nn.Module, ABC):
         return self.divergence + torch.dot(self.mean.view(-1), self.mean.view(-1)) / (2 * prior.variance)
 
 
-def fold(running: Tensor, fresh: Tensor, decay: float) -> None:
-    """The running mean takes in one more value, unless that is broken: nothing would mend it."""
+def ema_update(running: Tensor, fresh: Tensor, decay: float) -> None:
+    """The running mean takes in one more value, unless that is broken: nothing would repair it."""
     if bool(torch.isfinite(fresh).all()):
         running.lerp_(fresh, 1 - decay)

@@ -6,7 +6,7 @@ from torch import Tensor
 from compound.models.base import Model
 from compound.nn.networks import LIMIT
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import fork
+from compound.types import named_generator
 
 SLACK = 1e-3  # of a sum of probabilities: that of a thousand classes in float32 is off by 1e-4
 
@@ -34,7 +34,7 @@ def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
 def trial(model: Model) -> str | None:
     """What is wrong with the model's answers to `probe`; None too where the model itself says that it has none yet."""
     try:
-        return flaw(model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, fork(0, "try")))
+        return flaw(model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, named_generator(0, "try")))
     except ValueError:
         return None
     except (RuntimeError, LookupError, ArithmeticError) as error:  # sizes that do not go together, a matrix without a factor

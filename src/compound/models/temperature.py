@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from compound.models.base import Draws, Loss, Model
 from compound.models.map import MAP, MAPConfig
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Streams, Task
+from compound.types import Batch, Generators, Task
 
 LOW, HIGH = 0.05, 20.0  # of T for classes: few held-out rows, all of them right, would ask for 0
 LEAST = 1e-6  # of T for targets: a variance stays a variance
@@ -49,10 +49,10 @@ class Temperature(Model):
         self.temperature.fill_(1.0)
         self.plain.start(data, generator)
 
-    def rate_factors(self) -> dict[str, float]:
-        return self.plain.rate_factors()
+    def lr_multipliers(self) -> dict[str, float]:
+        return self.plain.lr_multipliers()
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         return self.plain.loss(batch, generator)
 
     @torch.no_grad()
@@ -77,8 +77,8 @@ class Temperature(Model):
         p = cast(GaussianPredictive, self.plain.head.predictive(f))
         return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)
 
-    def row_numbers(self, n: Draws) -> int:
-        return self.plain.row_numbers(n) + 2 * self.plain.head.outputs
+    def floats_per_row(self, n: Draws) -> int:
+        return self.plain.floats_per_row(n) + 2 * self.plain.head.outputs
 
 
 def best_temperature(f: Tensor, y: Tensor) -> float:

@@ -14,11 +14,11 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Network, hidden, saturated, tame
+from compound.nn.networks import Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Streams, Task, fork, normal, single
+from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Variational(Model):
         if config.prior != "scaled" and (isinstance(config.prior, str) or not config.prior > 0):
             raise ValueError(f"prior is {config.prior!r}: give a variance above 0, or 'scaled'")
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise)
-        start = Network((inputs, *self.config.widths, self.head.outputs), [fork(seed, "weights")])
+        start = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers]  # (in + 1, out)
         self.stack = nn.ModuleList(self._layer(mean, 1 / len(mean) if config.prior == "scaled" else config.prior) for mean in means)
 
@@ -67,19 +67,19 @@ class Variational(Model):
         return cast(list[Layer], list(self.stack))
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
-        stream, samples, rows = single(generator), self.config.samples, len(batch)
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
+        stream, samples, rows = only_generator(generator), self.config.samples, len(batch)
         first, *rest = self.layers
-        x = tame(batch.x)
-        h, kl = first.sample(x, normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
+        x = clamp_if_needed(batch.x)
+        h, kl = first.sample(x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
         for layer in rest:
-            noise = normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
-            h, more = layer.sample(hidden(h).flatten(0, 1), noise)  # (1, S rows, width)
+            noise = standard_normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
+            h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
         f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
         nll = self.head.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
@@ -87,9 +87,9 @@ class Variational(Model):
         return Loss(nll + kl, nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x = saturated(x)
+        x = clamp_inputs(x)
         shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
-        noises = [normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
+        noises = [standard_normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
         start = self.layers[0].moments(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         blocks = zip(*(noise.split(step) for noise in noises), strict=True)
@@ -98,9 +98,9 @@ class Variational(Model):
     def _through(self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]) -> Tensor:  # (draws, rows, out)
         """Outputs from the first layer's moments, which all draws share."""
         for layer, noise in zip(self.layers[1:], noises, strict=False):
-            h = hidden(torch.addcmul(mean, std, noise))  # (draws, rows, in)
+            h = clipped_relu(torch.addcmul(mean, std, noise))  # (draws, rows, in)
             mean, std = (moment.unflatten(0, h.shape[:2]) for moment in layer.moments(h.flatten(0, 1)))
         return torch.addcmul(mean, std, noises[-1])
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         return 2 * self.inputs + 6 * sum(self.config.widths) + 8 * n.outer * n.inner * self.head.outputs

@@ -18,11 +18,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, resolved, trained, weighted
-from compound.models.heads import OneNoise, head
+from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.heads import HomoscedasticGaussian, head
 from compound.nn.networks import Linear, Network
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Streams, Task, fork, normal, single
+from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
 
 LATENT = {"classes": 100, "targets": 10}
 
@@ -48,21 +48,21 @@ class VIB(Model):
     def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
         super().__init__()
         self.inputs, self.task = inputs, task
-        self.config = resolved(config, {"widths": WIDTHS[task.kind], "latent": LATENT[task.kind]})
+        self.config = with_defaults(config, {"widths": WIDTHS[task.kind], "latent": LATENT[task.kind]})
         for name in ("latent", "samples"):
             if getattr(self.config, name) < 1:
                 raise ValueError(f"{name} is {getattr(self.config, name)}: give at least 1")
         if not 0 <= config.beta < math.inf:
             raise ValueError(f"beta is {config.beta}: give a number >= 0")
         self.head = head(task, 1, config.noise)
-        stream = fork(seed, "weights")
+        stream = named_generator(seed, "weights")
         self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
         self.decoder = Linear(self.config.latent, self.head.outputs, [stream], gain=1.0)
 
     def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[trained(data)])
+        self.head.start(data.y[train_mask(data)])
 
-    def rate_factors(self) -> dict[str, float]:
+    def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (1, rows, latent) each
@@ -70,28 +70,28 @@ class VIB(Model):
         mean, rho = self.encoder(x).chunk(2, -1)
         return mean, functional.softplus(rho.clamp(-10, 10) - 5)
 
-    def loss(self, batch: Batch, generator: Streams) -> Loss:
+    def loss(self, batch: Batch, generator: Generators) -> Loss:
         mean, std = self.encode(batch.x)
-        noise = normal(single(generator), (self.config.samples, *mean.shape[1:]), mean)
+        noise = standard_normal(only_generator(generator), (self.config.samples, *mean.shape[1:]), mean)
         z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
         f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
-        nll = -weighted(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
-        kl = self.config.beta * weighted(rate(mean, std), batch.weight)
+        nll = -weighted_row_mean(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
+        kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
-        if isinstance(self.head, OneNoise) and self.task.size == 1:
+        if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
             spread = std[0].square() @ weight.square()
             return GaussianPredictive.of(centre[None, None], self.head.variance()[:, None, None], spread[None, None])
         short = self.head.outputs <= self.config.latent
         factor = _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)  # (rows, outputs, outputs or latent)
-        noise = normal(generator, (n.outer * n.inner, factor.shape[-1]), centre)  # shared by all rows
+        noise = standard_normal(generator, (n.outer * n.inner, factor.shape[-1]), centre)  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
         return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
 
-    def row_numbers(self, n: Draws) -> int:
+    def floats_per_row(self, n: Draws) -> int:
         outputs, latent = self.head.outputs, self.config.latent
         factor = outputs * (4 * outputs if outputs <= latent else latent)
         return 2 * (self.inputs + sum(self.config.widths)) + 6 * latent + factor + 6 * n.outer * n.inner * outputs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compound.kernels.basic import traced
+from compound.kernels.basic import is_tracing
 
 RIDGE = 0.1  # in units of the rows' variance, which is about 1: they are whitened
 FEW = 8  # rows of one product with a shape
@@ -24,8 +24,8 @@ class Clusters(NamedTuple):
     """Centres, with shapes or without."""
 
     centres: Tensor  # (centres, rank)
-    roots: Tensor  # (centres, rank, rank) symmetric roots of the inverse shapes; empty without shapes
-    tightness: Tensor  # (centres,) one over the mean variance in a shape: what a square outside the rows' own directions counts
+    precision_roots: Tensor  # (centres, rank, rank) symmetric roots of the inverse shapes; empty without shapes
+    residual_precision: Tensor  # (centres,) one over the mean variance in a shape: what a square outside the rows' own directions counts
 
     @classmethod
     def fit(cls, u: Tensor, count: int, shaped: bool, seed: int) -> Self:
@@ -47,14 +47,14 @@ class Clusters(NamedTuple):
         """Of rows (rows, rank), with what the square of their length is outside these directions, (rows,)."""
         index = nearest(u, self.centres)
         gaps = u - self.centres[index]
-        if len(self.roots):
-            gaps, outside = turned(gaps, index, self.roots), outside * self.tightness[index]
+        if len(self.precision_roots):
+            gaps, outside = cluster_whiten(gaps, index, self.precision_roots), outside * self.residual_precision[index]
         return (gaps.square().sum(-1) + outside).sqrt()
 
 
-def turned(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
+def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the root of its centre's shape."""
-    if len(index) < 8 or traced():  # in a trace nothing may hang on which centres these rows are near to
+    if len(index) < 8 or is_tracing():  # in a trace nothing may depend on which centres these rows are near to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
     order = index.argsort()  # one product per centre: a root of its own for every row would be moved through memory row by row
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)

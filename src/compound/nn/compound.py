@@ -16,16 +16,16 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.kernels.basic import suits
+from compound.kernels.basic import can_use_kernel
 from compound.nn.fused import ACTIVATIONS, compound_layer
-from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, mix, widen
-from compound.nn.moments import Gaussian, Options, dot, forward, moments
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, append_ones, correlated_noise
+from compound.nn.moments import Gaussian, Options, forward, matmul, moments
 from compound.precision import full_precision
-from compound.types import Streams, normal
+from compound.types import Generators, standard_normal
 
 
 @dataclass(frozen=True)
-class Form:
+class CompoundConfig:
     """How a compound layer is parametrised and where it starts."""
 
     hyper: tuple[int, ...] = (50,)  # hidden widths of the hypernetwork
@@ -49,7 +49,7 @@ class Form:
 class HyperNetwork(nn.Module):
     """g(h; ψ): affine maps with a nonlinearity between, the last one giving all three heads (s, lr, lc) side by side."""
 
-    def __init__(self, inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...] = ()):
+    def __init__(self, inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...] = ()):
         super().__init__()
         self.activation = form.activation
         self.heads = (inputs + 1, inputs + 1, outputs)
@@ -58,14 +58,14 @@ class HyperNetwork(nn.Module):
         self.maps = nn.ModuleList([*maps, _heads(widths[-1], self.heads, form, generator, members)])
 
     @full_precision
-    def forward(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1)) -> Tensor:
+    def forward(self, wide: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1)) -> Tensor:
         """The heads' values (*members, rows, 2 (in + 1) + out) at h~, with a draw of ψ per row.
 
         `shared`: in how many equal parts the rows come that share ψ, for the hidden maps and for the heads.
         """
         *hidden, last = self.maps
         for layer in hidden:
-            wide = widen(ACTIVATIONS[self.activation](layer(wide, generator, shared[0])))
+            wide = append_ones(ACTIVATIONS[self.activation](layer(wide, generator, shared[0])))
         return last(wide, generator, shared[1])
 
     def draw(self, generator: Generator) -> list[Tensor]:
@@ -76,8 +76,8 @@ class HyperNetwork(nn.Module):
     def at(self, wide: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The heads' values for given weights, the same for all rows."""
         for weight in weights[:-1]:
-            wide = widen(ACTIVATIONS[self.activation](dot(wide, weight)))
-        return dot(wide, weights[-1])
+            wide = append_ones(ACTIVATIONS[self.activation](matmul(wide, weight)))
+        return matmul(wide, weights[-1])
 
     def kl(self) -> Tensor:  # (*members,)
         return torch.stack([layer.kl() for layer in self.maps]).sum(0)  # type: ignore[operator]
@@ -90,7 +90,7 @@ class CompoundLinear(nn.Module):
     `torch.utils.checkpoint`, which computes it twice, make the generator in the function that is checkpointed.
     """
 
-    def __init__(self, inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...] = ()):
+    def __init__(self, inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...] = ()):
         super().__init__()
         self.form = form
         self.inputs, self.outputs = inputs, outputs
@@ -103,15 +103,15 @@ class CompoundLinear(nn.Module):
             self.log_col = nn.Parameter(start.new_full((*members, outputs), 0.5 * (math.log(self.basis_variance) - 6)))
 
     @full_precision
-    def forward(self, x: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+    def forward(self, x: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
-        return self.over(widen(x), generator, shared, kl)
+        return self.over(append_ones(x), generator, shared, kl)
 
     @full_precision
-    def over(self, wide: Tensor, generator: Streams, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+    def over(self, wide: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
         """The same of h~ = [x; 1]."""
         options = Options(self.form.bound, self.form.scaled, kl)
-        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes) and suits(wide, self.basis):
+        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes) and can_use_kernel(wide, self.basis):
             return compound_layer(wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator)  # type: ignore[arg-type]
         heads = self.hyper(wide, generator, shared)
         out = moments(wide, heads, self.basis, options)
@@ -119,9 +119,9 @@ class CompoundLinear(nn.Module):
             return out
         # V's own posterior adds noise to s * h~, with the rows that share ψ sharing it too
         scaled = heads[..., : self.inputs + 1] * wide
-        noise = normal(generator, out.mean.shape, out.mean)
+        noise = standard_normal(generator, out.mean.shape, out.mean)
         row = self.log_row.exp()
-        noise = mix(scaled, row, noise, shared[1]) if shared[1] > 1 else noise * (scaled.square() @ row.unsqueeze(-1)).sqrt()
+        noise = correlated_noise(scaled, row, noise, shared[1]) if shared[1] > 1 else noise * (scaled.square() @ row.unsqueeze(-1)).sqrt()
         return out._replace(mean=torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2)))
 
     def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
@@ -130,15 +130,15 @@ class CompoundLinear(nn.Module):
         if self.form.basis != "vmg":
             return weights, self.basis
         std = (0.5 * (self.log_row.unsqueeze(-1) + self.log_col.unsqueeze(-2))).exp()
-        return weights, torch.addcmul(self.basis, std, normal(generator, self.basis.shape, self.basis))
+        return weights, torch.addcmul(self.basis, std, standard_normal(generator, self.basis.shape, self.basis))
 
     @full_precision
     def at(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """Pre-activations for a draw of ψ, the same for all rows."""
         weights, basis = psi
-        wide = widen(x)
+        wide = append_ones(x)
         heads, options = self.hyper.at(wide, weights), Options(self.form.bound, self.form.scaled, kl=False)
-        if torch.is_grad_enabled() or not suits(wide, heads, basis):
+        if torch.is_grad_enabled() or not can_use_kernel(wide, heads, basis):
             return moments(wide, heads, basis, options)
         return forward(wide, heads, basis, options)[0]
 
@@ -159,41 +159,41 @@ class CompoundLinear(nn.Module):
 _FLOAT = torch.empty(0, dtype=torch.float32)  # the dtype weights start in
 
 
-def _uniform(generator: Streams, shape: tuple[int, ...], high: float) -> Tensor:
+def _uniform(generator: Generators, shape: tuple[int, ...], high: float) -> Tensor:
     """U(-high, high), by the normal cdf so that members' streams work alike."""
-    return high * (2 * torch.special.ndtr(normal(generator, shape, _FLOAT)) - 1)
+    return high * (2 * torch.special.ndtr(standard_normal(generator, shape, _FLOAT)) - 1)
 
 
-def _hidden(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
+def _hidden(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> nn.Module:
     shape = (*members, inputs + 1, outputs)
     if form.scaled:
-        start = normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
+        start = standard_normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
         start[..., -1, :] = 0
         if form.bayes:
             return MatrixGaussianLinear(start, log_variance=-4.0, prior_variance=(1 / (inputs + 1),))
         return Affine(start)
     if form.bayes:
-        return MatrixGaussianLinear(normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs))
+        return MatrixGaussianLinear(standard_normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs))
     return _published(inputs, outputs, form, generator, members)
 
 
-def _heads(inputs: int, heads: tuple[int, int, int], form: Form, generator: Streams, members: tuple[int, ...]) -> nn.Module:
+def _heads(inputs: int, heads: tuple[int, int, int], form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> nn.Module:
     shape = (*members, inputs + 1, sum(heads))
     if form.scaled:
         bias = torch.cat([torch.full((n,), value, dtype=torch.float32) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
-        start = normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
+        start = standard_normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
         start[..., -1, :] = bias
         if form.bayes:
             variances = tuple(v / (inputs + 1) for v in (0.01, 0.1, 1.0))
             return MatrixGaussianLinear(start, heads, -4.0, variances, bias)
         return Affine(start)
     if form.bayes:
-        start = torch.cat([normal(generator, (*shape[:-1], n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
+        start = torch.cat([standard_normal(generator, (*shape[:-1], n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
         return MatrixGaussianLinear(start, heads, -3.0, (1.0, 1.0, 1.0))
     return _published(inputs, sum(heads), form, generator, members)
 
 
-def _published(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Affine:
+def _published(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> Affine:
     """Where the published maximum-likelihood hypernetworks start: biases as torch has them, weights too or almost 0."""
     high = 1 / math.sqrt(inputs)
     weight = _uniform(generator, (*members, inputs + 1, outputs), high)
@@ -202,10 +202,10 @@ def _published(inputs: int, outputs: int, form: Form, generator: Streams, member
     return Affine(weight)
 
 
-def _basis(inputs: int, outputs: int, form: Form, generator: Streams, members: tuple[int, ...]) -> Tensor:
+def _basis(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> Tensor:
     shape = (*members, inputs + 1, outputs)
     if form.scaled:
-        return normal(generator, shape, _FLOAT) * math.sqrt(2 / (inputs + 1))
+        return standard_normal(generator, shape, _FLOAT) * math.sqrt(2 / (inputs + 1))
     if form.bayes:  # Kaiming, the fan read from the second axis
-        return normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs)
-    return normal(generator, shape, _FLOAT) if form.small else _uniform(generator, shape, 1e-4)
+        return standard_normal(generator, shape, _FLOAT) * math.sqrt(2 / outputs)
+    return standard_normal(generator, shape, _FLOAT) if form.small else _uniform(generator, shape, 1e-4)

@@ -28,15 +28,15 @@ ENOUGH = 20_000  # folds times rows
 SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
 
 
-class FarNoise(nn.Module):
+class DistanceAwareNoise(nn.Module):
     """d(x) and the loudness t(x) of the far noise; silent (t = -inf) until fitted."""
 
     shift: Tensor  # (features,)
     whiten: Tensor  # (features, rank)
     rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
     centres: Tensor  # (centres, rank)
-    roots: Tensor  # (centres, rank, rank) of the inverse shapes around them; none where lengths are ordinary ones
-    tightness: Tensor  # (centres,) what a square outside the leading directions counts there
+    precision_roots: Tensor  # (centres, rank, rank) of the inverse shapes around them; none where lengths are ordinary ones
+    residual_precision: Tensor  # (centres,) what a square outside the leading directions counts there
     ramp: Tensor  # (6,) d50, d99, edge (the farthest ordinary row, at most 2 d99), level, kappa, cap
 
     def __init__(self, features: int):
@@ -45,8 +45,8 @@ class FarNoise(nn.Module):
         self.register_buffer("whiten", torch.zeros(features, 0))
         self.register_buffer("rest", torch.zeros(()))
         self.register_buffer("centres", torch.zeros(0, 0))
-        self.register_buffer("roots", torch.zeros(0, 0, 0))
-        self.register_buffer("tightness", torch.zeros(0))
+        self.register_buffer("precision_roots", torch.zeros(0, 0, 0))
+        self.register_buffer("residual_precision", torch.zeros(0))
         self.register_buffer("ramp", torch.zeros(6))
 
     @property
@@ -59,12 +59,12 @@ class FarNoise(nn.Module):
 
     @property
     def clusters(self) -> Clusters:
-        return Clusters(self.centres, self.roots, self.tightness)
+        return Clusters(self.centres, self.precision_roots, self.residual_precision)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "centres" in state_dict and prefix + "roots" not in state_dict:  # a file from before there were shapes
-            state_dict |= {prefix + "roots": torch.zeros(0, 0, 0), prefix + "tightness": torch.zeros(0)}
-        for name in ("whiten", "centres", "roots", "tightness"):  # their sizes come from the data
+        if prefix + "centres" in state_dict and prefix + "precision_roots" not in state_dict:  # a file from before there were shapes
+            state_dict |= {prefix + "precision_roots": torch.zeros(0, 0, 0), prefix + "residual_precision": torch.zeros(0)}
+        for name in ("whiten", "centres", "precision_roots", "residual_precision"):  # their sizes come from the data
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -109,7 +109,7 @@ class FarNoise(nn.Module):
             clusters = Clusters.fit(whitening(unit * others)[0], count, wide, seed)
             out[mine] = clusters.distance(*whitening(unit * x[mine]))
         self.shift, self.whiten, self.rest = whole = Whitening.fit(x[sample])
-        self.centres, self.roots, self.tightness = Clusters.fit(whole(x[sample])[0], count, wide, seed)
+        self.centres, self.precision_roots, self.residual_precision = Clusters.fit(whole(x[sample])[0], count, wide, seed)
         left = torch.isinf(out)
         out[left] = self.distance(x[left])
         d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()

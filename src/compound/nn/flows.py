@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from compound.compat import tanh_backward
 from compound.kernels import flows as loops
-from compound.kernels.basic import run, suits
-from compound.types import normal
+from compound.kernels.basic import can_use_kernel, launch
+from compound.types import standard_normal
 
 Kept = tuple[Tensor, ...]
 
 
 def start(generator: Generator, *shape: int) -> Tensor:
     """Gaussian start values of variance 4 / (in + out); a vector has no out."""
-    return math.sqrt(4 / sum(shape)) * normal(generator, shape, torch.empty(0, dtype=torch.float32))
+    return math.sqrt(4 / sum(shape)) * standard_normal(generator, shape, torch.empty(0, dtype=torch.float32))
 
 
 def flow(inputs: int, steps: int, hidden: int, generator: Generator) -> "Flow":
@@ -48,7 +48,7 @@ class Flow(nn.Module, ABC):
 
     @abstractmethod
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Gradients towards z and towards the parameters, in their order."""
+        """Gradients w.r.t. z and w.r.t. the parameters, in their order."""
 
 
 class Identity(Flow):
@@ -78,16 +78,16 @@ class MaskedNVP(Flow):
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         steps, inputs, _ = self.weight.shape
-        return normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
+        return standard_normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
-        if not suits(z, self.weight):
+        if not can_use_kernel(z, self.weight):
             return self._plain(z, masks)
         steps, draws, d = masks.shape
         hidden = self.weight.shape[2]
         out, work = z.clone(memory_format=torch.contiguous_format), z.new_empty((steps, draws, 3 * d + hidden))
         log_det = z.new_empty(draws)
-        run(loops.masked, (masks, self.weight, self.heads, self.bias, out, log_det, work), steps, draws, d, hidden)
+        launch(loops.masked, (masks, self.weight, self.heads, self.bias, out, log_det, work), steps, draws, d, hidden)
         return out, log_det, (masks, work, self.weight, self.heads)
 
     def _plain(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
@@ -106,10 +106,10 @@ class MaskedNVP(Flow):
 
     def backward(self, kept: Kept, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
         masks, work, weight, heads = kept
-        if suits(weight, d_z):
+        if can_use_kernel(weight, d_z):
             gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
             d_z = d_z.clone(memory_format=torch.contiguous_format)
-            run(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
+            launch(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
             return d_z, gradients
         stays, closed, shift, h = work.split([*[masks.shape[2]] * 3, weight.shape[2]], -1)
         d_hs, d_outs = torch.empty_like(h), heads.new_empty((*masks.shape[:2], heads.shape[2]))

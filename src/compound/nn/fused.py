@@ -12,17 +12,17 @@ from torch import Tensor
 
 from compound.compat import graph_is_kept, tanh_backward, threshold_backward
 from compound.nn import matrix_gaussian, moments
-from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, widen
-from compound.nn.moments import Gaussian, Options, dot
+from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, append_ones
+from compound.nn.moments import Gaussian, Options, matmul
 from compound.precision import by_hand
-from compound.types import Streams, normal
+from compound.types import Generators, standard_normal
 
-MOMENTS, MAP = len(moments.Kept._fields), len(matrix_gaussian.Kept._fields)  # tensors kept
+MOMENTS, MAP = len(moments.Saved._fields), len(matrix_gaussian.Saved._fields)  # tensors kept
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def compound_layer(
-    wide: Tensor, maps: Sequence[Affine | MatrixGaussianLinear], activation: str, basis: Tensor, options: Options, generator: Streams
+    wide: Tensor, maps: Sequence[Affine | MatrixGaussianLinear], activation: str, basis: Tensor, options: Options, generator: Generators
 ) -> Gaussian:
     """Pre-activations at h~ (*members, rows, in + 1), with a draw of ψ per row where the maps have a posterior."""
     parameters: list[Tensor] = []
@@ -35,7 +35,7 @@ def compound_layer(
             blocks.append(())
         else:
             parameters.extend((layer.mean, layer.log_row, layer.log_col))
-            noises.append(normal(generator, (*layer.mean.shape[:-2], wide.shape[-2], layer.mean.shape[-1]), layer.mean))
+            noises.append(standard_normal(generator, (*layer.mean.shape[:-2], wide.shape[-2], layer.mean.shape[-1]), layer.mean))
             blocks.append(layer.blocks)
     return Gaussian(*_Layer.apply(wide, basis, (activation, options, noises, blocks), *parameters))
 
@@ -50,14 +50,14 @@ class _Layer(torch.autograd.Function):
         for k, noise in enumerate(noises):
             if noise is None:
                 weight = remaining.pop(0)
-                out = dot(h, weight)
+                out = matmul(h, weight)
                 saved += [h, weight]
             else:
                 mean, log_row, log_col, *remaining = remaining
                 out, kept = matrix_gaussian.forward(h, mean, log_row, log_col, noise, blocks[k])
                 saved += kept
             if k < len(noises) - 1:
-                h = widen(ACTIVATIONS[activation](out))
+                h = append_ones(ACTIVATIONS[activation](out))
         result, moments_kept = moments.forward(wide, out, basis, options)
         ctx.save_for_backward(*moments_kept, *saved)
         ctx.how = (activation, options, [noise is not None for noise in noises], blocks)
@@ -69,7 +69,7 @@ class _Layer(torch.autograd.Function):
         activation, options, noisy, blocks = ctx.how
         inputs = ctx.needs_input_grad[0]
         tensors = ctx.saved_tensors  # asked for once: `torch.utils.checkpoint` computes them for that
-        moments_kept, saved = moments.Kept(*tensors[:MOMENTS]), list(tensors[MOMENTS:])
+        moments_kept, saved = moments.Saved(*tensors[:MOMENTS]), list(tensors[MOMENTS:])
         if graph_is_kept():  # another backward may come: it needs the heads whose memory this one would use again
             moments_kept = moments_kept._replace(heads=moments_kept.heads.clone())
         d_wide, d_out, d_basis = moments.backward(moments_kept, options, d_mean, d_std, d_kl, inputs)
@@ -77,14 +77,14 @@ class _Layer(torch.autograd.Function):
         d_h: Any
         for k in reversed(range(len(noisy))):
             if noisy[k]:
-                kept = matrix_gaussian.Kept(*saved[-MAP:])
+                kept = matrix_gaussian.Saved(*saved[-MAP:])
                 h, saved = kept.wide, saved[:-MAP]
                 d_h, *d_parameters = matrix_gaussian.backward(kept, blocks[k], d_out, k > 0 or inputs)
             else:
                 h, weight = saved[-2:]
                 saved = saved[:-2]
-                d_parameters = [dot(h.mT, d_out)]
-                d_h = dot(weight, d_out.mT).mT if k > 0 else None  # this way round the product is faster
+                d_parameters = [matmul(h.mT, d_out)]
+                d_h = matmul(weight, d_out.mT).mT if k > 0 else None  # this way round the product is faster
                 if k == 0 and d_wide is not None:
                     d_wide = torch.baddbmm(d_wide, d_out, weight.mT) if h.ndim == 3 else torch.addmm(d_wide, d_out, weight.mT)
             gradients = d_parameters + gradients

@@ -9,7 +9,7 @@ The prior's precision δ is added to the eigenvalues, so another δ costs nothin
 import torch
 from torch import Tensor, nn
 
-from compound.nn.networks import LIMIT, Network, hidden, saturated
+from compound.nn.networks import LIMIT, Network, clamp_inputs, clipped_relu
 
 
 class Kronecker(nn.Module):
@@ -130,9 +130,9 @@ def _wide(h: Tensor) -> Tensor:  # (rows, in + 1)
 def layer_inputs(network: Network, x: Tensor) -> tuple[list[Tensor], Tensor]:
     """What each layer of a single network is given, (rows, in), and the outputs f (rows, out)."""
     *first, last = network.layers
-    inputs = [saturated(x)]
+    inputs = [clamp_inputs(x)]
     for layer in first:
-        inputs.append(hidden(torch.addmm(layer.bias[0], inputs[-1], layer.weight[0])))
+        inputs.append(clipped_relu(torch.addmm(layer.bias[0], inputs[-1], layer.weight[0])))
     return inputs, torch.addmm(last.bias[0], inputs[-1], last.weight[0])
 
 

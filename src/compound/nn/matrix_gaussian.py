@@ -16,15 +16,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.kernels import layers
-from compound.kernels.basic import run, suits
-from compound.nn.moments import dot
+from compound.kernels.basic import can_use_kernel, launch
+from compound.nn.moments import matmul
 from compound.precision import by_hand, full_precision
-from compound.types import Streams, normal
+from compound.types import Generators, standard_normal
 
 FEW = 16  # columns
 
 
-def widen(x: Tensor) -> Tensor:  # (..., in + 1)
+def append_ones(x: Tensor) -> Tensor:  # (..., in + 1)
     """h~ = [h; 1]: with the constant in place, biases are one more row of every weight matrix."""
     return torch.cat([x, x.new_ones((*x.shape[:-1], 1))], -1)
 
@@ -37,7 +37,7 @@ class Affine(nn.Module):
         self.weight = nn.Parameter(weight)  # (*members, in + 1, out)
 
     @full_precision
-    def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
+    def forward(self, wide: Tensor, generator: Generators, shared: int = 1) -> Tensor:
         return wide @ self.weight
 
     def draw(self, generator: Generator) -> Tensor:
@@ -79,21 +79,21 @@ class MatrixGaussianLinear(nn.Module):
         self.constant = rows * sum(n * (1 - math.log(v)) for n, v in zip(self.blocks, prior_variance, strict=True))
 
     @full_precision
-    def forward(self, wide: Tensor, generator: Streams, shared: int = 1) -> Tensor:
+    def forward(self, wide: Tensor, generator: Generators, shared: int = 1) -> Tensor:
         """Draws of h~ W for wide = h~. Rows come in `shared` equal parts: row b of every part uses the same W."""
-        noise = normal(generator, (*self.mean.shape[:-2], wide.shape[-2], self.mean.shape[-1]), self.mean)
+        noise = standard_normal(generator, (*self.mean.shape[:-2], wide.shape[-2], self.mean.shape[-1]), self.mean)
         if shared == 1:
-            draw = _NoisyAffine.apply if suits(wide, self.mean) else plain
+            draw = _NoisyAffine.apply if can_use_kernel(wide, self.mean) else reference
             return draw(wide, self.mean, self.log_row, self.log_col, noise, self.blocks)  # type: ignore[no-any-return]
         rows = self.log_row.exp().unbind(-2)
-        parts = [mix(wide, row, block, shared) for row, block in zip(rows, noise.split(self.blocks, -1), strict=True)]
+        parts = [correlated_noise(wide, row, block, shared) for row, block in zip(rows, noise.split(self.blocks, -1), strict=True)]
         return torch.addcmul(wide @ self.mean, torch.cat(parts, -1), (0.5 * self.log_col).exp().unsqueeze(-2))
 
     @full_precision
     def draw(self, generator: Generator) -> Tensor:  # (*members, in + 1, out)
         """One weight matrix, for all rows."""
         rows, col = (0.5 * self.log_row).exp().unbind(-2), (0.5 * self.log_col).exp().unsqueeze(-2)
-        blocks = normal(generator, self.mean.shape, self.mean).split(self.blocks, -1)
+        blocks = standard_normal(generator, self.mean.shape, self.mean).split(self.blocks, -1)
         noise = torch.cat([block * row.unsqueeze(-1) for row, block in zip(rows, blocks, strict=True)], -1)
         return torch.addcmul(self.mean, noise, col)
 
@@ -110,7 +110,7 @@ class MatrixGaussianLinear(nn.Module):
 
     def kl(self) -> Tensor:  # (*members,)
         """Of the posterior to the prior, summed over blocks."""
-        if suits(self.mean):
+        if can_use_kernel(self.mean):
             how = _starts(self.blocks), self.precisions
             return _Divergence.apply(self.mean, self.log_row, self.log_col, self.prior_mean, how)
         total = torch.zeros((), dtype=torch.float32)
@@ -122,7 +122,7 @@ class MatrixGaussianLinear(nn.Module):
         return total
 
 
-def mix(h: Tensor, row: Tensor, noise: Tensor, shared: int) -> Tensor:
+def correlated_noise(h: Tensor, row: Tensor, noise: Tensor, shared: int) -> Tensor:
     """Noise (*members, rows, out) with unit column scale whose `shared` parts have the covariance of one common W.
 
     Between parts s and t of a row it is K_st = sum_i h_si row_i h_ti: a Cholesky factor of each row's K mixes the parts.
@@ -137,7 +137,7 @@ def mix(h: Tensor, row: Tensor, noise: Tensor, shared: int) -> Tensor:
     return (factor @ parts).transpose(-3, -2).flatten(-3, -2)
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What the backward pass of `forward` needs."""
 
     wide: Tensor
@@ -148,31 +148,31 @@ class Kept(NamedTuple):
     noise: Tensor  # (*members, rows, out)
 
 
-def plain(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> Tensor:
+def reference(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> Tensor:
     """h~ W for W drawn per row."""
     scale = ((wide * wide) @ log_row.exp().mT).sqrt()  # (*members, rows, blocks)
     parts = [part * scale[..., k : k + 1] for k, part in enumerate(noise.split(blocks, -1))]
     return torch.addcmul(wide @ mean, torch.cat(parts, -1), (0.5 * log_col).exp().unsqueeze(-2))
 
 
-def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, Kept]:
-    """`plain`, compiled."""
-    out, row, col = dot(wide, mean), log_row.exp(), (0.5 * log_col).exp_()
+def forward(wide: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, Saved]:
+    """`reference`, compiled."""
+    out, row, col = matmul(wide, mean), log_row.exp(), (0.5 * log_col).exp_()
     scale = wide.new_empty((*wide.shape[:-1], len(blocks)))
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    run(layers.noisy, (wide, row, col, noise, scale, out), _starts(blocks), *sizes)
-    return out, Kept(wide, mean, row, col, scale, noise)
+    launch(layers.noisy, (wide, row, col, noise, scale, out), _starts(blocks), *sizes)
+    return out, Saved(wide, mean, row, col, scale, noise)
 
 
-def backward(kept: Kept, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Gradients towards h~ (where `inputs`), mean, log_row and log_col."""
+def backward(kept: Saved, blocks: tuple[int, ...], d_out: Tensor, inputs: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Gradients w.r.t. h~ (where `inputs`), mean, log_row and log_col."""
     wide, mean, row, col, scale, noise = kept
     d_out = d_out.contiguous()
-    d_wide = dot(mean, d_out.mT).mT.contiguous() if inputs else wide.new_empty(0)  # this way round the product is faster
+    d_wide = matmul(mean, d_out.mT).mT.contiguous() if inputs else wide.new_empty(0)  # this way round the product is faster
     d_row, d_col = torch.zeros_like(row), torch.zeros_like(col)
     sizes = math.prod(col.shape[:-1]), math.prod(wide.shape[:-1]), wide.shape[-1]
-    run(layers.noisy_back, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col), _starts(blocks), *sizes, inputs)
-    return d_wide if inputs else None, dot(wide.mT, d_out), d_row.mul_(row), d_col
+    launch(layers.noisy_back, (wide, row, col, noise, scale, d_out, d_wide, d_row, d_col), _starts(blocks), *sizes, inputs)
+    return d_wide if inputs else None, matmul(wide.mT, d_out), d_row.mul_(row), d_col
 
 
 @lru_cache(maxsize=64)
@@ -194,7 +194,7 @@ class _NoisyAffine(torch.autograd.Function):
     @staticmethod
     @by_hand
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return *backward(Kept(*ctx.saved_tensors), ctx.blocks, d_out, ctx.needs_input_grad[0]), None, None
+        return *backward(Saved(*ctx.saved_tensors), ctx.blocks, d_out, ctx.needs_input_grad[0]), None, None
 
 
 class _Divergence(torch.autograd.Function):
@@ -204,7 +204,7 @@ class _Divergence(torch.autograd.Function):
     def forward(ctx: Any, mean: Tensor, log_row: Tensor, log_col: Tensor, prior: Tensor, how: tuple[Any, Any]) -> Tensor:  # type: ignore[override]
         *members, blocks, r = log_row.shape
         sums, total = mean.new_empty((*members, blocks, 2)), mean.new_empty(members)
-        run(layers.divergence, (mean, prior, log_row, log_col, sums, total), *how, math.prod(members), r)
+        launch(layers.divergence, (mean, prior, log_row, log_col, sums, total), *how, math.prod(members), r)
         ctx.save_for_backward(mean, prior, log_row, log_col, sums)
         ctx.how = how
         return total
@@ -215,7 +215,7 @@ class _Divergence(torch.autograd.Function):
         kept = ctx.saved_tensors
         gradients = [torch.empty_like(tensor) for tensor in (kept[0], kept[2], kept[3])]
         *members, _, r = kept[2].shape
-        run(layers.divergence_back, (*kept, d_total.contiguous(), *gradients), *ctx.how, math.prod(members), r)
+        launch(layers.divergence_back, (*kept, d_total.contiguous(), *gradients), *ctx.how, math.prod(members), r)
         return *gradients, None, None
 
 
@@ -226,8 +226,8 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:
     return torch.addmm(weight[-1], h, weight[:-1])
 
 
-def towards_weight(h: Tensor, d_out: Tensor) -> Tensor:  # (in + 1, out)
-    """The gradient of `affine` towards W."""
+def grad_weight(h: Tensor, d_out: Tensor) -> Tensor:  # (in + 1, out)
+    """The gradient of `affine` w.r.t. W."""
     d_weight = h.new_empty((h.shape[1] + 1, d_out.shape[1]))
     if d_out.shape[1] <= FEW:
         d_weight[:-1] = torch.mm(d_out.mT, h).mT
@@ -265,9 +265,9 @@ class _Sample(torch.autograd.Function):
         h, squares, mean, row, col, scale, noise = ctx.saved_tensors
         half = 0.5 * d_kl.item()
         decay = half * ctx.precision
-        product, d_mean = total(d_out * noise), total(d_out)  # (rows, out), the first towards scale and log col alike
-        d_q = product.sum(-1).div_(scale).mul_(0.5)  # (rows,) towards scale²
+        product, d_mean = total(d_out * noise), total(d_out)  # (rows, out), the first w.r.t. scale and log col alike
+        d_q = product.sum(-1).div_(scale).mul_(0.5)  # (rows,) w.r.t. scale²
         d_row = torch.cat([torch.mv(squares.mT, d_q), d_q.sum().view(1)]).add_(decay * ctx.sums[1]).mul_(row).sub_(half * len(col))
         d_col = torch.mv(product.mT, scale).mul_(0.5).add_(col, alpha=decay * ctx.sums[0]).sub_(half * len(row))
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.outer(d_q, row[:-1]), h, value=2) if ctx.needs_input_grad[0] else None
-        return d_h, towards_weight(h, d_mean).add_(mean, alpha=2 * decay), d_row.unsqueeze(0), d_col, None, None, None
+        return d_h, grad_weight(h, d_mean).add_(mean, alpha=2 * decay), d_row.unsqueeze(0), d_col, None, None, None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from compound.kernels import layers
-from compound.kernels.basic import run, suits
-from compound.nn.matrix_gaussian import affine, total, towards_weight
+from compound.kernels.basic import can_use_kernel, launch
+from compound.nn.matrix_gaussian import affine, grad_weight, total
 from compound.precision import by_hand, full_precision
 
 
@@ -25,13 +25,13 @@ class Spread(NamedTuple):
     logs: float  # sum of log S
 
 
-def spread(mean: Tensor, log_std: Tensor) -> Spread:
+def integrated_variance(mean: Tensor, log_std: Tensor) -> Spread:
     """Compiled where that can be: one pass."""
-    if not suits(mean, log_std):
+    if not can_use_kernel(mean, log_std):
         variance = (2 * log_std).exp()
         return Spread(variance, mean.square().sum(1), variance.sum().item(), log_std.sum().item())
     variance, squares, sums = torch.empty_like(mean), mean.new_empty(len(mean)), mean.new_empty(2)
-    run(layers.spread, (mean, log_std, variance, squares, sums), *mean.shape)
+    launch(layers.spread, (mean, log_std, variance, squares, sums), *mean.shape)
     return Spread(variance, squares, *sums.tolist())
 
 
@@ -62,7 +62,7 @@ class _Sample(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, h: Tensor, mean: Tensor, log_std: Tensor, noise: Tensor, precision: float
     ) -> tuple[Tensor, Tensor]:
-        variance, sizes, trace, logs = spread(mean, log_std)
+        variance, sizes, trace, logs = integrated_variance(mean, log_std)
         squares = h * h
         std = affine(squares, variance).sqrt_()
         out = torch.addcmul(affine(h, mean), std, noise)
@@ -77,17 +77,17 @@ class _Sample(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor, d_kl: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         h, squares, mean, variance, slope = ctx.saved_tensors
         whole = d_kl.item()
-        d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that towards std²
+        d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that w.r.t. std²
         d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h) if ctx.needs_input_grad[0] else None
-        towards = spread_back(mean, variance, towards_weight(h, d_mean), towards_weight(squares, d_q), ctx.precision * whole, whole)
-        return d_h, *towards, None, None
+        grad = spread_back(mean, variance, grad_weight(h, d_mean), grad_weight(squares, d_q), ctx.precision * whole, whole)
+        return d_h, *grad, None, None
 
 
 def spread_back(mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tensor, decay: float, whole: float) -> tuple[Tensor, Tensor]:
-    """Gradients towards mean and log S: those towards mean and, twice, towards the variance, which are used up, with those of
+    """Gradients w.r.t. mean and log S: those w.r.t. mean and, twice, w.r.t. the variance, which are used up, with those of
     whole times the divergence from a prior of precision decay / whole.
     """
-    if suits(mean, d_mean):
-        run(layers.spread_back, (mean, variance, d_mean, d_variance), mean.numel(), decay, whole)
+    if can_use_kernel(mean, d_mean):
+        launch(layers.spread_back, (mean, variance, d_mean, d_variance), mean.numel(), decay, whole)
         return d_mean, d_variance
     return d_mean + decay * mean, (d_variance + decay) * variance - whole

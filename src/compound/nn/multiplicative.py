@@ -18,12 +18,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.kernels import multiplicative as loops
-from compound.kernels.basic import run, suits
+from compound.kernels.basic import can_use_kernel, launch
+from compound.nn.auxiliary_posterior import AuxiliaryPosterior, Back, auxiliary_posterior, auxiliary_posterior_backward
 from compound.nn.flows import flow, start
-from compound.nn.guess import Back, Guess, guess, guess_back
-from compound.nn.mean_field import spread
+from compound.nn.mean_field import integrated_variance
 from compound.precision import by_hand, full_precision
-from compound.types import normal
+from compound.types import standard_normal
 
 
 class Noise(NamedTuple):
@@ -36,7 +36,7 @@ class Noise(NamedTuple):
     reverse_masks: Tensor  # of r's flow
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What the backward pass needs, besides that of the guess and of the flows."""
 
     x: Tensor
@@ -82,10 +82,10 @@ class MultiplicativeLinear(nn.Module):
     def forward(self, x: Tensor, groups: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """x W + b (rows, out) with `groups` z, one of them for each row in turn, and for each z its part of the bound (groups,)."""
         noise = Noise(
-            normal(generator, (groups, self.inputs), x),
+            standard_normal(generator, (groups, self.inputs), x),
             self.flow.masks(groups, generator),
-            normal(generator, (len(x), self.outputs), x),
-            normal(generator, (groups, self.outputs), x),
+            standard_normal(generator, (len(x), self.outputs), x),
+            standard_normal(generator, (groups, self.outputs), x),
             self.reverse_flow.masks(groups, generator),
         )
         return self.at(x, noise)
@@ -98,7 +98,7 @@ class MultiplicativeLinear(nn.Module):
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
         mean, log_var, *_ = self.vectors
-        return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), normal(generator, (n, self.inputs), mean)), generator)[0]
+        return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), standard_normal(generator, (n, self.inputs), mean)), generator)[0]
 
     @full_precision
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
@@ -123,7 +123,7 @@ class _Layer(torch.autograd.Function):
         z_std = z_log_var.exp().sqrt_()
         z, log_det, kept = layer.flow.at(torch.addcmul(z_mean, z_std, noise.z), noise.masks)
 
-        variance, sizes, trace, logs = spread(mean, log_std)
+        variance, sizes, trace, logs = integrated_variance(mean, log_std)
         scaled, bias_var = _scale(x, z), bias_log_var.exp()
         out = torch.addmm(bias, scaled, mean)
         square = torch.mul(x, x, out=scaled)
@@ -137,10 +137,10 @@ class _Layer(torch.autograd.Function):
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
-        log_reverse, guessed = guess(z, behind, mean, variance, layer.vectors, noise.read)
+        log_reverse, guessed = auxiliary_posterior(z, behind, mean, variance, layer.vectors, noise.read)
         bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
-        own = Kept(x, square, std, noise.out, z, z_std, noise.z, mean, sizes, variance, layer.bias, bias_var, layer.vectors)
+        own = Saved(x, square, std, noise.out, z, z_std, noise.z, mean, sizes, variance, layer.bias, bias_var, layer.vectors)
         ctx.save_for_backward(*own, *guessed, *kept, *reverse_kept)
         ctx.layer, ctx.middle = layer, len(own) + len(guessed) + len(kept)
         return out, bound
@@ -149,13 +149,13 @@ class _Layer(torch.autograd.Function):
     @by_hand
     def backward(ctx: Any, d: Tensor, d_bound: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         layer, prior, tensors = ctx.layer, ctx.layer.prior, ctx.saved_tensors
-        first, second = len(Kept._fields), len(Kept._fields) + len(Guess._fields)
-        own, guessed = Kept(*tensors[:first]), Guess(*tensors[first:second])
+        first, second = len(Saved._fields), len(Saved._fields) + len(AuxiliaryPosterior._fields)
+        own, guessed = Saved(*tensors[:first]), AuxiliaryPosterior(*tensors[first:second])
         kept, reverse_kept = tensors[second : ctx.middle], tensors[ctx.middle :]
         x, z, whole = own.x, own.z, d_bound.sum().item()
         d_log_det = -d_bound
 
-        back = guess_back(guessed, own.vectors, d_bound)
+        back = auxiliary_posterior_backward(guessed, own.vectors, d_bound)
         d_z, reverse_gradients = layer.reverse_flow.backward(reverse_kept, back.behind, d_log_det)
         d_var = (d * own.noise).div_(own.std)  # twice that of the variance
         d_x = None
@@ -177,17 +177,17 @@ class _Layer(torch.autograd.Function):
 
 
 def _weights_back(
-    own: Kept, back: Back, parts: Tensor, product: Tensor, d_bound: Tensor, d_z: Tensor, precision: float
+    own: Saved, back: Back, parts: Tensor, product: Tensor, d_bound: Tensor, d_z: Tensor, precision: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients towards z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
+    """Gradients w.r.t. z (with d_z), M, log S (in the place of `product`) and c: of the rows' products, of c^T W, of the KL given z."""
     mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
-    if suits(parts, mean):
+    if can_use_kernel(parts, mean):
         d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
         before = (parts, product, mean, variance, z.contiguous(), own.sizes, reader, d_bound.contiguous(), back.read, back.read_var)
-        run(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
+        launch(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
         return d_z, d_mean, product, d_reader
     whole, pulled = d_bound.sum(), d_bound.unsqueeze(-1) * z  # (), (groups, in)
-    d_both = torch.mm(back.read, mean.t())  # (groups, in): towards c z
+    d_both = torch.mm(back.read, mean.t())  # (groups, in): w.r.t. c z
     d_z = d_z + d_both * reader + precision * pulled * own.sizes + (parts * mean).sum(-1)
     d_mean = mean * (precision * pulled * z).sum(0).unsqueeze(-1) + torch.mm((reader * z).t(), back.read)
     d_mean = d_mean + (z.unsqueeze(-1) * parts).sum(0)

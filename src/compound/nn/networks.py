@@ -9,28 +9,28 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.compat import foreach_mul, foreach_norm
-from compound.kernels.basic import largest, run, suits
-from compound.nn.moments import dot
+from compound.kernels.basic import can_use_kernel, largest, launch
+from compound.nn.moments import matmul
 from compound.precision import full_precision
-from compound.types import normal
+from compound.types import standard_normal
 
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
 
 
-def saturated(x: Tensor) -> Tensor:
+def clamp_inputs(x: Tensor) -> Tensor:
     """Inputs held within ±LIMIT."""
     return x.clamp(-LIMIT, LIMIT)
 
 
-def tame(x: Tensor) -> Tensor:
-    """`saturated` for training rows, which nearly always are: a look is cheaper than a copy. Not for traces."""
-    if suits(x) and x.is_contiguous():
-        return x if run(largest, (x,), x.numel()) <= LIMIT else saturated(x)
+def clamp_if_needed(x: Tensor) -> Tensor:
+    """`clamp_inputs` for training rows, which nearly always are: a look is cheaper than a copy. Not for traces."""
+    if can_use_kernel(x) and x.is_contiguous():
+        return x if launch(largest, (x,), x.numel()) <= LIMIT else clamp_inputs(x)
     low, high = torch.aminmax(x)
-    return x if low.item() >= -LIMIT and high.item() <= LIMIT else saturated(x)
+    return x if low.item() >= -LIMIT and high.item() <= LIMIT else clamp_inputs(x)
 
 
-def hidden(a: Tensor) -> Tensor:
+def clipped_relu(a: Tensor) -> Tensor:
     """ReLU that saturates far beyond any ordinary value."""
     return functional.hardtanh(a, 0.0, LIMIT)
 
@@ -41,15 +41,15 @@ class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int, streams: Sequence[Generator], gain: float = 2.0):
         super().__init__()
         self.inputs, self.outputs, members = inputs, outputs, len(streams)
-        start = normal(streams, (members, inputs, outputs), torch.empty(0, dtype=torch.float32))
+        start = standard_normal(streams, (members, inputs, outputs), torch.empty(0, dtype=torch.float32))
         self.weight = nn.Parameter(math.sqrt(gain / inputs) * start)  # (members, in, out)
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs, dtype=torch.float32))
 
     def forward(self, h: Tensor) -> Tensor:  # (members, rows, in) -> (members, rows, out)
         if len(self.weight) == 1:  # the batched product has a cost of its own
             return self.alone(h.squeeze(0)).unsqueeze(0)
-        if self.outputs <= 16:  # where `dot` turns the product round
-            return cast(Tensor, _Few.apply(h, self.weight, self.bias))
+        if self.outputs <= 16:  # where `matmul` turns the product round
+            return cast(Tensor, NarrowLinear.apply(h, self.weight, self.bias))
         return torch.baddbmm(self.bias, h, self.weight)
 
     def alone(self, h: Tensor) -> Tensor:  # (rows, in) -> (rows, out)
@@ -71,40 +71,40 @@ class Network(nn.Module):
         return cast(list[Linear], list(self.stack))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.within(saturated(x))
+        return self.within(clamp_inputs(x))
 
     def within(self, h: Tensor) -> Tensor:
         """Of inputs that are saturated already."""
         *first, last = self.layers
         if len(last.weight) == 1 and h.ndim == 2:  # every axis that comes and goes costs time
             for layer in first:
-                h = hidden(layer.alone(h))
+                h = clipped_relu(layer.alone(h))
             return last.alone(h).unsqueeze(0)
         h = h.expand(len(last.weight), -1, -1)  # (members, rows, in)
         for layer in first:
-            h = hidden(layer(h))
+            h = clipped_relu(layer(h))
         return last(h)
 
 
-def half_squares(parameters: Iterable[Tensor], factor: Tensor | float) -> Tensor:  # (members,)
+def l2_penalty(parameters: Iterable[Tensor], factor: Tensor | float) -> Tensor:  # (members,)
     """factor / 2 |θ|² of each member, over parameters (members, in, out): a Gaussian prior of that precision, but for a constant."""
     return cast(Tensor, _HalfSquares.apply(factor, *parameters))
 
 
-class _Few(torch.autograd.Function):
+class NarrowLinear(torch.autograd.Function):
     """h W + b for few outputs, which go faster as few rows, forth and back."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(h, weight)
-        return dot(h, weight).add_(bias)
+        return matmul(h, weight).add_(bias)
 
     @staticmethod
     @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         h, weight = ctx.saved_tensors
         (d,) = gradients
-        return torch.bmm(d, weight.mT) if ctx.needs_input_grad[0] else None, dot(h.mT, d), d.sum(1, keepdim=True)
+        return torch.bmm(d, weight.mT) if ctx.needs_input_grad[0] else None, matmul(h.mT, d), d.sum(1, keepdim=True)
 
 
 class _HalfSquares(torch.autograd.Function):

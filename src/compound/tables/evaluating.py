@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from compound.data.tabular import listed
-from compound.estimators.rows import Judged, Watch, doubts, judge, silent
+from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame, uncertainty_frame
 from compound.persist import write_atomic
-from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, separation, slices
+from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, ood_metrics, slices
 from compound.tables.pages import evaluate_page, slice_columns
-from compound.tables.reading import asked_table, labelled_table, needed, opened, truth
-from compound.types import fork
+from compound.tables.reading import asked_table, encode_target, labelled_table, load_estimator, required_columns
+from compound.types import named_generator
 
 WORST = 10  # slices shown when none were asked for
 
@@ -23,7 +23,7 @@ Shown = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 class Evaluation:
     title: str
     targets: bool
-    judged: Judged
+    judged: RowScores
     numbers: list[Number]
     strangers: list[Number]  # empty without another table
     slices: list[Slice]  # of all columns
@@ -58,22 +58,24 @@ class Evaluation:
 
 
 def evaluate(
-    model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int, watch: Watch = silent
+    model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int, watch: RowCallback = no_progress
 ) -> Evaluation:
     """Both tables are read and checked before any question is asked."""
-    estimator = opened(model)
+    estimator = load_estimator(model)
     name = target or getattr(estimator, "target_name_", None)
     if name is None:
         raise ValueError(f"{model} does not know the name of its target: give --target")
-    known = needed(table, estimator)
+    known = required_columns(table, estimator)
     for column in columns:
         if column not in known:
             raise ValueError(f"--slice is {column!r}: the model reads {listed(known)}")
     labelled = labelled_table(table, estimator, name)
-    y, other = truth(labelled, estimator), None if ood is None else asked_table(ood, estimator)
+    y, other = encode_target(labelled, estimator), None if ood is None else asked_table(ood, estimator)
     targets = estimator.model_.task.kind == "targets"
-    judged = judge(estimator, labelled.x, y, LEVELS, watch)
-    found = numbers(judged, targets, fork(seed, "bootstrap"))
-    strangers = [] if other is None else separation(judged.answers, doubts(estimator, other), fork(seed, "strangers"))
+    judged = score_frame(estimator, labelled.x, y, LEVELS, watch)
+    found = numbers(judged, targets, named_generator(seed, "bootstrap"))
+    strangers = (
+        [] if other is None else ood_metrics(judged.answers, uncertainty_frame(estimator, other), named_generator(seed, "strangers"))
+    )
     parts = slices(judged, labelled.x, targets, known)
     return Evaluation(f"{name} in {table.name}", targets, judged, found, strangers, parts, columns)

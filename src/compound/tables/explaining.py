@@ -28,10 +28,10 @@ from torch import Generator, Tensor
 from compound.data.encoder import Category, Encoder
 from compound.data.encoder import Number as NumberColumn
 from compound.estimators.base import Estimator
-from compound.estimators.rows import ask, doubt, encoded
-from compound.nn import FarNoise
-from compound.tables.reading import asked_table, opened
-from compound.types import fork
+from compound.estimators.row_predictions import encoded, epistemic, predict_frame
+from compound.nn import DistanceAwareNoise
+from compound.tables.reading import asked_table, load_estimator
+from compound.types import named_generator
 
 Array = NDArray[Any]
 STEPS = 32  # from the prototype to the row, each walked in both orders of the columns
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    answer: pd.DataFrame  # one row, the columns of `ask`
+    answer: pd.DataFrame  # one row, the columns of `predict_frame`
     threshold: float
     shares: list[Share]  # strangest column first
     prototypes: pd.DataFrame  # nearest first; the columns of the table
@@ -62,11 +62,11 @@ class Explanation:
 
 def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
     """Row `row` of a table file, counted from 1."""
-    estimator = opened(model)
+    estimator = load_estimator(model)
     rows = asked_table(table, estimator)
     if row > len(rows):
         raise ValueError(f"{table} has {len(rows):,} rows: there is no row {row}")
-    return explain(estimator, rows.iloc[row - 1 : row].reset_index(drop=True), fork(seed, "explain"))
+    return explain(estimator, rows.iloc[row - 1 : row].reset_index(drop=True), named_generator(seed, "explain"))
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
@@ -84,23 +84,23 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     ]
     shares.sort(key=lambda share: -share.strangeness)
     distances = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
-    return Explanation(ask(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
+    return Explanation(predict_frame(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
 
 
-def centre_rows(far: FarNoise) -> Tensor:  # (centres, width) float64
+def centre_rows(far: DistanceAwareNoise) -> Tensor:  # (centres, width) float64
     """The centres as encoded rows: whitening undone; directions that whitening leaves out stay at the mean."""
     whiten = far.whiten.double()
     lengths = whiten.square().sum(0)  # eigenvectors have length 1
     return far.shift.double() + far.centres.double() @ (whiten / lengths).T
 
 
-def near_centres(far: FarNoise, x: Tensor) -> list[int]:
+def near_centres(far: DistanceAwareNoise, x: Tensor) -> list[int]:
     """The PROTOTYPES nearest ones, in ordinary whitened length; the first is the one that the score is measured from."""
     u = (x.double() - far.shift.double()) @ far.whiten.double()
     return (u - far.centres.double()).square().sum(-1).argsort()[:PROTOTYPES].tolist()
 
 
-def contributions(far: FarNoise, x: Tensor, k: int) -> Tensor:  # (width,)
+def contributions(far: DistanceAwareNoise, x: Tensor, k: int) -> Tensor:  # (width,)
     """Squares that add up to the squared distance of x (encoded) from centre k."""
     whiten = far.whiten.double()
     length = whiten.square().sum(0).sqrt()
@@ -108,8 +108,8 @@ def contributions(far: FarNoise, x: Tensor, k: int) -> Tensor:  # (width,)
     difference = x.double() - far.shift.double()
     along = difference @ vectors
     gap, rest = along * length - far.centres[k].double(), far.rest.double()
-    if len(far.roots):
-        gap, rest = gap @ far.roots[k].double(), rest * far.tightness[k].double().sqrt()
+    if len(far.precision_roots):
+        gap, rest = gap @ far.precision_roots[k].double(), rest * far.residual_precision[k].double().sqrt()
     return (gap @ vectors.T + rest * (difference - along @ vectors.T)).square()
 
 
@@ -123,7 +123,7 @@ def path_shares(estimator: Estimator, x: Tensor, start: Tensor, generator: Gener
         for way in (order, order[::-1]):  # the two together: what a pair of columns does jointly is halved between them
             orders.append(way)
             walks.append(_walk(before, after, spans, way))
-    values = doubt(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
+    values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
     rises = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
         rises[order] += np.diff(walk) / 2

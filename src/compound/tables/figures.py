@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from compound.estimators.rows import Judged
+from compound.estimators.row_predictions import RowScores
 from compound.tables.judging import Point, wilson
 
 GOOD, BAD, PALE = "#0b3c8c", "#c1272d", "#9db4d6"
@@ -48,7 +48,7 @@ def intervals(frame: pd.DataFrame, truth: "np.ndarray[tuple[int], np.dtype[np.fl
     return figure
 
 
-def surest(judged: Judged) -> Figure:
+def accuracy_rejection_curve(judged: RowScores) -> Figure:
     """Accuracy of the surest part of the rows: it should rise as the part gets smaller."""
     order = np.argsort(-judged.answers["probability"].to_numpy(), kind="stable")
     count = np.arange(1, len(order) + 1)

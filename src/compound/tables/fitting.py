@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from compound import persist
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
-from compound.estimators.rows import Judged, Watch, judge, silent
+from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
 from compound.models import Method
 from compound.outputs import check_folder
 from compound.tables.judging import LEVELS, Number, numbers
-from compound.tables.reading import Kind, Labelled, task_of, training_table, truth
+from compound.tables.reading import Kind, Labelled, encode_target, task_of, training_table
 from compound.train import held_out_count, last_of_class, stratified_sample
-from compound.types import fork, seed_of
+from compound.types import derive_seed, named_generator
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Wish:
+class FitRequest:
     """What to fit, as the command was told."""
 
     target: str
@@ -49,7 +49,7 @@ class Fitted:
     test: Labelled
     places: Array  # (test rows,) rows of the file, from 0
     truth: Array  # (test rows,)
-    judged: Judged
+    judged: RowScores
     numbers: list[Number]
     trained: int  # rows
     seconds: float  # of the fit
@@ -59,7 +59,7 @@ class Fitted:
         return self.estimator.model_.task.kind == "targets"
 
 
-def fit_table(path: Path, wish: Wish, watch: Watch = silent) -> Fitted:
+def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) -> Fitted:
     """Everything is checked before the fit begins; `watch` is told how many held-out rows are judged."""
     if not 0 < wish.held_out < 1:
         raise ValueError(f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1")
@@ -74,9 +74,9 @@ def fit_table(path: Path, wish: Wish, watch: Watch = silent) -> Fitted:
     seconds = time.monotonic() - begin
     estimator.target_name_ = wish.target  # type: ignore[attr-defined]
     held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
-    y = truth(held, estimator)
-    judged = judge(estimator, held.x, y, LEVELS, watch)
-    found = numbers(judged, task == "targets", fork(wish.seed, "bootstrap"))
+    y = encode_target(held, estimator)
+    judged = score_frame(estimator, held.x, y, LEVELS, watch)
+    found = numbers(judged, task == "targets", named_generator(wish.seed, "bootstrap"))
     return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
 
 
@@ -97,21 +97,21 @@ def save(fitted: Fitted, out: Path, page: str) -> None:
     files.save(fitted.estimator, out, page.encode())
 
 
-def _estimator(task: str, method: str | Method, wish: Wish) -> Estimator:
+def _estimator(task: str, method: str | Method, wish: FitRequest) -> Estimator:
     kind = CompoundRegressor if task == "targets" else CompoundClassifier
     common: dict[str, Any] = {"false_alarms": wish.false_alarms, "random_state": wish.seed, "verbose": wish.verbose}
     return kind(method, max_epochs=wish.epochs, **common)
 
 
-def _test_rows(table: Labelled, classes: bool, wish: Wish) -> Array:  # (rows,) True = held out
+def _test_rows(table: Labelled, classes: bool, wish: FitRequest) -> Array:  # (rows,) True = held out
     """A random part; of classes the same part of each, rounded up or down at random, but never the last row of one."""
     rows = len(table.y)
     if rows < 4:
         raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others")
     labels = torch.from_numpy(pd.factorize(table.y)[0] if classes else np.zeros(rows, dtype=np.int64))
-    drawn = stratified_sample(labels, max(1, held_out_count(rows, wish.held_out)), seed_of(wish.seed, "test rows"))
+    drawn = stratified_sample(labels, max(1, held_out_count(rows, wish.held_out)), derive_seed(wish.seed, "test rows"))
     chosen = drawn & ~last_of_class(labels, drawn)
     if not chosen.any():  # few rows, or many classes of one row
         largest = (labels == labels.bincount().argmax()).nonzero().squeeze(1)
-        chosen[largest[int(torch.randint(len(largest), (), generator=fork(wish.seed, "test rows")))]] = True
+        chosen[largest[int(torch.randint(len(largest), (), generator=named_generator(wish.seed, "test rows")))]] = True
     return chosen.numpy()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pandas.api import types as kinds
 from torch import Generator
 
-from compound.estimators.rows import Judged
+from compound.estimators.row_predictions import RowScores
 
 Array = NDArray[Any]
 LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)
@@ -75,7 +75,7 @@ class Bootstrap:
         return np.stack([counts @ values for counts in self.counts()]) / self.rows
 
 
-def numbers(judged: Judged, targets: bool, generator: Generator) -> list[Number]:
+def numbers(judged: RowScores, targets: bool, generator: Generator) -> list[Number]:
     """NLL, RMSE or accuracy, coverage of the 90% interval or set, calibration error and their like."""
     bootstrap = Bootstrap(len(judged), generator)
     if targets:
@@ -97,7 +97,7 @@ def numbers(judged: Judged, targets: bool, generator: Generator) -> list[Number]
     return [_share(name, samples[0], len(judged)) if name in shares else _number(name, samples) for name, samples in found.items()]
 
 
-def separation(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generator) -> list[Number]:
+def ood_metrics(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generator) -> list[Number]:
     """How well each score tells the rows of another table from those of this one: AUROC, and the shares that are flagged."""
     here, there = Bootstrap(len(ordinary), generator), Bootstrap(len(strange), generator)
     found = []
@@ -109,7 +109,7 @@ def separation(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generat
     return found
 
 
-def curve(judged: Judged, targets: bool) -> list[Point]:
+def curve(judged: RowScores, targets: bool) -> list[Point]:
     """What was said against what was seen."""
     if targets:
         return [Point(float(a), float(b), len(judged)) for a, b in zip(judged.levels, judged.inside.mean(0), strict=True)]
@@ -122,7 +122,7 @@ def curve(judged: Judged, targets: bool) -> list[Point]:
     ]
 
 
-def slices(judged: Judged, table: pd.DataFrame, targets: bool, columns: Sequence[str]) -> list[Slice]:
+def slices(judged: RowScores, table: pd.DataFrame, targets: bool, columns: Sequence[str]) -> list[Slice]:
     """Rows by the values of a column, or by its quantile bins; those with few rows are left out."""
     covered = judged.inside[:, _at(NOMINAL, judged.levels)]
     error: Callable[[Array], float] = (lambda rows: float(np.sqrt((rows**2).mean()))) if targets else (lambda rows: float(rows.mean()))

@@ -7,7 +7,7 @@ import numpy as np
 
 from compound.bench.report import Cell, Page
 from compound.estimators.base import Array
-from compound.estimators.rows import Judged, ask
+from compound.estimators.row_predictions import RowScores, predict_frame
 from compound.tables import figures
 from compound.tables.fitting import Fitted
 from compound.tables.judging import NOMINAL, Number, Slice, curve
@@ -58,13 +58,13 @@ def fit_page(fitted: Fitted) -> Page:
     _calibration(page, fitted.judged, fitted.targets)
     if fitted.targets:
         some = np.linspace(0, len(fitted.truth) - 1, min(len(fitted.truth), figures.SHOWN)).astype(int)
-        answers = ask(fitted.estimator, fitted.test.x.iloc[some].reset_index(drop=True))
+        answers = predict_frame(fitted.estimator, fitted.test.x.iloc[some].reset_index(drop=True))
         page.heading("Intervals")
         words = "Intervals of coverage 90% for some held-out rows. Dots: the truth; crosses: truth outside its interval."
         page.figure(figures.intervals(answers, fitted.truth[some], str(fitted.test.y.name)), words)
     else:
         page.heading("Confidence")
-        page.figure(figures.surest(fitted.judged), "Accuracy when only the surest rows are answered.")
+        page.figure(figures.accuracy_rejection_curve(fitted.judged), "Accuracy when only the surest rows are answered.")
     total = (fitted.judged.answers["aleatoric"] + fitted.judged.answers["epistemic"]).to_numpy()
     page.heading("Most uncertain rows")
     page.text("Aleatoric doubt is noise in the data; epistemic doubt more data like this row would settle.")
@@ -79,7 +79,7 @@ def fit_page(fitted: Fitted) -> Page:
 
 
 def evaluate_page(
-    title: str, judged: Judged, targets: bool, numbers: Sequence[Number], strangers: Sequence[Number], parts: Sequence[Slice]
+    title: str, judged: RowScores, targets: bool, numbers: Sequence[Number], strangers: Sequence[Number], parts: Sequence[Slice]
 ) -> Page:
     """The page of `compound evaluate`."""
     page = Page(title)
@@ -87,7 +87,7 @@ def evaluate_page(
     _calibration(page, judged, targets)
     if not targets:
         page.heading("Confidence")
-        page.figure(figures.surest(judged), "Accuracy when only the surest rows are answered.")
+        page.figure(figures.accuracy_rejection_curve(judged), "Accuracy when only the surest rows are answered.")
     if strangers:
         page.heading("Rows of the other table")
         page.table(("", "value", "from", "to"), [tuple(number) for number in strangers], "With 95% intervals")
@@ -100,7 +100,7 @@ def slice_columns(targets: bool) -> tuple[str, ...]:
     return ("column", "value", "rows", "coverage of 90%", "NLL", "RMSE" if targets else "wrong", "epistemic")
 
 
-def _calibration(page: Page, judged: Judged, targets: bool) -> None:
+def _calibration(page: Page, judged: RowScores, targets: bool) -> None:
     points = curve(judged, targets)
     page.heading("Calibration")
     words = "Share of truths inside intervals" if targets else "Accuracy by confidence"

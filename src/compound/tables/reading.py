@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pandas.api import types as kinds
 
 from compound.data.encoder import is_words
-from compound.data.tabular import Piece, column_names, listed, no_column, place, read_chunks, read_table
+from compound.data.tabular import Piece, column_names, file_location, listed, no_column, read_chunks, read_table
 from compound.estimators import memory
 from compound.estimators.base import Estimator
 from compound.estimators.files import load
@@ -28,7 +28,7 @@ class Labelled(NamedTuple):
     y: "pd.Series[Any]"
 
 
-def opened(path: Path) -> Estimator:
+def load_estimator(path: Path) -> Estimator:
     """A saved estimator that answers with one number or class per row."""
     estimator: Estimator = load(path)
     size = estimator.model_.task.size
@@ -59,7 +59,7 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
         )
     table = read_table(path, columns=kept, room=room)
     y = table[target]
-    refuse_gaps(path, y, target)
+    check_not_missing(path, y, target)
     return Labelled(path, finite(path, table).drop(columns=target), y)
 
 
@@ -68,7 +68,9 @@ def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["targets", "
     words = is_words(y) or kinds.is_bool_dtype(y)
     if wish == "targets":
         if words:
-            raise ValueError(f"{path}, {place(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: targets are numbers, use --task classes")
+            raise ValueError(
+                f"{path}, {file_location(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: targets are numbers, use --task classes"
+            )
         return "targets"
     whole = words or bool((y == y.round()).all())
     distinct = y.nunique()
@@ -76,9 +78,8 @@ def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["targets", "
         return "targets"
     if not whole:
         odd = int(np.flatnonzero(y != y.round())[0])
-        raise ValueError(
-            f"{path}, {place(path, odd)}, column {y.name!r} holds {y.iloc[odd]}: classes are words or whole numbers, use --task targets"
-        )
+        where = f"{path}, {file_location(path, odd)}, column {y.name!r}"
+        raise ValueError(f"{where} holds {y.iloc[odd]}: classes are words or whole numbers, use --task targets")
     if distinct == 1:
         raise ValueError(
             f"{path}, column {y.name!r} holds one class only, {y.iloc[0]}: there is nothing to tell apart, choose another --target"
@@ -88,7 +89,7 @@ def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["targets", "
     return "classes"
 
 
-def truth(labelled: Labelled, estimator: Estimator) -> NDArray[Any]:  # (rows,)
+def encode_target(labelled: Labelled, estimator: Estimator) -> NDArray[Any]:  # (rows,)
     """y as numbers, or as places in the model's classes."""
     path, y = labelled.path, labelled.y
     if estimator.model_.task.kind == "targets":
@@ -97,30 +98,32 @@ def truth(labelled: Labelled, estimator: Estimator) -> NDArray[Any]:  # (rows,)
     values = y.tolist()
     for row, value in enumerate(values):
         if value not in known:
-            raise ValueError(f"{path}, {place(path, row)}, column {y.name!r} holds {value!r}: the model knows {listed(list(known))}")
+            raise ValueError(
+                f"{path}, {file_location(path, row)}, column {y.name!r} holds {value!r}: the model knows {listed(list(known))}"
+            )
     return np.array([known[value] for value in values], dtype=np.int64)
 
 
 def asked_table(path: Path, estimator: Estimator) -> pd.DataFrame:
     """The columns that a model reads, in its order."""
-    needed(path, estimator)
+    required_columns(path, estimator)
     return finite(path, read_table(path, estimator.encoder_.types(), room=memory.available()))
 
 
 def labelled_table(path: Path, estimator: Estimator, target: str) -> Labelled:
     """The columns that a model reads, and the truth beside them."""
-    needed(path, estimator)
+    required_columns(path, estimator)
     names = column_names(path)
     if target not in names:
         raise no_column(path, target, names, ", the truth to compare with")
     table = read_table(path, {**estimator.encoder_.types(), target: _target_type(estimator)}, room=memory.available())
-    refuse_gaps(path, table[target], target)
+    check_not_missing(path, table[target], target)
     return Labelled(path, finite(path, table[[column.name for column in estimator.encoder_.columns]]), table[target])
 
 
 def chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Piece]:
     """The whole table piece by piece: all of its columns as they stand, and those that the model reads."""
-    needed(path, estimator)
+    required_columns(path, estimator)
     done = 0
     for piece in read_chunks(path, estimator.encoder_.types(), rows):
         finite(path, piece.frame, done)
@@ -128,7 +131,7 @@ def chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Piece]:
         done += len(piece.frame)
 
 
-def needed(path: Path, estimator: Estimator) -> list[str]:
+def required_columns(path: Path, estimator: Estimator) -> list[str]:
     """The names of the columns that a model reads; a table without one of them is refused."""
     names, wanted = column_names(path), [column.name for column in estimator.encoder_.columns]
     for name in sorted(set(wanted) - set(names), key=wanted.index):
@@ -139,24 +142,24 @@ def needed(path: Path, estimator: Estimator) -> list[str]:
 def finite(path: Path, table: pd.DataFrame, before: int = 0) -> pd.DataFrame:
     """The table, if no number in it is infinite; `before` rows of the file come before its first."""
     for name in table:
-        refuse_endless(path, table[name], before)
+        check_finite(path, table[name], before)
     return table
 
 
-def refuse_endless(path: Path, column: "pd.Series[Any]", before: int = 0) -> None:
+def check_finite(path: Path, column: "pd.Series[Any]", before: int = 0) -> None:
     """Infinity is no number to learn from; `before` rows of the file come before this column's first."""
     if kinds.is_float_dtype(column):
         endless = np.flatnonzero(np.isinf(column.to_numpy(np.float64, na_value=np.nan)))
         if len(endless):
-            where = place(path, before + int(endless[0]))
+            where = file_location(path, before + int(endless[0]))
             raise ValueError(f"{path}, {where}, column {column.name!r} is infinite: give a finite number or leave it empty")
 
 
-def refuse_gaps(path: Path, y: "pd.Series[Any]", target: str) -> None:
+def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
     missing = np.flatnonzero(y.isna())
     if len(missing):
         more = f", {len(missing):,} rows in all" if len(missing) > 1 else ""
-        raise ValueError(f"{path}, {place(path, int(missing[0]))}, column {target!r} is empty{more}: fill it or drop such rows")
+        raise ValueError(f"{path}, {file_location(path, int(missing[0]))}, column {target!r} is empty{more}: fill it or drop such rows")
 
 
 def _target_type(estimator: Estimator) -> str:

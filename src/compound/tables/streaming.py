@@ -11,7 +11,7 @@ import pandas as pd
 
 from compound.data.tabular import column_names
 from compound.estimators.base import Estimator
-from compound.estimators.rows import ask
+from compound.estimators.row_predictions import predict_frame
 from compound.outputs import check_writable, temporary
 from compound.tables.reading import chunks
 from compound.tables.writing import Writer
@@ -20,7 +20,7 @@ KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 PIECE = 8192  # rows asked about at once
 
 
-class Told(NamedTuple):
+class PredictSummary(NamedTuple):
     """What was done."""
 
     rows: int
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     seconds: float
 
 
-def predict(estimator: Estimator, source: Path, out: Path, coverage: float, only: bool, watch: Callable[[int], None]) -> Told:
+def predict(estimator: Estimator, source: Path, out: Path, coverage: float, only: bool, watch: Callable[[int], None]) -> PredictSummary:
     """The table with the answers beside each row's own columns, or with the answers `only`."""
     check_output(out)
     if out.exists() and out.samefile(source):
@@ -38,11 +38,11 @@ def predict(estimator: Estimator, source: Path, out: Path, coverage: float, only
         for piece in chunks(source, estimator, PIECE):
             if rows == 0 and not only:
                 _refuse_clash(source, estimator, piece.frame)
-            found = ask(estimator, piece.frame, coverage)
+            found = predict_frame(estimator, piece.frame, coverage)
             writer.write(piece.own, found)
             rows, strange = rows + len(found), strange + int(found["is_ood"].sum())
             watch(rows)
-    return Told(rows, strange, time.monotonic() - begin)
+    return PredictSummary(rows, strange, time.monotonic() - begin)
 
 
 def check_output(out: Path) -> None:
@@ -56,7 +56,7 @@ def check_output(out: Path) -> None:
 
 def _refuse_clash(source: Path, estimator: Estimator, piece: pd.DataFrame) -> None:
     """Asked of one row, before the long work."""
-    new = ask(estimator, piece.head(1), 0.5)
+    new = predict_frame(estimator, piece.head(1), 0.5)
     twice = [name for name in column_names(source) if name in new.columns]
     if twice:
         raise ValueError(f"{source} has a column {twice[0]!r} already: rename it, or leave the table's own columns out with --only")

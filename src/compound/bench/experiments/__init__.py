@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast
 
 from compound.bench import launch
 from compound.bench.launch import Failure, Grid
-from compound.bench.report import Bar, Page
-from compound.bench.runs import Outcome, Place, Result, Run, Work, finished
+from compound.bench.report import Claim, Page
+from compound.bench.runs import Outcome, Result, Run, RunContext, Work, finished
 from compound.bench.times import draw_times
 from compound.data.catalogue import require
 from compound.persist import write_atomic
@@ -24,14 +24,14 @@ class Experiment(Protocol):
 
     TITLE: str
     METHODS: tuple[str, ...]  # worked through where none is asked for
-    EVERY: tuple[str, ...]  # all that can be asked for
+    ALL_METHODS: tuple[str, ...]  # all that can be asked for
     PRESETS: tuple[str, ...]
     SEEDS: int
     DATA: tuple[str, ...]  # sets of the catalogue that it needs
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]: ...
-    def work(self, run: Run, place: Place) -> Outcome: ...
-    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]: ...
+    def work(self, run: Run, place: RunContext) -> Outcome: ...
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]: ...
 
 
 def load(name: str) -> Experiment:
@@ -46,10 +46,10 @@ def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str
     experiment = load(name)
     if preset not in experiment.PRESETS:
         raise ValueError(f"preset is {preset!r}: {name} has {', '.join(experiment.PRESETS)}")
-    methods = experiment.EVERY if list(methods) == ["all"] else methods
+    methods = experiment.ALL_METHODS if list(methods) == ["all"] else methods
     for method in methods:
-        if method not in experiment.EVERY:
-            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.EVERY)}, or all")
+        if method not in experiment.ALL_METHODS:
+            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.ALL_METHODS)}, or all")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
     return experiment.grid(preset, seeds or experiment.SEEDS, methods or experiment.METHODS)
@@ -79,7 +79,7 @@ def perform_all(runs: Sequence[Run], root: Path, data_dir: Path | None = None, j
     return grid.results
 
 
-def publish(results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()) -> list[Bar]:
+def publish(results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()) -> list[Claim]:
     """One page for the results of one experiment or more, out/index.html, with figures and their data as files beside it."""
     names = list(dict.fromkeys(run.experiment for run in (*(r.run for r in results), *(f.run for f in failures))))
     page = Page(title or load(names[0]).TITLE)
@@ -102,7 +102,7 @@ def publish(results: Sequence[Result], out: Path, title: str = "", failures: Seq
     return bars
 
 
-def summary(results: Sequence[Result], bars: Sequence[Bar], failures: Sequence[Failure] = ()) -> dict[str, Any]:
+def summary(results: Sequence[Result], bars: Sequence[Claim], failures: Sequence[Failure] = ()) -> dict[str, Any]:
     """All numbers as JSON: every run with its configuration, every claim with its bar, every failure with its reason."""
     return {
         "runs": [{"key": r.run.key, "config": r.run.config(), "metrics": r.metrics, "record": r.record} for r in results],

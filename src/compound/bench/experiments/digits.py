@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from compound import metrics
-from compound.bench.experiments.ood import silenced
-from compound.bench.report import Bar, Cell, Page
-from compound.bench.runs import Outcome, Place, Result, Run, fitted
+from compound.bench.experiments.ood import without_far_noise
+from compound.bench.report import Cell, Claim, Page
+from compound.bench.runs import Outcome, Result, Run, RunContext, fitted
 from compound.data import digits as source
 from compound.predictive import CategoricalPredictive
-from compound.train import hold_out, recipe
-from compound.types import Task, fork, whole
+from compound.train import default_train_config, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 TITLE = "Digits: doubt about pictures never seen"
-METHODS = EVERY = ("ml-cdn", "vb-cdn")
+METHODS = ALL_METHODS = ("ml-cdn", "vb-cdn")
 STEPS = {"quick": 2000, "paper": 6000}
 PRESETS = tuple(STEPS)
 SEEDS = 3
@@ -35,17 +35,17 @@ DOUBTFUL = 16  # digits in the gallery
 
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-    settings = asdict(replace(recipe(TASK, 1257), steps=STEPS[preset]))
+    settings = asdict(replace(default_train_config(TASK, 1257), steps=STEPS[preset]))
     return [Run("digits", method, "digits", seed, OPTIONS, settings) for seed in range(seeds) for method in methods]
 
 
-def work(run: Run, place: Place) -> Outcome:
+def work(run: Run, place: RunContext) -> Outcome:
     data = source.digits(run.seed)
-    weight = hold_out(len(data.x_train), run.options["members"], 0.1, run.seed)
-    model = fitted(run, place, whole(data.x_train, data.y_train, TASK, weight), TASK)
+    weight = holdout_weights(len(data.x_train), run.options["members"], 0.1, run.seed)
+    model = fitted(run, place, make_dataset(data.x_train, data.y_train, TASK, weight), TASK)
 
     def asked(x: Tensor) -> CategoricalPredictive:
-        return cast(CategoricalPredictive, model.predict(x, 100, fork(run.seed, "predict")))
+        return cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "predict")))
 
     known = asked(data.x_test)
     rows = len(data.x_test)
@@ -57,8 +57,8 @@ def work(run: Run, place: Place) -> Outcome:
         "ece": metrics.ece(known, data.y_test),
         "mmc": metrics.mmc(known),
     }
-    silent = silenced(model)  # what does far noise cost?
-    plain = cast(CategoricalPredictive, silent.predict(data.x_test, 100, fork(run.seed, "predict")))
+    silent = without_far_noise(model)  # what does far noise cost?
+    plain = cast(CategoricalPredictive, silent.predict(data.x_test, 100, named_generator(run.seed, "predict")))
     numbers["accuracy_cost"] = metrics.accuracy(plain, data.y_test) - numbers["accuracy"]
     numbers["nll_cost"] = numbers["nll"] - metrics.nll(plain, data.y_test)
     for name, answer in strange.items():
@@ -80,7 +80,7 @@ def work(run: Run, place: Place) -> Outcome:
 # The page
 
 
-def draw(results: Sequence[Result], page: Page) -> list[Bar]:
+def draw(results: Sequence[Result], page: Page) -> list[Claim]:
     page.text(
         "A good classifier knows its digits and doubts everything else. Doubt is the entropy of the mean probabilities; "
         "AUROC is the probability that a strange picture is doubted more than a test digit."
@@ -104,11 +104,11 @@ def _rows(results: Sequence[Result]) -> list[list[Cell]]:
     return [[r.run.method, r.run.seed, *r.metrics.values()] for r in results]
 
 
-def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
+def _bars(method: str, results: Sequence[Result]) -> list[Claim]:
     own = [result.metrics for result in results if result.run.method == method]
     limits = {"accuracy": 0.97, "auroc_photographs": 0.99, "auroc_noise": 0.99}
-    bars = [Bar(f"{method}: {_words(key)}", fmean(m[key] for m in own), limit) for key, limit in limits.items()]
-    return [*bars, Bar(f"{method}: accuracy that far noise costs", fmean(m["accuracy_cost"] for m in own), 0.002, "at most")]
+    bars = [Claim(f"{method}: {_words(key)}", fmean(m[key] for m in own), limit) for key, limit in limits.items()]
+    return [*bars, Claim(f"{method}: accuracy that far noise costs", fmean(m["accuracy_cost"] for m in own), 0.002, "at most")]
 
 
 def _data(results: Sequence[Result]) -> list[list[Cell]]:

@@ -12,13 +12,13 @@ import torch
 from compound.bench import robust
 from compound.bench.experiments import ood
 from compound.bench.experiments.fgsm_page import draw_page
-from compound.bench.report import Bar, Page
+from compound.bench.report import Claim, Page
 from compound.bench.robust import Curve
-from compound.bench.runs import Outcome, Place, Result, Run
+from compound.bench.runs import Outcome, Result, Run, RunContext
 from compound.models import METHODS as ALL
 from compound.models import Model
-from compound.models.far import WithFar
-from compound.types import fork
+from compound.models.far import DistanceAware
+from compound.types import named_generator
 
 STRENGTHS = tuple(round(0.1 * k, 1) for k in range(11))
 FEW = (0.1, 0.3, 1.0)  # strengths of attacks in many steps
@@ -37,7 +37,7 @@ class Fgsm:
     known: ood.Ood  # whose models are attacked
     kind: str = "methods"  # "methods", "samples" (several numbers of draws in training) or "strong" (stronger attacks)
     METHODS: tuple[str, ...] = tuple(ALL)
-    EVERY: tuple[str, ...] = tuple(ALL)
+    ALL_METHODS: tuple[str, ...] = tuple(ALL)
     PRESETS: tuple[str, ...] = tuple(ood.STEPS)
     SEEDS: int = 1
 
@@ -58,33 +58,40 @@ class Fgsm:
             runs += [replace(run, options={**run.options, **most}) for run in runs if run.data.endswith("published")]
         return [replace(run, experiment=self.name) for run in runs]
 
-    def work(self, run: Run, place: Place) -> Outcome:
+    def work(self, run: Run, place: RunContext) -> Outcome:
         preset = ood.preset_of(run)
         model, test = self.known.trained(run, place)
-        model = model.inner if isinstance(model, WithFar) else model  # baselines as they are known, without far noise
-        order = torch.randperm(len(test.x), generator=fork(run.seed, "attacked"))[: IMAGES[preset]]
+        model = model.inner if isinstance(model, DistanceAware) else model  # baselines as they are known, without far noise
+        order = torch.randperm(len(test.x), generator=named_generator(run.seed, "attacked"))[: IMAGES[preset]]
         x, y, draws = test.x[order], test.y[order], DRAWS[preset]
 
         def stream(*words: str | int) -> torch.Generator:
-            return fork(run.seed, *words)
+            return named_generator(run.seed, *words)
 
         curves: dict[str, Curve] = {}
         if self.kind == "strong":
             curves |= self._strong(run, place, model, x, y, draws, stream)
         else:
             curves["published"] = robust.published(model, x, y, STRENGTHS, stream("published"), draws)
-            curves["sound"] = robust.sound(model, robust.exact(ood.silenced(model)), x, y, STRENGTHS, stream("sound"))
+            curves["sound"] = robust.sound(model, robust.exact(ood.without_far_noise(model)), x, y, STRENGTHS, stream("sound"))
         metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
         metrics["silent"] = robust.silent(model, x, y, stream("silent"))
         return Outcome(metrics, {})
 
     def _strong(
-        self, run: Run, place: Place, model: Model, x: torch.Tensor, y: torch.Tensor, draws: int, stream: Callable[..., torch.Generator]
+        self,
+        run: Run,
+        place: RunContext,
+        model: Model,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        draws: int,
+        stream: Callable[..., torch.Generator],
     ) -> dict[str, Curve]:
         settings = replace(ood.BASE, steps=ood.STEPS[ood.preset_of(run)])
         plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(settings))
         other, _ = self.known.trained(plain, place)
-        curves, single = {}, ood.silenced(model)
+        curves, single = {}, ood.without_far_noise(model)
         aim = robust.exact(single)
         for passes in PASSES:
             few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
@@ -92,9 +99,11 @@ class Fgsm:
             curves[f"sound, {passes} draws"] = robust.sound(model, aim, x, y, STRENGTHS, stream("sound", passes), passes)
         curves["single precision"] = robust.sound(model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise)
         curves["many steps"] = robust.multi_step(model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
-        curves["transferred"] = robust.transferred(model, robust.exact(ood.silenced(other)), x, y, STRENGTHS, stream("transferred"))
+        curves["transferred"] = robust.transferred(
+            model, robust.exact(ood.without_far_noise(other)), x, y, STRENGTHS, stream("transferred")
+        )
         curves["random signs"] = robust.random_signs(model, x, y, STRENGTHS, stream("random signs"))
         return curves
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.kind)

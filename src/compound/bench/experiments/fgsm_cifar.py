@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compound.bench import robust, through
+from compound.bench import extractor_attacks, robust
 from compound.bench.experiments import ood
 from compound.bench.experiments.fgsm import STRENGTHS
 from compound.bench.experiments.fgsm_cifar_page import STRANGE, draw_page, extractor_of
-from compound.bench.features import Bank, Front
-from compound.bench.report import Bar, Page
-from compound.bench.runs import Outcome, Place, Result, Run, fitted
+from compound.bench.features import FeatureCache, FeatureExtractor
+from compound.bench.report import Claim, Page
+from compound.bench.runs import Outcome, Result, Run, RunContext, fitted
 from compound.data import colour
 from compound.data.extractors import chosen, extractor
 from compound.models import METHODS as ALL
 from compound.models import Model
-from compound.models.far import WithFar
-from compound.train import hold_out
-from compound.types import fork, whole
+from compound.models.far import DistanceAware
+from compound.train import holdout_weights
+from compound.types import make_dataset, named_generator
 
 EXTRACTOR = "efficientnet-lite0"
 ENVIRONMENT = "COMPOUND_EXTRACTOR"  # names another one
@@ -51,7 +51,7 @@ SCALES = {"quick": Scale(2000, 500, 500, 50, 20, 5), "paper": Scale(20_000, 10_0
 class Sets(NamedTuple):
     """Standard features (rows, features) of what is learnt and shown; pixels of what is attacked, the first rows of the test set."""
 
-    front: Front
+    front: FeatureExtractor
     train: Tensor
     labels: Tensor  # (rows,)
     weight: Tensor  # (rows,) 0 = held out
@@ -67,7 +67,7 @@ class FgsmCifar:
     name: str = "fgsm-cifar"
     TITLE: str = "CIFAR-10 under attack, through a fixed network"
     METHODS: tuple[str, ...] = tuple(ALL)
-    EVERY: tuple[str, ...] = tuple(ALL)
+    ALL_METHODS: tuple[str, ...] = tuple(ALL)
     PRESETS: tuple[str, ...] = tuple(SCALES)
     SEEDS: int = 1
     DATA: tuple[str, ...] = ("cifar10", "svhn", "gtsrb")
@@ -77,50 +77,54 @@ class FgsmCifar:
         chosen(word)  # refused here, before any work
         rows = SCALES[preset].train
         data = f"cifar10/{rows}/{word}"
-        settings = replace(ood.BASE, steps=EPOCHS * (rows - rows // 10) // ood.BASE.batch)
+        settings = replace(ood.BASE, steps=EPOCHS * (rows - rows // 10) // ood.BASE.batch_size)
         runs = []
         for seed in range(seeds):
             for method in methods:
-                rate, end = ood.OWN_RATE.get(method, (settings.rate, settings.rate_end))
-                own = asdict(replace(settings, rate=rate, rate_end=end))
+                rate, end = ood.OWN_RATE.get(method, (settings.lr, settings.final_lr_ratio))
+                own = asdict(replace(settings, lr=rate, final_lr_ratio=end))
                 runs.append(Run(self.name, method, data, seed, ood.OPTIONS.get(method, ood.WIDE), own))
                 if method in PUBLISHED:
                     runs.append(Run(self.name, method, f"{data}, as published", seed, PUBLISHED[method], asdict(settings)))
         return runs
 
-    def work(self, run: Run, place: Place) -> Outcome:
+    def work(self, run: Run, place: RunContext) -> Outcome:
         scale = next(scale for scale in SCALES.values() if run.data.startswith(f"cifar10/{scale.train}/"))
         sets = _sets(run, place, scale)
         outside = sets.outside if run.method == "dpn" else None
-        model = fitted(run, place, whole(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK)
+        model = fitted(run, place, make_dataset(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK)
         known = ood.answers(model, sets.test, run.seed)
         strange = {name: ood.answers(model, z, run.seed) for name, z in sets.strange.items()}
         numbers = {form: ood.measured(known[form], sets.y, {name: found[form] for name, found in strange.items()}) for form in known}
         return Outcome({**self._attacked(run, model, sets, scale), "strange": numbers}, {})
 
     def _attacked(self, run: Run, model: Model, sets: Sets, scale: Scale) -> dict[str, Any]:
-        model = model.inner if isinstance(model, WithFar) else model  # baselines without far noise, as in `fgsm`
+        model = model.inner if isinstance(model, DistanceAware) else model  # baselines without far noise, as in `fgsm`
         x, y = sets.pixels, sets.y[: len(sets.pixels)]
-        moves = through.signs(sets.front, robust.exact(ood.silenced(model)), x, y, 10, fork(run.seed, "signs"))
-        sound = through.judged(sets.front, model, x, moves, y, STRENGTHS, fork(run.seed, "sound"))
+        moves = extractor_attacks.signs(
+            sets.front, robust.exact(ood.without_far_noise(model)), x, y, 10, named_generator(run.seed, "signs")
+        )
+        sound = extractor_attacks.judged(sets.front, model, x, moves, y, STRENGTHS, named_generator(run.seed, "sound"))
         few = slice(scale.published)
-        published = through.published(sets.front, model, x[few], y[few], STRENGTHS, fork(run.seed, "published"), scale.draws)
+        published = extractor_attacks.published(
+            sets.front, model, x[few], y[few], STRENGTHS, named_generator(run.seed, "published"), scale.draws
+        )
         silent = (moves == 0).flatten(1).all(-1).double().mean().item()
         return {"published": published._asdict(), "sound": sound._asdict(), "silent": silent}
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
 
 
-def _sets(run: Run, place: Place, scale: Scale) -> Sets:
+def _sets(run: Run, place: RunContext, scale: Scale) -> Sets:
     name = extractor_of(run)
     network = extractor(name)
-    bank = Bank(name, network, place.directory.parent / "cache" / "features", place.watch)
+    bank = FeatureCache(name, network, place.directory.parent / "cache" / "features", place.watch)
     train, test = (colour.load("cifar10", part, place.data_dir) for part in ("train", "test"))
     others = {name: _mixed(colour.load(name, "all", place.data_dir).x) for name in STRANGE}
     features = bank.features(train.x[: scale.train])
-    weight = hold_out(scale.train, 1, 0.1, seed=0)[0]
-    front = Front.of(network, features[weight > 0])
+    weight = holdout_weights(scale.train, 1, 0.1, seed=0)[0]
+    front = FeatureExtractor.of(network, features[weight > 0])
 
     def standard(x: Tensor) -> Tensor:
         return front.standard(bank.features(x))
@@ -140,7 +144,7 @@ def _sets(run: Run, place: Place, scale: Scale) -> Sets:
 
 def _mixed(x: Tensor) -> Tensor:
     """In another order, always the same: traffic signs come by their kind."""
-    return x[torch.randperm(len(x), generator=fork(0, "mixed"))]
+    return x[torch.randperm(len(x), generator=named_generator(0, "mixed"))]
 
 
 EXPERIMENT = FgsmCifar()

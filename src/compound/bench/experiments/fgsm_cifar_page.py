@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from compound.bench.experiments import fgsm_page, ood_page
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result, Run
 
 STRANGE = ("svhn", "gtsrb")
 KEYS = (*((key,) for key in ood_page.KEYS), *((name, key) for name in STRANGE for key in ("mmc_out", "auroc")))
 
 
-def draw_page(results: Sequence[Result], page: Page) -> list[Bar]:
+def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     name = extractor_of(results[0].run)
     page.text(
         f"Heads with 100 hidden units on the features of a fixed network ({name}), which was trained on other pictures. Attacks move the "

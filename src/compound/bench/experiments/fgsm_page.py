@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compound.bench.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result
 
 ACROSS = 3  # panels side by side
@@ -19,7 +19,7 @@ Looks = dict[str, dict[str, Any]]  # label -> arguments of `plot`
 CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 
 
-def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Bar]:
+def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
     page.text(
         "An attack moves every pixel by the strength, towards where the gradient says the loss grows. published: as in the original "
         "code, each predictive draw gets an image of its own, made from one pass and the label that pass gave; the answers are "
@@ -209,7 +209,7 @@ def _checks(results: Sequence[Result]) -> list[list[Cell]]:
     return rows
 
 
-def _bars(results: Sequence[Result]) -> list[Bar]:
+def _bars(results: Sequence[Result]) -> list[Claim]:
     """Under the sound protocol the default CDNs should doubt more at strength 0.3 than every baseline that saw no outliers."""
     groups = grouped(results)
     at = 3
@@ -218,5 +218,5 @@ def _bars(results: Sequence[Result]) -> list[Bar]:
         return []
     cdns = [label for label in groups if label in ("ml-cdn", "vb-cdn")]
     return [
-        Bar(f"{label}: entropy at strength 0.3", fmean(m["sound"]["entropy"][at] for m in groups[label]), max(others)) for label in cdns
+        Claim(f"{label}: entropy at strength 0.3", fmean(m["sound"]["entropy"][at] for m in groups[label]), max(others)) for label in cdns
     ]

@@ -9,5 +9,5 @@ EXPERIMENT = Fgsm(
     known=KNOWN,
     kind="samples",
     METHODS=("ml-cdn", "vb-cdn", "noisy-kfac", "vmg"),
-    EVERY=("ml-cdn", "vb-cdn", "noisy-kfac", "vmg"),
+    ALL_METHODS=("ml-cdn", "vb-cdn", "noisy-kfac", "vmg"),
 )

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from compound import metrics
 from compound.bench.experiments.ood_page import draw_page
-from compound.bench.report import Bar, Page
-from compound.bench.runs import Numbers, Outcome, Place, Result, Run, fitted
+from compound.bench.report import Claim, Page
+from compound.bench.runs import Numbers, Outcome, Result, Run, RunContext, fitted
 from compound.data import images
 from compound.models import METHODS as ALL
 from compound.models import Model
-from compound.nn import FarNoise
-from compound.nn.networks import saturated
+from compound.nn import DistanceAwareNoise
+from compound.nn.networks import clamp_inputs
 from compound.predictive import CategoricalPredictive
-from compound.train import Settings
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig
+from compound.types import Task, make_dataset, named_generator
 
 TASK = Task("classes", 10)
 HELD_OUT = 5000
@@ -46,7 +46,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
 }
-BASE = Settings(batch=200, rate=1e-3, rate_end=1.0, clip_value=5.0, clip_norm=None, average=0.0, checks=0)
+BASE = TrainConfig(batch_size=200, lr=1e-3, final_lr_ratio=1.0, clip_value=5.0, clip_norm=None, ema_decay=0.0, n_evals=0)
 OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
 ENOUGH = {"ml-cdn": 6000, "vb-cdn": 8000}  # steps: one ml-cdn lost accuracy when trained for 20,000
 
@@ -63,7 +63,7 @@ class Ood:
     outside: str  # what a method that trains on outliers is given
     published: str = ""  # the table of published.json it is compared with
     METHODS: tuple[str, ...] = tuple(ALL)
-    EVERY: tuple[str, ...] = tuple(ALL)
+    ALL_METHODS: tuple[str, ...] = tuple(ALL)
     PRESETS: tuple[str, ...] = tuple(STEPS)
     SEEDS: int = 1
 
@@ -75,9 +75,9 @@ class Ood:
         runs = []
         for seed in range(seeds):
             for method in methods:
-                rate, end = OWN_RATE.get(method, (BASE.rate, BASE.rate_end))
+                rate, end = OWN_RATE.get(method, (BASE.lr, BASE.final_lr_ratio))
                 steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
-                settings = replace(BASE, steps=steps, rate=rate, rate_end=end)
+                settings = replace(BASE, steps=steps, lr=rate, final_lr_ratio=end)
                 runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
                 if method == "ml-cdn":
                     runs.append(replace(runs[-1], data=f"{self.known}, one member", options=ONE))
@@ -86,15 +86,15 @@ class Ood:
                     runs.append(Run(self.name, method, data, seed, PUBLISHED[method], asdict(settings)))
         return runs
 
-    def trained(self, run: Run, place: Place) -> tuple[Model, images.Images]:
+    def trained(self, run: Run, place: RunContext) -> tuple[Model, images.Images]:
         """The run's model, and the test set."""
         train, test = (images.load(self.known, part, place.data_dir) for part in ("train", "test"))
         weight = torch.ones(len(train.x))
         weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
         outside = images.load(self.outside, "train", place.data_dir).x if run.method == "dpn" else None
-        return fitted(run, place, whole(train.x, train.y, TASK, weight, outside), TASK), test
+        return fitted(run, place, make_dataset(train.x, train.y, TASK, weight, outside), TASK), test
 
-    def work(self, run: Run, place: Place) -> Outcome:
+    def work(self, run: Run, place: RunContext) -> Outcome:
         model, test = self.trained(run, place)
         shown = {name: some(self._pictures(name, test.x, run.seed, place.data_dir), run) for name in self.strange}
         found = {name: answers(model, x, run.seed) for name, x in {self.known: test.x, **shown}.items()}
@@ -110,38 +110,42 @@ class Ood:
         if name == "flipped":
             return images.flipped(known)
         if name == "noise":
-            return torch.rand(len(known), known.shape[1], generator=fork(seed, "noise pictures"))
+            return torch.rand(len(known), known.shape[1], generator=named_generator(seed, "noise pictures"))
         return images.load(name, "test" if "test" in images.PARTS[name] else "all", data_dir).x
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.known, self.main, self.strange, self.published)
 
 
 def some(x: Tensor, run: Run) -> Tensor:
     """As many of the pictures as the preset shows, at random: files may be in the order of their labels."""
     few = SHOWN[preset_of(run)]
-    return x if few is None else x[torch.randperm(len(x), generator=fork(run.seed, "shown"))[:few]]
+    return x if few is None else x[torch.randperm(len(x), generator=named_generator(run.seed, "shown"))[:few]]
 
 
 def preset_of(run: Run) -> str:
     return "quick" if run.settings["steps"] <= STEPS["quick"] else "paper"
 
 
-def silenced(model: Model) -> Model:
+def without_far_noise(model: Model) -> Model:
     """The same without its far noise; the model itself where it has none."""
     far = getattr(model, "far", None)
-    if not (isinstance(far, FarNoise) and far.fitted):
+    if not (isinstance(far, DistanceAwareNoise) and far.fitted):
         return model
     model = copy.deepcopy(model)
-    model.far = FarNoise(model.inputs)
+    model.far = DistanceAwareNoise(model.inputs)
     return model
 
 
 def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredictive]:
     """What the model says without its far noise and, where it has some, with it, from the same draws."""
-    silent = silenced(model)
-    plain = cast(CategoricalPredictive, silent.predict(x, 100, fork(seed, "predict")))
-    return {"plain": plain} if silent is model else {"plain": plain, "far": plain.doubted(cast(FarNoise, model.far)(saturated(x)))}
+    silent = without_far_noise(model)
+    plain = cast(CategoricalPredictive, silent.predict(x, 100, named_generator(seed, "predict")))
+    return (
+        {"plain": plain}
+        if silent is model
+        else {"plain": plain, "far": plain.mix_with_uniform(cast(DistanceAwareNoise, model.far)(clamp_inputs(x)))}
+    )
 
 
 def measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:

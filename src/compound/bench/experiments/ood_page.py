@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from compound.bench.colours import CDNS, FAMILIES, family, style
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result
 
 KEYS = ("accuracy", "nll", "brier", "ece", "mmc_in")
@@ -22,7 +22,7 @@ Group = dict[str, list[dict[str, Any]]]  # label of a form -> metrics of its see
 Of = Callable[[dict[str, Any]], float]
 
 
-def draw_page(results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str) -> list[Bar]:
+def draw_page(results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str) -> list[Claim]:
     name = results[0].run.experiment
     page.text(
         f"A 784-100-10 network learns {known} and is shown {', '.join(strange)}. It should know the first and doubt the rest. MMC is the "
@@ -210,14 +210,14 @@ LIMITS: dict[str, dict[str, dict[tuple[str, ...], tuple[float, str]]]] = {
 }
 
 
-def _bars(groups: Group, known: str) -> list[Bar]:
+def _bars(groups: Group, known: str) -> list[Claim]:
     bars = []
     for label, limits in LIMITS.get(known, {}).items():
         for path, (limit, sense) in limits.items():
             if label in groups:
                 value = fmean(at(*path)(metrics) for metrics in groups[label])
-                bars.append(Bar(f"{label}: {', '.join(WORDS.get(word, word) for word in path)}", value, limit, sense))  # type: ignore[arg-type]
+                bars.append(Claim(f"{label}: {', '.join(WORDS.get(word, word) for word in path)}", value, limit, sense))  # type: ignore[arg-type]
     if known == "fashion-mnist" and {"map", "ml-cdn + far noise"} <= set(groups):
         lost = fmean(m["accuracy"] for m in groups["map"]) - fmean(m["accuracy"] for m in groups["ml-cdn + far noise"])
-        bars.append(Bar("ml-cdn + far noise: accuracy below map", lost, 0.005, "at most"))
+        bars.append(Claim("ml-cdn + far noise: accuracy below map", lost, 0.005, "at most"))
     return bars

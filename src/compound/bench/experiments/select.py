@@ -13,12 +13,12 @@ from typing import NamedTuple, cast
 
 from compound import metrics
 from compound.bench.experiments import ood, perform_all, plan
-from compound.bench.report import Bar, Cell, Page
-from compound.bench.runs import Outcome, Place, Result, Run
+from compound.bench.report import Cell, Claim, Page
+from compound.bench.runs import Outcome, Result, Run, RunContext
 from compound.data import images
 from compound.models import Method, build
 from compound.predictive import CategoricalPredictive
-from compound.types import fork
+from compound.types import named_generator
 
 LAMBDAS: tuple[float, ...] = tuple(json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"]["lambda_grid"])
 METHOD = "ml-cdn"
@@ -34,7 +34,7 @@ class Select:
     TITLE: str
     known: ood.Ood  # whose models are fitted
     METHODS: tuple[str, ...] = (METHOD,)
-    EVERY: tuple[str, ...] = (METHOD,)
+    ALL_METHODS: tuple[str, ...] = (METHOD,)
     PRESETS: tuple[str, ...] = tuple(ood.STEPS)
     SEEDS: int = 1
 
@@ -46,14 +46,14 @@ class Select:
         runs = [replace(run, experiment=self.name) for run in self.known.grid(preset, seeds, methods) if run.data != self.known.known]
         return [with_lambda(run, lam) for run in runs for lam in LAMBDAS]
 
-    def work(self, run: Run, place: Place) -> Outcome:
+    def work(self, run: Run, place: RunContext) -> Outcome:
         model, _ = self.known.trained(run, place)
         train = images.load(self.known.known, "train", place.data_dir)
         x, y = train.x[-ood.HELD_OUT :], train.y[-ood.HELD_OUT :]
-        answer = cast(CategoricalPredictive, model.predict(x, 100, fork(run.seed, "validation")))
+        answer = cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "validation")))
         return Outcome({"lam": lambda_of(run), "accuracy": metrics.accuracy(answer, y), "nll": metrics.nll(answer, y)}, {})
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Bar]:
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
         best = best_of(results)
         page.text(
             f"Each form of {METHOD} was fitted with every λ below, with one seed, and judged on the held-out rows of the training set: "

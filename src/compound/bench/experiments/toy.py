@@ -14,19 +14,19 @@ import torch
 from torch import Generator, Tensor
 
 from compound.bench.experiments.toy_page import draw as draw
-from compound.bench.runs import Outcome, Place, Run, fitted
-from compound.data.toy import VIEW, Toy, cubic, truth
+from compound.bench.runs import Outcome, Run, RunContext, fitted
+from compound.data.toy import VIEW, Toy, cubic, true_function
 from compound.models import METHODS as ALL
 from compound.models import VBCDN, Draws
 from compound.nn import MatrixGaussianLinear
-from compound.nn.matrix_gaussian import widen
+from compound.nn.matrix_gaussian import append_ones
 from compound.predictive import GaussianPredictive
-from compound.train import recipe
-from compound.types import Task, fork, whole
+from compound.train import default_train_config
+from compound.types import Task, make_dataset, named_generator
 
 TITLE = "Toy regression: what is noise, and what is ignorance"
 METHODS = ("ml-cdn", "vb-cdn")
-EVERY = tuple(ALL)
+ALL_METHODS = tuple(ALL)
 STEPS = {"quick": 2000, "paper": 10_000}
 PRESETS = tuple(STEPS)
 SEEDS = 1
@@ -55,12 +55,12 @@ OUTSIDE = 100  # rows from outside the domain, for the method that trains on the
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
     # every row trains and nothing stops early, as in the paper: two or three held-out rows would decide by chance
-    default = replace(recipe(TASK, 100), steps=STEPS[preset], checks=0)
-    published = replace(default, rate=1e-3, rate_end=1.0, clip_norm=None, average=0.0)
+    default = replace(default_train_config(TASK, 100), steps=STEPS[preset], n_evals=0)
+    published = replace(default, lr=1e-3, final_lr_ratio=1.0, clip_norm=None, ema_decay=0.0)
     runs = []
     for seed, which, method in product(range(seeds), VIEW, methods):
         ours, theirs = OPTIONS.get(method, (WIDE, None))
-        settings = replace(default, rate=RATES.get(method, default.rate))
+        settings = replace(default, lr=RATES.get(method, default.lr))
         if method in GIVEN:
             ours = {**ours, "noise": 3.0 / cubic(which, seed).y.std().item()}
         if method.startswith("noisy"):
@@ -72,30 +72,30 @@ def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
     return runs
 
 
-def work(run: Run, place: Place) -> Outcome:
+def work(run: Run, place: RunContext) -> Outcome:
     which, published = int(run.data[4]), run.data.endswith(PUBLISHED)
     toy = cubic(which, run.seed)
     shift_x, scale_x, shift_y, scale_y = (0.0, 1.0, 0.0, 1.0) if published else _standard(toy)
-    data = whole((toy.x - shift_x) / scale_x, (toy.y - shift_y) / scale_y, TASK, x_ood=(_outside(run.seed) - shift_x) / scale_x)
+    data = make_dataset((toy.x - shift_x) / scale_x, (toy.y - shift_y) / scale_y, TASK, x_ood=(_outside(run.seed) - shift_x) / scale_x)
     model = fitted(run, place, data, TASK)
 
     x = torch.linspace(-VIEW[which], VIEW[which], POINTS).unsqueeze(1)
     n = Draws(100, 1) if published else Draws(100, 5)  # the published summary does not part mixing from posterior
-    answer = model.predict((x - shift_x) / scale_x, n, fork(run.seed, "predict"))
+    answer = model.predict((x - shift_x) / scale_x, n, named_generator(run.seed, "predict"))
     answer = cast(GaussianPredictive, answer).rescale(shift_y, scale_y)
     fixed = published and "noise" in run.options  # drawn without the noise it was given, as in the paper
     band = (answer.total - answer.component if fixed else answer.total).clamp_min(0).sqrt()
     columns = {"x": x, "mean": answer.mean, "band": band, "aleatoric": answer.aleatoric, "epistemic": answer.epistemic}
     metrics = _measured(which, toy, {name: column.squeeze(1).double() for name, column in columns.items()})
     if published and run.method == "vb-cdn":
-        metrics["variances"] = _weight_variances(cast(VBCDN, model), VIEW[which], fork(run.seed, "variances"))
+        metrics["variances"] = _weight_variances(cast(VBCDN, model), VIEW[which], named_generator(run.seed, "variances"))
     arrays = {**{name: column.squeeze(1).numpy() for name, column in columns.items()}, "rows": torch.cat([toy.x, toy.y], 1).numpy()}
     return Outcome(metrics, arrays)
 
 
 def _outside(seed: int) -> Tensor:
     """Inputs on both sides of [-4, 4], up to ±8."""
-    generator = fork(seed, "outside")
+    generator = named_generator(seed, "outside")
     side = torch.randint(2, (OUTSIDE, 1), generator=generator) * 2 - 1
     return side * (4.5 + 3.5 * torch.rand((OUTSIDE, 1), generator=generator))
 
@@ -110,7 +110,7 @@ def _measured(which: int, toy: Toy, at: dict[str, Tensor]) -> dict[str, Any]:
     inside = x.abs() < 3.5
     share = at["epistemic"][inside].sum() / (at["aleatoric"] + at["epistemic"])[inside].sum()
     numbers = {
-        "error": (at["mean"] - truth(x))[inside].abs().mean().item(),
+        "error": (at["mean"] - true_function(x))[inside].abs().mean().item(),
         "epistemic_share": share.item(),
         "target_std": toy.y.std().item(),
     }
@@ -138,7 +138,7 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
         h, parts, sizes = x.unsqueeze(0), [], []  # (members, points, in), of one member
         for layer in layers:
             psi = layer.draw(generator)
-            _, *heads = layer.hyper.at(widen(h), psi[0])[0].split(layer.hyper.heads, -1)  # (points, in + 1), (points, out)
+            _, *heads = layer.hyper.at(append_ones(h), psi[0])[0].split(layer.hyper.heads, -1)  # (points, in + 1), (points, out)
             log_row, log_col = (head.double().clamp(-layer.form.bound, layer.form.bound) for head in heads)
             parts.append(log_row.exp().mean(1) * log_col.exp().mean(1))  # mean over i, j of exp(lr_i + lc_j)
             sizes.append(log_row.shape[1] * log_col.shape[1])

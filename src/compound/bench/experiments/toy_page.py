@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from matplotlib.figure import Figure
 
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result, Run
 from compound.data.toy import VIEW
 
@@ -17,7 +17,7 @@ SIDES = ("deep-ensemble", "mdn", "bnn-lv")  # besides the CDNs
 ACROSS = 6  # panels side by side
 
 
-def draw(results: Sequence[Result], page: Page) -> list[Bar]:
+def draw(results: Sequence[Result], page: Page) -> list[Claim]:
     page.text(
         "Few points (set 1) should leave doubt where no point is: a band that opens outside [-4, 4]. "
         "Much noise on the left (set 2) should give a wide band on the left, and no doubt that more data would remove."
@@ -94,7 +94,7 @@ def _bands(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
+def _bars(method: str, results: Sequence[Result]) -> list[Claim]:
     first, second = _by_set(results)
     if not (first and second):
         return []  # one of the sets has no finished run
@@ -102,23 +102,23 @@ def _bars(method: str, results: Sequence[Result]) -> list[Bar]:
     both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
     smaller = max((b["epistemic_share"] / a["epistemic_share"] for a, b in both), default=None)
     return [
-        Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 2),
-        Bar(f"{method}: set 1, sd outside / sd of the target", max(m["outside_to_target"] for m in first), 10, "at most"),
-        Bar(f"{method}: set 2, sd left / right", min(m["ratio"] for m in second), 1.8),
-        Bar(f"{method}: set 2, aleatoric sd left / right", min(m["aleatoric_ratio"] for m in second), 1),
-        Bar(f"{method}: epistemic share, set 2 / set 1", smaller, 1, "at most"),
+        Claim(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 2),
+        Claim(f"{method}: set 1, sd outside / sd of the target", max(m["outside_to_target"] for m in first), 10, "at most"),
+        Claim(f"{method}: set 2, sd left / right", min(m["ratio"] for m in second), 1.8),
+        Claim(f"{method}: set 2, aleatoric sd left / right", min(m["aleatoric_ratio"] for m in second), 1),
+        Claim(f"{method}: epistemic share, set 2 / set 1", smaller, 1, "at most"),
     ]
 
 
-def _said(method: str, results: Sequence[Result]) -> list[Bar]:
+def _said(method: str, results: Sequence[Result]) -> list[Claim]:
     """What the paper says: Bayesian methods doubt outside the data; only mixtures see where the noise is."""
     first, second = _by_set(results)
-    grows = [Bar(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS and first else []
+    grows = [Claim(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS and first else []
     ratios = [m["ratio"] for m in second]
     if not ratios:
         return grows
     words = f"{method}: set 2, sd left / right"
-    return [*grows, Bar(words, min(ratios), 1.5) if method in SIDES else Bar(words, max(ratios), 1.5, "at most")]
+    return [*grows, Claim(words, min(ratios), 1.5) if method in SIDES else Claim(words, max(ratios), 1.5, "at most")]
 
 
 def _by_set(results: Sequence[Result]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from compound import metrics
-from compound.bench import peers
+from compound.bench import baselines
+from compound.bench.baselines import PEERS, Answer, installed
 from compound.bench.experiments.uci_page import draw as draw
-from compound.bench.peers import PEERS, Answer, installed
-from compound.bench.runs import Outcome, Place, Run, fitted
+from compound.bench.runs import Outcome, Run, RunContext, fitted
 from compound.data import uci
-from compound.estimators.asking import precise
-from compound.estimators.calibration import Intervals, score
+from compound.estimators.calibration import ConformalIntervals, score
+from compound.estimators.ood import OODDetector
+from compound.estimators.prediction import to_float64
 from compound.estimators.regressor import held_out, held_scores
-from compound.estimators.strangeness import Strangeness
 from compound.models import METHODS as ALL
 from compound.models import Method
 from compound.predictive import GaussianPredictive
-from compound.train import Settings, hold_out, recipe
-from compound.types import Task, fork, whole
+from compound.train import TrainConfig, default_train_config, holdout_weights
+from compound.types import Task, make_dataset, named_generator
 
 TITLE = "UCI regression: nine tables, standard splits"
 SETS = {  # as papers call them, quick ones first
@@ -54,7 +54,7 @@ ROWS = {  # training rows of a split, for the settings: no file need be here to 
     "protein": 41157,
 }
 METHODS = ("ml-cdn", "vb-cdn", "map", "deep-ensemble", "mc-dropout", *installed())
-EVERY = (*ALL, *installed())
+ALL_METHODS = (*ALL, *installed())
 PRESETS = ("quick", "paper")
 SEEDS = 20  # splits; a set that has fewer gives all it has
 DATA: tuple[str, ...] = ("uci",)
@@ -78,13 +78,13 @@ def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         for split, method in product(range(splits), methods):
             if preset == "quick" and method in PEERS and ROWS[name] > QUICK_PEERS:
                 continue
-            settings = peers.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
+            settings = baselines.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
             runs.append(Run("uci", method, name + region, split, {}, settings))
     return runs
 
 
-def _settings(method: str, name: str, preset: str) -> Settings:
-    settings = recipe(TASK, ROWS[name])
+def _settings(method: str, name: str, preset: str) -> TrainConfig:
+    settings = default_train_config(TASK, ROWS[name])
     if preset == "quick":
         settings = replace(settings, steps=min(settings.steps, QUICK_STEPS))
     if method.startswith("noisy"):
@@ -92,7 +92,7 @@ def _settings(method: str, name: str, preset: str) -> Settings:
     return settings
 
 
-def work(run: Run, place: Place) -> Outcome:
+def work(run: Run, place: RunContext) -> Outcome:
     split = uci.load(SETS[run.data.removesuffix(REGION)], run.seed, place.data_dir)
     if run.data.endswith(REGION):
         return _region(run, place, split)
@@ -114,7 +114,7 @@ def work(run: Run, place: Place) -> Outcome:
         "rows": len(y),
     }
     if run.method not in PEERS:  # the same for all of ours: it looks at the inputs alone
-        known = Strangeness.fit(split.x, FALSE_ALARMS, fork(run.seed, "strange"))
+        known = OODDetector.fit(split.x, FALSE_ALARMS, named_generator(run.seed, "strange"))
         moved = split.x_test + STEP * directions(split.x_test, run.seed)
         found |= {
             "false_alarms": int((known.scores(split.x_test) > known.threshold).sum()),
@@ -125,27 +125,27 @@ def work(run: Run, place: Place) -> Outcome:
 
 class Learnt(NamedTuple):
     ask: Answer
-    intervals: Intervals | None  # honest ones, as the estimators make them
+    intervals: ConformalIntervals | None  # honest ones, as the estimators make them
 
 
-def _learnt(run: Run, place: Place, x: Tensor, y: Tensor) -> Learnt:
+def _learnt(run: Run, place: RunContext, x: Tensor, y: Tensor) -> Learnt:
     if run.method in PEERS:
-        return Learnt(PEERS[run.method](whole(x, y, TASK, hold_out(len(x), 1, HELD_OUT, run.seed)), run.seed), None)
+        return Learnt(PEERS[run.method](make_dataset(x, y, TASK, holdout_weights(len(x), 1, HELD_OUT, run.seed)), run.seed), None)
     outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
     weight = held_out(len(x), _members(run.method), HELD_OUT, run.seed)
-    model = fitted(run, place, whole(x, y, TASK, weight, outside), TASK)
+    model = fitted(run, place, make_dataset(x, y, TASK, weight, outside), TASK)
 
     def ask(asked: Tensor) -> GaussianPredictive:
-        return cast(GaussianPredictive, model.predict(asked, DRAWS, fork(run.seed, "predict")))
+        return cast(GaussianPredictive, model.predict(asked, DRAWS, named_generator(run.seed, "predict")))
 
-    return Learnt(ask, Intervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
+    return Learnt(ask, ConformalIntervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
 
 
 def _members(method: str) -> int:
     return Method(method).build(1, TASK, 0).members
 
 
-def _region(run: Run, place: Place, split: uci.Split) -> Outcome:
+def _region(run: Run, place: RunContext, split: uci.Split) -> Outcome:
     """AUROC of telling rows of a region that training never saw from ordinary test rows."""
     inside, test_inside = leave_out(split.x, split.x_test)
     x, y = split.x[inside], split.y[inside]
@@ -160,7 +160,7 @@ def _region(run: Run, place: Place, split: uci.Split) -> Outcome:
         for name, part in (("epistemic", "epistemic"), ("predictive", "variance"))
     }
     if run.method not in PEERS:
-        scores = Strangeness.fit(known, FALSE_ALARMS, fork(run.seed, "strange")).scores
+        scores = OODDetector.fit(known, FALSE_ALARMS, named_generator(run.seed, "strange")).scores
         found["auroc_distance"] = metrics.auroc(*(scores((rows - shift) / scale).double() for rows in (ordinary, beyond)))
     return Outcome({**found, "rows": len(ordinary), "beyond": len(beyond)}, {})
 
@@ -177,13 +177,13 @@ def leave_out(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
 
 def directions(x: Tensor, seed: int, name: str = "moved") -> Tensor:
     """A random vector of length 1 for every row."""
-    noise = torch.randn(x.shape, generator=fork(seed, name))
+    noise = torch.randn(x.shape, generator=named_generator(seed, name))
     return noise / noise.norm(dim=-1, keepdim=True)
 
 
-def _honest(intervals: Intervals | None, answer: GaussianPredictive, y: Tensor) -> dict[str, float]:
+def _honest(intervals: ConformalIntervals | None, answer: GaussianPredictive, y: Tensor) -> dict[str, float]:
     """How far the calibrated interval of coverage 0.9 reaches, and the share of rows inside."""
     if intervals is None:
         return {}
     reach = intervals.reach(0.9)
-    return {"reach": float(reach), "coverage_calibrated": (score(precise(answer), y.double()) <= reach).double().mean().item()}
+    return {"reach": float(reach), "coverage_calibrated": (score(to_float64(answer), y.double()) <= reach).double().mean().item()}

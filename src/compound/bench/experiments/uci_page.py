@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from compound.bench.report import Bar, Cell, Page
+from compound.bench.report import Cell, Claim, Page
 from compound.bench.runs import Result
 
 DEFAULT = "ml-cdn"
@@ -33,7 +33,7 @@ TABLES = {
 Found = dict[tuple[str, str], list[dict[str, Any]]]  # (set, method) -> metrics of its splits
 
 
-def draw(results: Sequence[Result], page: Page) -> list[Bar]:
+def draw(results: Sequence[Result], page: Page) -> list[Claim]:
     found: Found = {}
     for result in results:
         found.setdefault((result.run.data, result.run.method), []).append({**result.metrics, "split": result.run.seed})
@@ -139,7 +139,7 @@ def _apart(best: Sequence[float], other: Sequence[float]) -> bool:
     return len(gaps) > 1 and fmean(gaps) > 2 * stdev(gaps) / math.sqrt(len(gaps))
 
 
-def bars_of(found: Found, sets: Sequence[str], published: dict[str, Any]) -> list[Bar]:
+def bars_of(found: Found, sets: Sequence[str], published: dict[str, Any]) -> list[Claim]:
     def mean(name: str, key: str) -> float:
         mine = values(found, name, DEFAULT, key)
         return fmean(mine) if mine else math.inf
@@ -154,23 +154,23 @@ def bars_of(found: Found, sets: Sequence[str], published: dict[str, Any]) -> lis
     seconds = values(found, "boston", DEFAULT, "cpu_seconds")
     rates = {key: [r for name in sets if (r := _rate(found, name, key)) is not None] for key in ("false_alarms", "moved_flagged")}
     return [
-        Bar("sets with NLL below published Deep Ensembles", count(lambda n: mean(n, "nll") < theirs(n, ENSEMBLES, "nll")), 9),
-        Bar("sets with NLL below tuned MC-dropout", count(lambda n: mean(n, "nll") < theirs(n, DROPOUT, "nll")), 8),
-        Bar("sets with NLL below the best published row", count(lambda n: mean(n, "nll") < best_seen(published, n)), 5),
-        Bar(
+        Claim("sets with NLL below published Deep Ensembles", count(lambda n: mean(n, "nll") < theirs(n, ENSEMBLES, "nll")), 9),
+        Claim("sets with NLL below tuned MC-dropout", count(lambda n: mean(n, "nll") < theirs(n, DROPOUT, "nll")), 8),
+        Claim("sets with NLL below the best published row", count(lambda n: mean(n, "nll") < best_seen(published, n)), 5),
+        Claim(
             "sets with RMSE not above Deep Ensembles, at two digits",
             count(lambda n: round(mean(n, "rmse"), 2) <= theirs(n, ENSEMBLES, "rmse")),
             9,
         ),
-        Bar("sets with RMSE below tuned MC-dropout", count(lambda n: mean(n, "rmse") < theirs(n, DROPOUT, "rmse")), 4),
-        Bar("lowest coverage of the 90% interval, sets over 1,000 rows", min(large, default=None), 0.87),
-        Bar("highest coverage of the 90% interval, sets over 1,000 rows", max(large, default=None), 0.93, "at most"),
-        Bar("boston, 20 splits on two cores, seconds", 10 * fmean(seconds) if seconds else None, 120, "at most"),
-        Bar("lowest false-alarm rate of a set", min(rates["false_alarms"], default=None), 0.005),
-        Bar("highest false-alarm rate of a set", max(rates["false_alarms"], default=None), 0.02, "at most"),
-        Bar("lowest share of moved rows flagged", min(rates["moved_flagged"], default=None), 0.95),
+        Claim("sets with RMSE below tuned MC-dropout", count(lambda n: mean(n, "rmse") < theirs(n, DROPOUT, "rmse")), 4),
+        Claim("lowest coverage of the 90% interval, sets over 1,000 rows", min(large, default=None), 0.87),
+        Claim("highest coverage of the 90% interval, sets over 1,000 rows", max(large, default=None), 0.93, "at most"),
+        Claim("boston, 20 splits on two cores, seconds", 10 * fmean(seconds) if seconds else None, 120, "at most"),
+        Claim("lowest false-alarm rate of a set", min(rates["false_alarms"], default=None), 0.005),
+        Claim("highest false-alarm rate of a set", max(rates["false_alarms"], default=None), 0.02, "at most"),
+        Claim("lowest share of moved rows flagged", min(rates["moved_flagged"], default=None), 0.95),
         *(
-            Bar(f"region: mean AUROC by {key} variance minus the best Bayesian method's", _lead(found, key), -0.02)
+            Claim(f"region: mean AUROC by {key} variance minus the best Bayesian method's", _lead(found, key), -0.02)
             for key in ("epistemic", "predictive")
         ),
     ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from compound.models import Model
 from compound.models.sound import flaw
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import fork
+from compound.types import named_generator
 
 BLOCK = 128  # rows answered together
 DRAWS = {"targets": 200, "classes": 100}
@@ -32,7 +32,7 @@ def padded(x: Tensor) -> Iterator[tuple[Tensor, int]]:
 def blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
     """The predictive of every block, padding included, in standard units; the same numbers at every call."""
     for block, rows in padded(x):
-        yield model.predict(block, DRAWS[model.task.kind], fork(seed, "ask")), rows
+        yield model.predict(block, DRAWS[model.task.kind], named_generator(seed, "ask")), rows
 
 
 def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
@@ -58,7 +58,7 @@ def first(answer: P, rows: int) -> P:
     return cast(P, cut)
 
 
-def precise(answer: P) -> P:
+def to_float64(answer: P) -> P:
     """The same answer in float64: a mean of a million plus a thousandth keeps its thousandth."""
     numbers = {name: value.double() for name, value in vars(answer).items() if isinstance(value, Tensor)}
     return replace(answer, **numbers)

@@ -40,7 +40,7 @@ class Value(NamedTuple):
         return f"{self.mean:.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
 
 
-def agreement(results: Sequence[Result]) -> list[Finding]:
+def paper_comparison(results: Sequence[Result]) -> list[Finding]:
     """Of runs of one preset, of any experiments."""
     found: list[Finding] = []
     by_name: dict[str, list[Result]] = {}

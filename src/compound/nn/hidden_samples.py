@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from compound.kernels import layers
-from compound.kernels.basic import run, suits
-from compound.nn.matrix_gaussian import widen
-from compound.nn.networks import LIMIT, hidden
+from compound.kernels.basic import can_use_kernel, launch
+from compound.nn.matrix_gaussian import append_ones
+from compound.nn.networks import LIMIT, clipped_relu
 from compound.precision import by_hand
 
 
-def units(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # (members, S rows, width + 1)
+def sample_hidden(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # (members, S rows, width + 1)
     """h~ under noise (members, S, rows, width); mean and std are (members, S or 1, rows, width)."""
-    if suits(mean, std, noise):
+    if can_use_kernel(mean, std, noise):
         return _Units.apply(mean.contiguous(), std.contiguous(), noise)
-    return widen(hidden(torch.addcmul(mean, std, noise))).flatten(1, 2)
+    return append_ones(clipped_relu(torch.addcmul(mean, std, noise))).flatten(1, 2)
 
 
 class _Units(torch.autograd.Function):
@@ -25,7 +25,7 @@ class _Units(torch.autograd.Function):
         members, samples, rows, width = noise.shape
         out = mean.new_empty((members, samples * rows, width + 1))
         ctx.sizes = members, mean.shape[1], samples, rows, width, LIMIT
-        run(layers.units, (mean, std, noise, out), *ctx.sizes)
+        launch(layers.units, (mean, std, noise, out), *ctx.sizes)
         ctx.save_for_backward(out, noise)
         return out
 
@@ -34,5 +34,5 @@ class _Units(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         members, given, _, rows, width, _ = ctx.sizes
         d_mean, d_std = d_out.new_zeros((2, members, given, rows, width)).unbind()
-        run(layers.units_back, (*ctx.saved_tensors, d_out.contiguous(), d_mean, d_std), *ctx.sizes)
+        launch(layers.units_back, (*ctx.saved_tensors, d_out.contiguous(), d_mean, d_std), *ctx.sizes)
         return d_mean, d_std, None

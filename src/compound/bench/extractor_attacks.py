@@ -1,6 +1,6 @@
 """Attacks on pixels through a fixed extractor, on heads that see features: the two protocols of `robust`.
 
-Passing the extractor is nearly all of the cost, so a picture passes it as seldom as can be: gradients towards features come from the
+Passing the extractor is nearly all of the cost, so a picture passes it as seldom as can be: gradients w.r.t. features come from the
 head, and one vector-Jacobian product each brings them to the pixels; pictures that several draws share pass once.
 """
 
@@ -10,14 +10,14 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import gradient
-from compound.bench.features import ROWS, Front, extracted
+from compound.bench.features import ROWS, FeatureExtractor, extracted
 from compound.bench.robust import RANGE, Curve, ask, label_loss, odds, precision, surprise
 from compound.models import Model
 
-Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses towards the features
+Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses w.r.t. the features
 
 
-def signs(front: Front, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # as x, int8
+def signs(front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # as x, int8
     """Where each pixel makes -log p(y | x) grow, p being the mean over draws."""
     state = generator.get_state()
 
@@ -27,8 +27,8 @@ def signs(front: Front, model: Model, x: Tensor, y: Tensor, draws: int, generato
     return pulled(front, x, y, slopes)[0]
 
 
-def pulled(front: Front, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (losses, *x.shape), int8
-    """Signs of the gradients of losses towards pixels."""
+def pulled(front: FeatureExtractor, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (losses, *x.shape), int8
+    """Signs of the gradients of losses w.r.t. pixels."""
     parts = []
     for part, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
         with torch.enable_grad():
@@ -41,13 +41,22 @@ def pulled(front: Front, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (lo
 
 
 def judged(
-    front: Front, model: Model, x: Tensor, moves: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, judges: int = 100
+    front: FeatureExtractor,
+    model: Model,
+    x: Tensor,
+    moves: Tensor,
+    y: Tensor,
+    strengths: Sequence[float],
+    generator: Generator,
+    judges: int = 100,
 ) -> Curve:
     """The sound protocol, its directions given: `judges` fresh draws classify."""
     return Curve.of([ask(model, _moved(front, x, moves, strength), judges, generator) for strength in strengths], y)
 
 
-def published(front: Front, model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, draws: int) -> Curve:
+def published(
+    front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, draws: int
+) -> Curve:
     """A picture per draw, from one pass and the label it gave, classified by another draw."""
     state = generator.get_state()
 
@@ -68,7 +77,7 @@ def published(front: Front, model: Model, x: Tensor, y: Tensor, strengths: Seque
     return Curve.of(probs, y)
 
 
-def _moved(front: Front, x: Tensor, moves: Tensor, strength: float) -> Tensor:  # (rows, features)
+def _moved(front: FeatureExtractor, x: Tensor, moves: Tensor, strength: float) -> Tensor:  # (rows, features)
     return extracted(front, (x + strength * moves).clamp(*RANGE))
 
 

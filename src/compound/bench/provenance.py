@@ -14,7 +14,7 @@ import torch
 import compound
 
 
-def record() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     return {
         "version": compound.__version__,
         "commit": _commit(),

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from compound.nn import FarNoise
+from compound.nn import DistanceAwareNoise
 
 
 @dataclass(frozen=True)
-class Strangeness:
-    far: FarNoise
+class OODDetector:
+    far: DistanceAwareNoise
     threshold: float
     promised: bool = True  # rows were enough for the wished rate
 
     @classmethod
-    def fit(cls, x: Tensor, false_alarms: float, generator: Generator) -> "Strangeness":
-        far = FarNoise(x.shape[1])
+    def fit(cls, x: Tensor, false_alarms: float, generator: Generator) -> "OODDetector":
+        far = DistanceAwareNoise(x.shape[1])
         distances = far.fit(x, generator).double().numpy()  # cross-fitted
         # a new row is as likely to fall into each of the gaps between n distances: "weibull" counts n + 1 of them
         threshold = float(np.quantile(distances, 1 - false_alarms, method="weibull"))

@@ -1,6 +1,7 @@
 """Everything an estimator says about each row of a table, in one pass over the model.
 
-`ask` gives the columns that a person reads. `judge` compares the answers with the truth. `doubt` and `strange` start from encoded rows.
+`predict_frame` gives the columns that a person reads. `score_frame` compares the answers with the truth. `epistemic` and `ood_scores`
+start from encoded rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,21 +13,21 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from compound.estimators.asking import blocks, first, sound
 from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import before, quantile, score
+from compound.estimators.calibration import aps_score, quantile, score
+from compound.estimators.prediction import blocks, first, sound
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 BETWEEN = "|"  # labels of a set
 
-Watch = Callable[[int], None]  # told how many rows are done
+RowCallback = Callable[[int], None]  # told how many rows are done
 
 
 @dataclass(frozen=True)
-class Judged:
+class RowScores:
     """Answers beside the truth, row by row."""
 
-    answers: pd.DataFrame  # the columns of `ask`, without an interval or set
+    answers: pd.DataFrame  # the columns of `predict_frame`, without an interval or set
     nll: Array  # (rows,)
     error: Array  # (rows,) truth minus mean, or 1 where the class is wrong
     score: Array  # (rows,) how far out the truth lies: |z|, or the probability of all classes before the true one
@@ -47,7 +48,7 @@ def encoded(estimator: Estimator, table: pd.DataFrame) -> Tensor:  # (rows, widt
     return estimator._encoded(table)
 
 
-def ask(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.DataFrame:
+def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.DataFrame:
     """One line per row. Numbers: mean, std, lower, upper. Classes: class, probability, set (labels that hold the truth with
     probability `coverage`). Both: aleatoric, epistemic, ood_score, is_ood. Classes, last: the probability of each."""
     if not 0 < coverage < 1:
@@ -61,14 +62,14 @@ def ask(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.
         else:
             ends = {"set": _sets(estimator, answer, coverage)}
         parts.append(_cut({**_best(estimator, answer), **ends, **_doubts(answer)}, rows))
-    return _finished(estimator, x, parts)
+    return _with_ood_columns(estimator, x, parts)
 
 
-def silent(done: int) -> None:
+def no_progress(done: int) -> None:
     """A watch that tells nobody."""
 
 
-def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: Watch = silent) -> Judged:
+def score_frame(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: RowCallback = no_progress) -> RowScores:
     """`y` holds numbers, or places in `classes_`."""
     x, start = encoded(estimator, table), 0
     parts, truths = [], []
@@ -78,28 +79,30 @@ def judge(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, wa
         parts.append(_cut({**_best(estimator, answer), **_doubts(answer)}, rows))
         truths.append(_compared(first(answer, rows), own))
         watch(start)
-    found = _finished(estimator, x, parts)
+    found = _with_ood_columns(estimator, x, parts)
     nll, error, far, brier = (np.concatenate(column) for column in zip(*truths, strict=True))
     if is_targets(estimator):
         reach = [float(estimator.intervals_.reach(float(level))[0]) for level in levels]  # type: ignore[attr-defined]
         inside = far[:, None] <= np.array(reach)
     else:
         inside = far[:, None] <= np.array([estimator.sets_.reach(float(level)) for level in levels])  # type: ignore[attr-defined]
-    return Judged(found, nll, error, far, brier, levels, inside)
+    return RowScores(found, nll, error, far, brier, levels, inside)
 
 
-def doubts(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `ask`, without an interval or set."""
+def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `predict_frame`, without an interval or set."""
     x = encoded(estimator, table)
-    return _finished(estimator, x, [_cut({**_best(estimator, answer), **_doubts(answer)}, n) for answer, n in _blocks(estimator, x)])
+    return _with_ood_columns(
+        estimator, x, [_cut({**_best(estimator, answer), **_doubts(answer)}, n) for answer, n in _blocks(estimator, x)]
+    )
 
 
-def doubt(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
+def epistemic(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     """The epistemic part of the answers to encoded rows."""
     return torch.cat([answer.epistemic.reshape(len(answer.component), -1)[:rows, 0] for answer, rows in _blocks(estimator, x)]).numpy()
 
 
-def strange(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
+def ood_scores(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     """The score of strangeness of encoded rows."""
     return estimator._strange(x)
 
@@ -132,7 +135,7 @@ def _sets(estimator: Estimator, answer: Predictive, coverage: float) -> Array:
     assert isinstance(answer, CategoricalPredictive)
     order = answer.probs.argsort(dim=-1, descending=True, stable=True)
     reach = estimator.sets_.reach(coverage)  # type: ignore[attr-defined]
-    within = (before(answer.probs).gather(-1, order) <= reach).numpy()
+    within = (aps_score(answer.probs).gather(-1, order) <= reach).numpy()
     names = np.array([str(label) for label in estimator.classes_], dtype=object)  # type: ignore[attr-defined]
     return np.array([BETWEEN.join(names[o[w]]) for o, w in zip(order.numpy(), within, strict=True)], dtype=object)
 
@@ -145,16 +148,16 @@ def _compared(answer: Predictive, y: Tensor) -> tuple[Array, Array, Array, Array
         found = (-answer.log_prob(column), column[:, 0] - answer.mean[:, 0], score(answer, column)[:, 0], nothing)
     else:
         assert isinstance(answer, CategoricalPredictive)
-        likelier = before(answer.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        likelier = aps_score(answer.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
         distance = (answer.probs - torch.nn.functional.one_hot(y, answer.probs.shape[-1])).square().sum(-1)
         found = (-answer.log_prob(y), (answer.label != y).double(), likelier, distance)
     a, b, c, d = (value.double().numpy() for value in found)
     return a, b, c, d
 
 
-def _finished(estimator: Estimator, x: Tensor, parts: list[dict[str, Array]]) -> pd.DataFrame:
+def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Array]]) -> pd.DataFrame:
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    columns["ood_score"] = strange(estimator, x)
+    columns["ood_score"] = ood_scores(estimator, x)
     columns["is_ood"] = columns["ood_score"] > estimator.threshold_
     return pd.DataFrame({name: columns[name] for name in sorted(columns, key=lambda name: name in _each(estimator))})
 

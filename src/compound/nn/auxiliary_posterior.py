@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from compound.compat import hardtanh_backward, tanh_backward
 from compound.kernels import multiplicative as loops
-from compound.kernels.basic import run, suits
+from compound.kernels.basic import can_use_kernel, launch
 
 BOUND = 15.0  # of r's log-precisions: beyond, their exponentials could overflow
 
 
-class Guess(NamedTuple):
+class AuxiliaryPosterior(NamedTuple):
     """What the backward pass needs."""
 
     std: Tensor  # (out,) of c^T W
@@ -32,24 +32,28 @@ class Guess(NamedTuple):
 class Back(NamedTuple):
     """Gradients of minus half the doubled log-density."""
 
-    behind: Tensor  # (groups, in) towards flow_r(z)
-    read: Tensor  # (groups, out) towards c^T W
-    read_var: Tensor  # (out,) towards its variance, twice
-    vectors: Tensor  # (2, in) towards b_1 and b_2
+    behind: Tensor  # (groups, in) w.r.t. flow_r(z)
+    read: Tensor  # (groups, out) w.r.t. c^T W
+    read_var: Tensor  # (out,) w.r.t. its variance, twice
+    vectors: Tensor  # (2, in) w.r.t. b_1 and b_2
 
 
-def guess(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor) -> tuple[Tensor, Guess]:
+def auxiliary_posterior(
+    z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
+) -> tuple[Tensor, AuxiliaryPosterior]:
     """2 log N(flow_r(z); ...) without its constant, (groups,); vectors are the layer's m_0, log v_0, c, b_1 and b_2."""
-    if not suits(z, mean):
-        return plain(z, behind, mean, variance, vectors, noise)
+    if not can_use_kernel(z, mean):
+        return reference(z, behind, mean, variance, vectors, noise)
     log, level, std, bent = z.new_empty(len(z)), z.new_empty(len(z)), z.new_empty(mean.shape[1]), torch.empty_like(noise)
-    kept = Guess(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
+    kept = AuxiliaryPosterior(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
     after = (log, std, bent, level, kept.distance, kept.pull)
-    run(loops.guess, (z.contiguous(), behind, mean, variance, vectors, noise, *after), len(z), *mean.shape, BOUND)
+    launch(loops.guess, (z.contiguous(), behind, mean, variance, vectors, noise, *after), len(z), *mean.shape, BOUND)
     return log, kept
 
 
-def plain(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor) -> tuple[Tensor, Guess]:
+def reference(
+    z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
+) -> tuple[Tensor, AuxiliaryPosterior]:
     _, _, reader, centre, log_precision = vectors
     std = torch.mv(variance.t(), reader.square()).sqrt_()
     bent = torch.addcmul(torch.mm(reader * z, mean), std, noise).tanh_()  # (groups, out)
@@ -57,19 +61,19 @@ def plain(z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Te
     log = functional.hardtanh(level * log_precision, -BOUND, BOUND)
     distance = torch.addcmul(behind, level, centre, value=-1)
     pull = log.exp() * distance
-    return torch.addcmul(log, pull, distance, value=-1).sum(-1), Guess(std, noise, bent, level.squeeze(-1), distance, pull)
+    return torch.addcmul(log, pull, distance, value=-1).sum(-1), AuxiliaryPosterior(std, noise, bent, level.squeeze(-1), distance, pull)
 
 
-def guess_back(kept: Guess, vectors: Tensor, d_bound: Tensor) -> Back:
-    if not suits(vectors, d_bound):
-        return plain_back(kept, vectors, d_bound)
+def auxiliary_posterior_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tensor) -> Back:
+    if not can_use_kernel(vectors, d_bound):
+        return reference_backward(kept, vectors, d_bound)
     back = Back(torch.empty_like(kept.pull), torch.empty_like(kept.bent), torch.empty_like(kept.std), torch.empty_like(vectors[:2]))
     shape = (*kept.pull.shape, len(kept.std))
-    run(loops.guess_back, (d_bound.contiguous(), vectors, kept.noise, kept.std, *kept[2:], *back), *shape, BOUND)
+    launch(loops.guess_back, (d_bound.contiguous(), vectors, kept.noise, kept.std, *kept[2:], *back), *shape, BOUND)
     return back
 
 
-def plain_back(kept: Guess, vectors: Tensor, d_bound: Tensor) -> Back:
+def reference_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tensor) -> Back:
     _, _, _, centre, log_precision = vectors
     each, level = d_bound.unsqueeze(-1), kept.level.unsqueeze(-1)  # (groups, 1)
     d_behind = each * kept.pull
