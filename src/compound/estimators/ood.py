@@ -4,8 +4,9 @@ The score is the whitened distance d(x) from the nearest of up to 500 centres of
 training rows whose distance was measured by units, whitening and centres learnt without them, so it holds for new rows: of rows
 like those of training about `false_alarms` are flagged.
 
-Fewer than 1 / false_alarms rows cannot promise that, and say so: `promised` is False. The farthest of n rows is exceeded at the rate
-1 / (n + 1), and where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², at the wished rate by this factor beyond it:
+A threshold from n rows is exceeded at a rate that itself varies, from table to table, by 1 / sqrt(n false_alarms) of its size. With
+fewer than ENOUGH rows expected beyond it, not even a factor 2 can be promised: then `promised` is False. With fewer than one, the
+farthest of the rows is exceeded at the rate 1 / (n + 1), and where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², at the wished rate by this factor beyond it:
 sqrt(1 / ((n + 1) false_alarms)). Lighter tails are flagged more seldom: it errs on the quiet side.
 """
 
@@ -17,6 +18,9 @@ import torch
 from torch import Generator, Tensor
 
 from compound.nn import DistanceAwareNoise
+
+
+ENOUGH = 5.0  # rows expected beyond the threshold: the rate is then within a factor 2 in six tables of seven
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class OODDetector:
         # a new row is as likely to fall into each of the gaps between n distances: "weibull" counts n + 1 of them
         threshold = float(np.quantile(distances, 1 - false_alarms, method="weibull"))
         beyond = (len(x) + 1) * false_alarms  # how many rows are expected there
-        return cls(far, threshold / math.sqrt(min(beyond, 1.0)), beyond >= 1)
+        return cls(far, threshold / math.sqrt(min(beyond, 1.0)), beyond >= ENOUGH)
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:  # (rows,)
