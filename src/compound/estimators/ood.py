@@ -19,7 +19,6 @@ from torch import Generator, Tensor
 
 from compound.nn import DistanceAwareNoise
 
-
 ENOUGH = 5.0  # rows expected beyond the threshold: the rate is then within a factor 2 in six tables of seven
 
 
