@@ -6,8 +6,9 @@ like those of training about `false_alarms` are flagged.
 
 A threshold from n rows is exceeded at a rate that itself varies, from table to table, by 1 / sqrt(n false_alarms) of its size. With
 fewer than ENOUGH rows expected beyond it, not even a factor 2 can be promised: then `promised` is False. With fewer than one, the
-farthest of the rows is exceeded at the rate 1 / (n + 1), and where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², at the wished rate by this factor beyond it:
-sqrt(1 / ((n + 1) false_alarms)). Lighter tails are flagged more seldom: it errs on the quiet side.
+farthest of the rows is exceeded at the rate 1 / (n + 1); where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², the
+wished rate lies by the factor sqrt(1 / ((n + 1) false_alarms)) beyond it. Lighter tails are flagged more seldom: it errs on the quiet
+side.
 """
 
 import math
