@@ -17,7 +17,7 @@ from compound import CompoundRegressor, Method, load, named_generator, persist
 from compound.cli import main
 from compound.estimators import row_predictions
 from compound.nn import DistanceAwareNoise
-from compound.tables import explaining, fitting, judging, pages, reading, streaming
+from compound.tables import evaluating, explaining, fitting, judging, pages, reading, streaming
 
 TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
 NUMBERS = ["mean", "std", "lower", "upper", "aleatoric", "epistemic", "ood_score", "is_ood"]
@@ -646,7 +646,8 @@ def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.Monke
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    for module, name in ((fitting, "fit_table"), (reading, "load_estimator"), (explaining, "explain_row")):
+    looked = (fitting, "fit_table"), (reading, "load_estimator"), (evaluating, "load_estimator"), (explaining, "explain_row")
+    for module, name in looked:  # all of them imported by now: what is imported while it is patched would stay so
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("worked before it looked"))
     Path("file").write_text("")
     model, new = home / "price.model", home / "new.csv"
