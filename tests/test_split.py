@@ -109,6 +109,7 @@ def test_entropies(parts, outer, inner):
     else:
         assert right(drawn + between, mixing + epistemic, 1.5 * low)
     assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
+    assert_close(p.posterior, between.clamp_min(0), rtol=1e-9, atol=1e-12)  # shown as estimated, pair by pair
     assert_close(p.total, total, rtol=1e-12, atol=1e-12)
 
 
