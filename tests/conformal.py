@@ -16,8 +16,8 @@ import torch
 
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators.base import Estimator
-from compound.estimators.ood import OODDetector
-from compound.nn import DistanceAwareNoise
+from compound.ood.detector import OODDetector
+from compound.ood.noise import DistanceAwareNoise
 
 TEST = 500  # rows asked about per table
 TABLES = 200

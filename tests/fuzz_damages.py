@@ -19,8 +19,8 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from compound import persist
-from compound.persist import CONFIG, TENSORS
+from compound.io import persist
+from compound.io.persist import CONFIG, TENSORS
 
 GONE = object()
 

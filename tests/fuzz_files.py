@@ -28,11 +28,12 @@ from fuzz_damages import Damage, copied, damages
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
+from compound.io.persist import CONFIG, TENSORS
 from compound.models import METHODS
 from compound.models.sound import flaw
-from compound.persist import CONFIG, TENSORS
-from compound.train import TrainConfig, fit, holdout_weights
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset
 
 SECONDS = 2.0  # of computing, for loading and answering
 WAIT = 20.0  # seconds of the clock after which a child is taken to hang: others share this machine
@@ -78,8 +79,8 @@ def weights(path: Path) -> tuple[bytes, Any]:
 
 def estimator(folder: Path, method: str, kind: str, words: bool) -> Subject:
     x, draw = table(40, words), np.random.default_rng(1)
-    y = draw.normal(size=(40, 2)) if kind == "targets" else draw.choice(["a", "b", "c"] if words else [0, 1], 40)
-    made = CompoundRegressor if kind == "targets" else CompoundClassifier
+    y = draw.normal(size=(40, 2)) if kind == "regression" else draw.choice(["a", "b", "c"] if words else [0, 1], 40)
+    made = CompoundRegressor if kind == "regression" else CompoundClassifier
     path = folder / f"{method} {kind} {'words' if words else 'numbers'}"
     made(Method(method, **SMALL[method]), max_epochs=1, random_state=0, warm_start=True).fit(x, y).save(path)
     asked = table(12, words)
@@ -109,12 +110,12 @@ class Enough(Exception):
 
 def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | None = None) -> Any:
     """A model after all steps, or after some of them, each in the checkpoint."""
-    task = Task("targets", 2) if kind == "targets" else Task("classes", 3)
+    task = Task("regression", 2) if kind == "regression" else Task("classification", 3)
     model = Method(method, **SMALL[method]).build(3, task, 0)
     x = torch.randn(40, 3, generator=named_generator(0, "x"))
     y = (
         torch.randn(40, 2, generator=named_generator(0, "y"))
-        if kind == "targets"
+        if kind == "regression"
         else torch.randint(3, (40,), generator=named_generator(0, "y"))
     )
     weight = holdout_weights(40, model.members, 0.2, 0)
@@ -154,26 +155,26 @@ def checkpoint(folder: Path, method: str, kind: str, finished: bool) -> Subject:
 def subjects(folder: Path, few: bool = False) -> list[Subject]:
     """Whole models and checkpoints of every kind."""
     made = [
-        estimator(folder, "ml-cdn", "targets", words=True),
-        estimator(folder, "vb-cdn", "classes", words=False),
-        library_model(folder, "mnf", "targets"),
-        checkpoint(folder, "map", "targets", finished=False),
+        estimator(folder, "ml-cdn", "regression", words=True),
+        estimator(folder, "vb-cdn", "classification", words=False),
+        library_model(folder, "mnf", "regression"),
+        checkpoint(folder, "map", "regression", finished=False),
     ]
     if few:
         return made
     for k, method in enumerate(("vb-cdn", "mnf", "laplace", "deep-ensemble", "dpn", "temperature", "bnn-lv", "noisy-adam")):
-        made.append(estimator(folder, method, ("targets", "classes")[k % 2], words=k % 3 == 0))
-    made.append(estimator(folder, "ml-cdn", "classes", words=True))
+        made.append(estimator(folder, method, ("regression", "classification")[k % 2], words=k % 3 == 0))
+    made.append(estimator(folder, "ml-cdn", "classification", words=True))
     for k, method in enumerate(METHODS):
-        made.append(library_model(folder, method, ("classes", "targets")[k % 2]))
+        made.append(library_model(folder, method, ("classification", "regression")[k % 2]))
     for method, kind, finished in (
-        ("ml-cdn", "classes", False),
-        ("vb-cdn", "targets", False),
-        ("mnf", "classes", False),
-        ("laplace", "targets", True),
-        ("bnn-lv", "targets", False),
-        ("noisy-kfac", "classes", False),
-        ("ml-cdn", "targets", True),
+        ("ml-cdn", "classification", False),
+        ("vb-cdn", "regression", False),
+        ("mnf", "classification", False),
+        ("laplace", "regression", True),
+        ("bnn-lv", "regression", False),
+        ("noisy-kfac", "classification", False),
+        ("ml-cdn", "regression", True),
     ):
         made.append(checkpoint(folder, method, kind, finished))
     return made

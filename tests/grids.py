@@ -14,13 +14,14 @@ from unittest import mock
 
 import torch
 
-from compound.bench import runs
-from compound.bench.launch import work_through
-from compound.bench.runs import Outcome, Run, RunContext, Work, fitted
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, named_generator
+from compound.experiments import runs
+from compound.experiments.launch import work_through
+from compound.experiments.runs import Outcome, Run, RunContext, Work, fitted
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
-TASK = Task("targets", 1)
+TASK = Task("regression", 1)
 OPTIONS = {"widths": (4,), "hyper": (3,), "members": 1}
 
 

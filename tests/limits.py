@@ -8,7 +8,8 @@ from oracles import floored
 
 from compound.models import Method, Model, build
 from compound.models.map import MAP
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 
 def network(task: Task, **options) -> MAP:
@@ -100,7 +101,7 @@ def dpn(task: Task) -> tuple[Model, MAP]:
     model = build(Method("dpn", widths=(8,)), 3, task, 0).double()
     (first, last), (plain_first, plain_last) = model.network.layers, plain.network.layers
     first.load_state_dict(plain_first.state_dict())
-    if task.kind == "classes":
+    if task.kind == "classification":
         last.load_state_dict(plain_last.state_dict())
         return model, plain
     size = task.size
@@ -123,7 +124,7 @@ def vib(task: Task) -> tuple[Model, MAP]:
     with torch.no_grad():
         last.weight[0] = torch.cat([torch.eye(8), torch.zeros(8, 8)], 1)
         last.bias[..., 8:] = -10.0
-        if task.kind == "targets":
+        if task.kind == "regression":
             model.head.log_noise.copy_(plain.head.log_noise)
     return model, plain
 
@@ -144,7 +145,7 @@ def laplace(task: Task) -> tuple[Model, MAP]:
     model = build(Method("laplace", widths=(8,), precision=1e14, tune="none"), 3, task, 0).double()
     model.plain.load_state_dict(plain.state_dict())
     x = torch.randn(20, 3, generator=named_generator(7), dtype=torch.float64)
-    y = torch.arange(20) % task.size if task.kind == "classes" else x[:, : task.size]
+    y = torch.arange(20) % task.size if task.kind == "classification" else x[:, : task.size]
     model.finish(make_dataset(x, y, task), named_generator(0))
     return model, plain
 
@@ -164,7 +165,7 @@ def _noisy(name: str, task: Task) -> tuple[Model, MAP]:
     with torch.no_grad():
         for layer, weight in zip(model.layers, absorbed(plain), strict=True):
             layer.mean.copy_(weight)
-        if task.kind == "targets":
+        if task.kind == "regression":
             model.head.log_noise.copy_(plain.head.log_noise)
     model.refresh()
     return model, plain
@@ -194,7 +195,7 @@ def _compound(name: str, task: Task) -> tuple[Model, MAP]:
             scales = layer.inputs + 1
             heads[..., -1, :scales] = 1.0
             heads[..., -1, scales:] = -layer.form.bound
-        if task.kind == "targets":
+        if task.kind == "regression":
             model.likelihood.log_noise.copy_(plain.head.log_noise)
     return model, plain
 
@@ -210,6 +211,6 @@ def mnf(task: Task) -> tuple[Model, MAP]:
             layer.vectors[0] = 1.0  # the mean of z
             for logs in (layer.log_std, layer.bias[1], layer.vectors[1]):
                 logs.fill_(-40.0)
-        if task.kind == "targets":
+        if task.kind == "regression":
             model.head.log_noise.copy_(plain.head.log_noise)
     return model, plain

@@ -14,8 +14,9 @@ from torch.testing import assert_close
 from compound.models import Draws, Method, build
 from compound.models.noisy import Noisy
 from compound.models.noisy_layer import Layer, Prior
-from compound.train import TrainConfig
-from compound.types import Batch, Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig
+from compound.types import Batch, Task, make_dataset
 
 REAL = torch.float64
 Table = dict[Any, Tensor]
@@ -35,7 +36,7 @@ def linear(rows: int = 60, orthogonal: bool = False) -> tuple[Tensor, Tensor]:
 
 def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch]:
     """A linear model that is told of a noise of 0.3."""
-    model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("targets", 2)).double()
+    model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("regression", 2)).double()
     model.head.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
     data = make_dataset(x, y, model.task)
     model.start(data, named_generator(0))
@@ -44,7 +45,7 @@ def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch
 
 def classifier(name: str, **options) -> tuple[Noisy, Batch]:
     """A network 3-4-3 at its start."""
-    model = build(Method(name, widths=(4,), **options), 3, Task("classes", 3)).double()
+    model = build(Method(name, widths=(4,), **options), 3, Task("classification", 3)).double()
     data = make_dataset(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
     model.start(data, named_generator(0))
     return model, data
@@ -87,7 +88,7 @@ class Watched(NamedTuple):
 
 
 def watched(name: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    model = build(Method(name, widths=(4, 3), samples=2, decay=0.3), 3, Task("classes", 3)).double()
+    model = build(Method(name, widths=(4, 3), samples=2, decay=0.3), 3, Task("classification", 3)).double()
     given = randn(2, 7, 3, seed=2)
     weight = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 0.5, 1.0], dtype=REAL)
     data = make_dataset(randn(7, 3, seed=1), torch.arange(7) % 3, model.task, weight)
@@ -124,7 +125,7 @@ class Surprised(NamedTuple):
 
 
 def surprised(name: str) -> Surprised:
-    model = build(Method(name, widths=()), 2, Task("classes", 3)).double()
+    model = build(Method(name, widths=()), 2, Task("classification", 3)).double()
     x = randn(20_000, 2, seed=1)
     p = torch.softmax(wide(x) @ model.layers[0].mean, -1).detach()
     data = make_dataset(x, p.argmin(-1), model.task)
@@ -168,7 +169,7 @@ def check_gradient(name: str) -> None:
 
 def spread_out(name: str, fill: Callable[[int, Layer], object]) -> Noisy:
     """A network 2-4-2 of thirty rows, with the statistics that `fill` puts into each layer."""
-    model = build(Method(name, widths=(4,), noise=0.3), 2, Task("targets", 2)).double()
+    model = build(Method(name, widths=(4,), noise=0.3), 2, Task("regression", 2)).double()
     model.size.fill_(30.0)
     for k, layer in enumerate(model.layers):
         fill(k, layer)

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from compound.attacks import direction, fgsm, label_loss, odds_loss, pgd
 from compound.models import build
-from compound.types import Task, named_generator
+from compound.random import named_generator
+from compound.types import Task
 
 ROWS, FEATURES = 40, 6
 UNEVEN = torch.tensor([0.0, 0.01, 0.1, 0.2, 0.5, 1.0], dtype=torch.float64)
@@ -204,7 +205,7 @@ class Logits(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.network = build("map", 100, Task("classes", 10), 3).network
+        self.network = build("map", 100, Task("classification", 10), 3).network
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)[0]

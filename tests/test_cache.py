@@ -8,8 +8,8 @@ import pytest
 import torch
 from numba import config
 
-from compound.kernels import cache
-from compound.kernels.basic import LOOSE, array, kernel
+from compound.ops import cache
+from compound.ops.jit import LOOSE, array, kernel
 
 X = torch.tensor([1.0, 2.0, 4.0])
 

@@ -12,11 +12,11 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
 from compound.estimators import calibration
 from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler, aps_score, quantile, score
-from compound.estimators.ood import OODDetector
 from compound.estimators.prediction import answers, to_float64
 from compound.estimators.regressor import held_out, member
-from compound.nn import DistanceAwareNoise
-from compound.train import holdout_weights
+from compound.ood.detector import OODDetector
+from compound.ood.noise import DistanceAwareNoise
+from compound.train.loop import holdout_weights
 
 
 def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredictive:

@@ -14,12 +14,12 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from compound.cli import main
-from compound.data import catalogue, images, uci
-from compound.data.catalogue import SETS, File, Set, find
-from compound.data.fetch import fetch, listing
-from compound.data.idx import read_idx
-from compound.data.strips import read_cifar, read_strips
+from compound.cli.app import main
+from compound.datasets import catalogue, images, uci
+from compound.datasets.catalogue import SETS, File, Set, find
+from compound.datasets.fetch import fetch, listing
+from compound.datasets.idx import read_idx
+from compound.datasets.strips import read_cifar, read_strips
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from compound.bench.experiments import digits, toy
-from compound.cli import main
+from compound.cli.app import main
+from compound.experiments import digits, toy
 
 
 @pytest.fixture
@@ -145,7 +145,9 @@ def test_select_is_refused_where_there_is_nothing_to_choose(command):
 
 @pytest.mark.parametrize("words", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")])
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
-    from compound.bench import experiments, overview, speed
+    from compound import experiments
+    from compound.bench import speed
+    from compound.experiments import overview
 
     def work(*_, **__):
         raise AssertionError("worked before it looked")
@@ -176,7 +178,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(command, wor
     ],
 )
 def test_what_the_system_refuses_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str):
-    from compound.bench import status
+    from compound.experiments import status
 
     def found(root):
         raise error
@@ -187,7 +189,7 @@ def test_what_the_system_refuses_ends_in_a_sentence(command, monkeypatch: pytest
 
 
 def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch):
-    from compound.bench import status
+    from compound.experiments import status
 
     monkeypatch.setattr(status, "found", lambda root: torch.empty(2**60))
     result = command("status")
@@ -197,7 +199,7 @@ def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.
 def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pytest.MonkeyPatch):
     Path("broken.py").write_text("import ctypes\nctypes.CDLL('libnothing.so')\n")
     monkeypatch.syspath_prepend(".")
-    monkeypatch.setattr("compound.bench.status.found", lambda root: __import__("broken"))
+    monkeypatch.setattr("compound.experiments.status.found", lambda root: __import__("broken"))
     result = command("status")
     assert result.exit_code == 2 and "a library cannot be loaded (libnothing.so" in result.output
 
@@ -210,12 +212,12 @@ def test_warnings_are_notes(command, monkeypatch: pytest.MonkeyPatch):
         warnings.warn("something is odd", stacklevel=1)
         raise ValueError("no runs")
 
-    monkeypatch.setattr("compound.bench.status.found", found)
+    monkeypatch.setattr("compound.experiments.status.found", found)
     assert command("status").output == "note: something is odd\nError: no runs\n"
 
 
 TABLE = r"""
-from compound.cli import main
+from compound.cli.app import main
 
 @main.command()
 def show():

@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 from scipy import stats
 from sklearn import metrics as oracle
 
-from compound import CompoundRegressor, Method, load, named_generator, persist
-from compound.cli import main
+from compound import CompoundRegressor, Method, load, named_generator
+from compound.cli.app import main
 from compound.estimators import row_predictions
-from compound.nn import DistanceAwareNoise
-from compound.tables import evaluating, explaining, fitting, judging, pages, reading, streaming
+from compound.io import persist
+from compound.ood.noise import DistanceAwareNoise
+from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
+from compound.tables import scores as judging
 
 TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
 NUMBERS = ["mean", "std", "lower", "upper", "aleatoric", "epistemic", "ood_score", "is_ood"]
@@ -148,19 +150,19 @@ def test_shares_have_wilsons_intervals(right: int, rows: int):
 @pytest.mark.parametrize(
     "values,task",
     [
-        (["a", "b", "a"], "classes"),
-        ([True, False, True], "classes"),
-        ([0, 1, 1], "classes"),
-        ([1.0, 2.0, 2.0], "classes"),
-        ([1.0, 2.0, 3.0], "targets"),
-        ([1.5, 2.0, 2.0], "targets"),
-        (list(range(11)), "targets"),
+        (["a", "b", "a"], "classification"),
+        ([True, False, True], "classification"),
+        ([0, 1, 1], "classification"),
+        ([1.0, 2.0, 2.0], "classification"),
+        ([1.0, 2.0, 3.0], "regression"),
+        ([1.5, 2.0, 2.0], "regression"),
+        (list(range(11)), "regression"),
     ],
 )
 def test_task_is_guessed_from_the_column(values: list, task: str):
     assert reading.task_of(Path("t.csv"), pd.Series(values, name="y"), "auto") == task
     if not isinstance(values[0], str | bool):
-        assert reading.task_of(Path("t.csv"), pd.Series(values, name="y"), "targets") == "targets"
+        assert reading.task_of(Path("t.csv"), pd.Series(values, name="y"), "regression") == "regression"
 
 
 # predict
@@ -578,7 +580,7 @@ def test_bad_wishes_are_refused_before_any_work(home: Path, here: Path, monkeypa
         (("fit", *table, "--false-alarms", "2"), "false_alarms is 2"),
         (("fit", *table, "--out", "full"), "full", "notes.txt"),
         (("fit", *table, "--out", "t.csv"), "t.csv is a file"),
-        (("fit", "t.csv", "--target", "city", "--task", "targets"), "line 2", "'Ulm'", "--task classes"),
+        (("fit", "t.csv", "--target", "city", "--task", "regression"), "line 2", "'Ulm'", "--task classification"),
         (("predict", "nothing", new), "nothing"),
         (("predict", model, new, "--out", "a.doc"), "a.doc", ".parquet"),
         (("predict", model, new, "--out", "no/a.csv"), "no is no folder"),

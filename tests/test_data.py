@@ -2,8 +2,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from compound.data.digits import digits, mirrored, noise, photographs
-from compound.data.toy import cubic
+from compound.datasets.digits import digits, mirrored, noise, photographs
+from compound.datasets.toy import cubic
 
 
 def residuals(which: int, side: int, seeds: int = 200) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.distributions.categorical import Categorical
 from torch.testing import assert_close
 
 from compound.distributions import MatrixNormal, mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile
-from compound.types import named_generator
+from compound.random import named_generator
 
 
 def some(seed: int, rows: int = 3, cols: int = 4, batch: tuple[int, ...] = ()) -> MatrixNormal:

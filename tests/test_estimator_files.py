@@ -13,7 +13,7 @@ from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.persist import CONFIG, TENSORS
+from compound.io.persist import CONFIG, TENSORS
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_another_layout_says_why_not(saved, monkeypatch):
 
 
 def test_a_bare_model_is_not_an_estimator(tmp_path):
-    compound.save_model(Method("map").build(2, compound.Task("targets", 1), 0), tmp_path / "model")
+    compound.save_model(Method("map").build(2, compound.Task("regression", 1), 0), tmp_path / "model")
     with pytest.raises(ValueError, match="load_model"):
         compound.load(tmp_path / "model")
 

@@ -221,14 +221,14 @@ def test_wrong_parameters_are_refused_before_any_work(wrong):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_sizes_of_models_are_known_before_they_are_built(name):
-    task = Task("targets", 2)
+    task = Task("regression", 2)
     real = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
     assert memory.numbers(Method(name), 11, task) == real
 
 
 def test_the_guard_needs_no_memory_itself():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    method, task = Method("map", widths=(100_000, 100_000)), Task("targets", 1)
+    method, task = Method("map", widths=(100_000, 100_000)), Task("regression", 1)
     assert memory.numbers(method, 4, task) > 10**10
     assert memory.skeleton(Method("ml-cdn", members=3), 4, task).members == 3
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB"):
@@ -239,7 +239,7 @@ def test_the_guard_needs_no_memory_itself():
 
 
 def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
-    task, method = Task("targets", 1), Method("ml-cdn")
+    task, method = Task("regression", 1), Method("ml-cdn")
     free = 8 * 10**9
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB, 8\.0 GB are free") as refusal:
         memory.check(method, 100_000_000, 20, task, 200, 5, free)

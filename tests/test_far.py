@@ -9,11 +9,13 @@ from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.likelihoods import CategoricalLikelihood
-from compound.nn import DistanceAwareNoise, clusters
-from compound.nn.whitening import RIDGE
+from compound.ood import clusters
+from compound.ood.noise import DistanceAwareNoise
+from compound.ood.whitening import RIDGE
 from compound.predictive import CategoricalPredictive
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
 
 def blobs(rows: int, features: int, seed: int = 0) -> torch.Tensor:
@@ -138,7 +140,7 @@ def classifier():
     y = torch.randint(4, (1000,), generator=g)
     centres = 2 * torch.randn(4, 6, generator=g)
     x = centres[y] + 0.7 * torch.randn(1000, 6, generator=g)
-    task = Task("classes", 4)
+    task = Task("classification", 4)
     models = {}
     for name in ("ml-cdn", "vb-cdn"):
         weight = (torch.arange(1000) >= 200).float()
@@ -192,7 +194,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     g = named_generator(5)
     x = torch.randn(500, 3, generator=g)
     y = 4 * (x[:, :1].sin() + 0.1 * torch.randn(500, 1, generator=g))
-    task = Task("targets", 1)
+    task = Task("regression", 1)
     model = build(Method(name, widths=(20,), hyper=(10,), members=1, far=3.0), 3, task, 0)
     fit(model, make_dataset(x, y, task, (torch.arange(500) >= 100).float()), TrainConfig(steps=500))
     own = y.std()
@@ -228,7 +230,7 @@ def test_unfitted_far_noise_is_silent():
     assert torch.equal(DistanceAwareNoise(3)(torch.zeros(4, 3)), torch.full((4,), -torch.inf))
     with pytest.raises(ValueError, match="far noise knows no rows yet"):
         DistanceAwareNoise(3).distance(torch.zeros(4, 3))
-    model = build(Method("ml-cdn", far=0.0), 3, Task("classes", 2), 0)
+    model = build(Method("ml-cdn", far=0.0), 3, Task("classification", 2), 0)
     x = torch.randn(30, 3, generator=named_generator(0))
     fit(model, make_dataset(x, (x[:, 0] > 0).long(), model.task), TrainConfig(steps=3, n_evals=0))
     assert not model.far.fitted

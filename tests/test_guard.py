@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from compound.kernels import basic, flows, layers, multiplicative, noise
-from compound.kernels.basic import can_use_kernel, launch
-from compound.kernels.guard import Doubles, Ints, Loop
-from compound.nn.moments import Options, moments, reference
+from compound.ops import flow_loops as flows
+from compound.ops import gaussian_noise as noise
+from compound.ops import jit as basic
+from compound.ops import layer_loops as layers
+from compound.ops import multiplicative_loops as multiplicative
+from compound.ops.guard import Doubles, Ints, Loop
+from compound.ops.jit import can_use_kernel, launch
+from compound.ops.moments import Options, moments, reference
 
 LOOPS = {
     name: loop for room in (basic, flows, layers, multiplicative, noise) for name, loop in vars(room).items() if isinstance(loop, Loop)

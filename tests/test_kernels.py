@@ -10,18 +10,18 @@ from numba import njit
 from torch import Tensor
 from torch.testing import assert_close
 
-from compound.kernels import basic
-from compound.kernels.basic import can_use_kernel, largest, launch
-from compound.kernels.noise import gaussians
 from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
-from compound.nn.auxiliary_posterior import auxiliary_posterior
 from compound.nn.flows import MaskedNVP
-from compound.nn.hidden_samples import sample_hidden
 from compound.nn.mean_field import _Sample, integrated_variance
-from compound.nn.moments import Options, moments
 from compound.nn.multiplicative import MultiplicativeLinear, Noise
 from compound.nn.networks import LIMIT, clamp_if_needed, clamp_inputs
-from compound.types import named_generator, standard_normal
+from compound.ops import jit as basic
+from compound.ops.auxiliary_posterior import auxiliary_posterior
+from compound.ops.gaussian_noise import gaussians, standard_normal
+from compound.ops.hidden_samples import sample_hidden
+from compound.ops.jit import can_use_kernel, largest, launch
+from compound.ops.moments import Options, moments
+from compound.random import named_generator
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from compound import metrics
 from compound.predictive import CategoricalPredictive, GaussianPredictive
-from compound.types import named_generator
+from compound.random import named_generator
 
 NOTHING = torch.zeros(1)
 

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 from compound.distributions import MatrixNormal
 from compound.nn import Affine, CompoundConfig, CompoundLinear, MatrixGaussianLinear
 from compound.nn.matrix_gaussian import correlated_noise
-from compound.nn.moments import Options, moments
-from compound.nn.softmax import expected_softmax
-from compound.types import named_generator, standard_normal
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.moments import Options, moments
+from compound.ops.softmax import expected_softmax
+from compound.random import named_generator
 
 FORMS = {
     "ml": CompoundConfig((4,)),

@@ -12,11 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
-from compound.cli import main
-from compound.data import tabular
-from compound.data.encoder import Category, Encoder, Number
-from compound.data.tabular import column_names, read_chunks, read_table
-from compound.tables import explain_report, explaining, reading
+from compound.cli.app import main
+from compound.estimators.encoder import Category, Encoder, Number
+from compound.tables import explain_report, explaining, reading, tabular
+from compound.tables.tabular import column_names, read_chunks, read_table
 
 SMALL = {"max_epochs": 1, "random_state": 0}
 
@@ -216,7 +215,7 @@ def test_targets_that_teach_nothing_are_refused_before_any_work():
     refused(run("fit", "t.csv", "--target", "name"), "'name'", "2,000 classes in 2,000 rows")
     line = refused(run("fit", "t.csv", "--target", "five"), "'five'", "one class only, 5")
     assert "float64" not in line
-    refused(run("fit", "t.csv", "--target", "y", "--task", "classes"), "line 2", "'y'", "0.5", "--task targets")
+    refused(run("fit", "t.csv", "--target", "y", "--task", "classification"), "line 2", "'y'", "0.5", "--task regression")
     with pytest.raises(ValueError, match=r"one class only, 5\.0:"):
         CompoundClassifier(**SMALL).fit(np.arange(4.0)[:, None], np.full(4, 5.0))
 

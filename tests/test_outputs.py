@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compound.outputs import check_folder, check_writable, is_temporary, sweep, temporary
-from compound.persist import write_atomic
+from compound.io.paths import check_folder, check_writable, is_temporary, sweep, temporary
+from compound.io.persist import write_atomic
 
 NOWHERE = Path("/proc/nothing")  # where not even root can write
 
@@ -63,7 +63,7 @@ def test_what_the_dead_left_is_removed_and_what_the_living_write_is_not(tmp_path
 LIVING = """
 import sys, time
 from pathlib import Path
-from compound.outputs import temporary
+from compound.io.paths import temporary
 with temporary(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     time.sleep(60)
@@ -88,7 +88,7 @@ def test_the_next_call_cleans_up_after_a_kill(tmp_path: Path):
 WRITER = """
 import os, sys
 from pathlib import Path
-from compound.outputs import temporary
+from compound.io.paths import temporary
 for i in range(300):
     with temporary(Path(sys.argv[1])) as mine:
         mine.write_text("x" * 100)
@@ -108,8 +108,8 @@ TERMINATED = """
 import sys, time
 from pathlib import Path
 import click
-from compound.cli import main
-from compound.outputs import temporary
+from compound.cli.app import main
+from compound.io.paths import temporary
 
 @main.command()
 @click.argument("path", type=Path)

@@ -12,13 +12,14 @@ from fuzz_damages import HEADERS, Parts, _in_header, put_together, take_apart
 from fuzz_files import peak, trained
 from torch import Tensor
 
-from compound import persist
+from compound.io import persist
+from compound.io.paths import temporary
+from compound.io.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
 from compound.models import METHODS, Method, build
 from compound.models.files import check, describe, load_model, save_model, specs, without_memory
-from compound.outputs import temporary
-from compound.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
-from compound.train import TrainConfig, fit, holdout_weights
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset
 
 CONFIG = {"method": "some", "widths": [3, 4], "rate": 0.1, "empty": None, "größe": "ü"}
 
@@ -275,7 +276,7 @@ DOUBLE = Method("ml-cdn", members=2, widths=(4,), far=0.0)
     ids=["ml-cdn", "vb-cdn", "float64"],
 )
 def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
-    task = Task("targets", 2)
+    task = Task("regression", 2)
     model = build(method, 3, task, seed=5).to(dtype)
     x, y = (torch.randn(60, width, generator=named_generator(0, width), dtype=dtype) for width in (3, 2))
     fit(
@@ -296,7 +297,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     save(tmp_path / "m", {"some": "words"}, tensors())
     with pytest.raises(ValueError, match="does not hold a model"):
         load_model(tmp_path / "m")
-    model = build(Method("ml-cdn", widths=(4,)), 3, Task("targets", 1))
+    model = build(Method("ml-cdn", widths=(4,)), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
     bundle = load(tmp_path / "m")
     save(tmp_path / "m", {**bundle.config, "inputs": 2}, bundle.tensors)
@@ -423,7 +424,7 @@ def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("task", [Task("targets", 2), Task("classes", 3)], ids=["targets", "classes"])
+@pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=["regression", "classification"])
 def test_shapes_are_known_without_memory(method, task):
     """Names, types and shapes on the meta device are those of a real model, whatever the method draws or works out when it is built."""
     model = build(method, 3, task)
@@ -435,7 +436,7 @@ def test_shapes_are_known_without_memory(method, task):
 
 
 def test_absurd_sizes_are_refused_before_they_are_built(tmp_path):
-    model = build(Method("vb-cdn", widths=(4,), hyper=(3,)), 3, Task("targets", 1))
+    model = build(Method("vb-cdn", widths=(4,), hyper=(3,)), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
     good = load(tmp_path / "m").config
     usual = peak()
@@ -449,7 +450,7 @@ def test_absurd_sizes_are_refused_before_they_are_built(tmp_path):
         sealed(tmp_path / "m", {**good, "options": {**good["options"], **options}})
         with pytest.raises(ValueError, match="does not hold a model"):
             load_model(tmp_path / "m")
-    for entry in ({"inputs": 10**6}, {"task": {"kind": "targets", "size": 10**6}}):
+    for entry in ({"inputs": 10**6}, {"task": {"kind": "regression", "size": 10**6}}):
         sealed(tmp_path / "m", {**good, **entry})
         with pytest.raises(ValueError, match="does not hold a model"):
             load_model(tmp_path / "m")
@@ -459,7 +460,7 @@ def test_absurd_sizes_are_refused_before_they_are_built(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.float64], ids=str)
 def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
     """Compiled loops read and write it as float32: beyond its end, were it taken as it is."""
-    model = build(Method("mnf", widths=(4,), flow_hidden=3), 3, Task("targets", 1))
+    model = build(Method("mnf", widths=(4,), flow_hidden=3), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
     for name in ("stack.0.bias", "stack.1.flow.weight", "head.log_noise"):
         sealed(tmp_path / "m", tensors={**model.state_dict(), name: model.state_dict()[name].to(dtype)})
@@ -473,7 +474,7 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
 def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     """A shrunken moment would be read beyond its end by the fused step."""
     path = tmp_path / "checkpoint"
-    trained("map", "targets", path, 4)
+    trained("map", "regression", path, 4)
     tree = unpack(load_file(path))
     states, state = tree["optimizer"]["state"], tree["state"]
     if damage in ("exp_avg", "exp_avg_sq", "step"):
@@ -495,11 +496,11 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
         del states[0]["exp_avg"]
     save_file(path, *pack(tree))
     with pytest.raises(ValueError, match=r"checkpoint|diverged"):
-        trained("map", "targets", path)
+        trained("map", "regression", path)
 
 
 def test_a_model_that_cannot_answer_is_refused(tmp_path):
-    model = trained("map", "targets")
+    model = trained("map", "regression")
     for value in (math.nan, math.inf, 3e38):
         save_model(model, tmp_path / "m")
         spoilt = {

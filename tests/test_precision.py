@@ -17,11 +17,13 @@ from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
 from compound.nn.matrix_gaussian import append_ones
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
-from compound.train import TrainConfig, fit
-from compound.types import Batch, Task, make_dataset, named_generator, standard_normal
+from compound.ops.gaussian_noise import standard_normal
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset
 
 X = standard_normal(named_generator(0, "x"), (12, 5), torch.empty(0))
-TARGETS, CLASSES = Task("targets", 2), Task("classes", 3)
+TARGETS, CLASSES = Task("regression", 2), Task("classification", 3)
 
 
 def rows(task: Task) -> Batch:
@@ -117,7 +119,7 @@ def test_layers_under_autocast(name):
         assert_close(mixed.float(), full, rtol=2**-7, atol=2**-7 * float(full.abs().max()))  # bfloat16 has 8 bits
 
 
-@pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["targets", "classes"])
+@pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_under_autocast(method, task):
     """The loss as in full precision; only products that autograd itself takes on the way back are shortened."""
@@ -146,7 +148,7 @@ def double_by_default():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["targets", "classes"])
+@pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
 def test_another_default_dtype_changes_nothing(method, task, double_by_default):
     data, found = rows(task), []

@@ -8,7 +8,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.types import named_generator
+from compound.random import named_generator
 
 DOUBLE = torch.float64
 

@@ -11,7 +11,7 @@ import pytest
 from models import test_laws
 
 from compound import models
-from compound.cli import main
+from compound.cli.app import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound import CompoundRegressor, Method
-from compound.data.columns import EXACT, exactly
+from compound.tables.columns import EXACT, exactly
 from compound.tables.streaming import predict
 
 MANY = settings(max_examples=25, deadline=None)

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from compound import predictive
 from compound.models import Draws, Method, build
 from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy, entropy_parts, variance_parts
-from compound.types import Task, named_generator
+from compound.random import named_generator
+from compound.types import Task
 
 DOUBLE = torch.float64
 REPETITIONS = 1000  # as rows
@@ -148,7 +149,7 @@ def few_and_many(name: str, kind: str, monkeypatch):
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
-    if kind == "targets":
+    if kind == "regression":
         getattr(model, "likelihood", getattr(model, "head", None)).start(torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE))
     x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)
     raw = []
@@ -168,12 +169,12 @@ def few_and_many(name: str, kind: str, monkeypatch):
     return torch.stack(raw[:-1]), raw[-1]
 
 
-@pytest.mark.parametrize("kind", ["targets", "classes"])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "bnn-lv"])
 def test_methods_that_nest_their_draws(name, kind, monkeypatch):
     """Mixing and posterior before they are cut off at 0: on average the same from 16 x 5 draws as from 1,200 x 60."""
     few, many = few_and_many(name, kind, monkeypatch)
     error = 4 * few.std(0) / math.sqrt(len(few)) * math.sqrt(1 + len(few) * 80 / 72_000)  # many draws err a little, too
     mixing, posterior = many.abs()
-    bias = 0.0 if kind == "targets" else 1.5 * (posterior + mixing / 5) / 16 + mixing / 5**2  # as `entropy_parts` says
+    bias = 0.0 if kind == "regression" else 1.5 * (posterior + mixing / 5) / 16 + mixing / 5**2  # as `entropy_parts` says
     assert ((few.mean(0) - many).abs() <= error + bias + 1e-9).all()

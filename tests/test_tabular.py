@@ -11,7 +11,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from compound.data.tabular import Encoder, as_frame, read_chunks, read_table
+from compound.estimators.encoder import Encoder, as_frame
+from compound.tables.tabular import read_chunks, read_table
 
 
 def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:

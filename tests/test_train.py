@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import compound
-from compound import CompoundRegressor, persist, train
-from compound.gradients import clip_gradients, clipper
+from compound import CompoundRegressor
+from compound.io import persist
 from compound.models.base import Draws, Loss, Model
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import (
+from compound.random import member_seed, named_generator
+from compound.train.gradients import clip_gradients, clipper
+from compound.train.loop import (
     COLUMNS,
     FitProgress,
     History,
@@ -33,9 +36,10 @@ from compound.train import (
     progress_bar,
     stratified_sample,
 )
-from compound.types import Batch, Task, make_dataset, member_seed, named_generator, standard_normal
+from compound.train.loop import loop as train
+from compound.types import Batch, Task, make_dataset
 
-TASK = Task("targets", 1)
+TASK = Task("regression", 1)
 
 
 @dataclass(frozen=True)
@@ -542,9 +546,9 @@ def test_recipes():
         200,
         8000,
     )
-    digits = default_train_config(Task("classes", 10), 60_000)
+    digits = default_train_config(Task("classification", 10), 60_000)
     assert digits == TrainConfig(10_000, 200, 3e-3, 0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
-    assert default_train_config(Task("classes", 2), 20_000).steps == 4000
+    assert default_train_config(Task("classification", 2), 20_000).steps == 4000
 
 
 @pytest.mark.parametrize(

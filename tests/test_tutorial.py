@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from compound.cli import main
+from compound.cli.app import main
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

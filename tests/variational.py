@@ -10,9 +10,10 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 from torch.testing import assert_close
 
 from compound.models import Draws, Method, Model, build
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
-ONE, TWO, CLASSES = Task("targets", 1), Task("targets", 2), Task("classes", 3)
+ONE, TWO, CLASSES = Task("regression", 1), Task("regression", 2), Task("classification", 3)
 N = 100_000  # draws of a network
 BAD_OPTIONS = [
     ({"samples": 0}, "samples is 0"),
@@ -162,7 +163,7 @@ def check_draws_of_training(layer) -> None:
 
 def check_gradient_of_loss(model: Model) -> None:
     """With frozen noise; rows weigh what they weigh."""
-    y = torch.tensor([0, 2, 1, 1, 0]) if model.task.kind == "classes" else numbers(5, model.task.size)
+    y = torch.tensor([0, 2, 1, 1, 0]) if model.task.kind == "classification" else numbers(5, model.task.size)
     data = make_dataset(numbers(5, 3), y, model.task, weight=torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0]))
     _check_gradients(model, lambda model: model.loss(data, [named_generator(5)]).total)
 

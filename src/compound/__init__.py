@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from compound.predictive import CategoricalPredictive as CategoricalPredictive
     from compound.predictive import GaussianPredictive as GaussianPredictive
     from compound.predictive import Predictive as Predictive
-    from compound.train import TrainConfig as TrainConfig
-    from compound.train import default_train_config as default_train_config
-    from compound.train import fit as fit
-    from compound.train import holdout_weights as holdout_weights
+    from compound.random import named_generator as named_generator
+    from compound.train.loop import TrainConfig as TrainConfig
+    from compound.train.loop import default_train_config as default_train_config
+    from compound.train.loop import fit as fit
+    from compound.train.loop import holdout_weights as holdout_weights
     from compound.types import Batch as Batch
     from compound.types import Task as Task
     from compound.types import make_dataset as make_dataset
-    from compound.types import named_generator as named_generator
 
 __version__ = "0.1.0"
 
@@ -35,15 +35,15 @@ _HOMES = {
     "MatrixNormal": "distributions",
     "Method": "models",
     "Predictive": "predictive",
-    "TrainConfig": "train",
+    "TrainConfig": "train.loop",
     "Task": "types",
     "build": "models",
-    "fit": "train",
-    "named_generator": "types",
-    "holdout_weights": "train",
+    "fit": "train.loop",
+    "named_generator": "random",
+    "holdout_weights": "train.loop",
     "load": "estimators",
     "load_model": "models.files",
-    "default_train_config": "train",
+    "default_train_config": "train.loop",
     "save_model": "models.files",
     "make_dataset": "types",
 }

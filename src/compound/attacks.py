@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.types import log_mean_exp
+from compound.distributions import log_mean_exp
 
 Function = Callable[[Tensor], Tensor]
 Range = tuple[float, float]  # the smallest and the largest number an input may be

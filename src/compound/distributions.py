@@ -8,8 +8,6 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution, Normal, constraints, kl_divergence, register_kl
 
-from compound.types import log_mean_exp
-
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -100,6 +98,12 @@ def _kl_matrix_normal_normal(p: MatrixNormal, q: Normal) -> Tensor:
 
 
 # Mixtures of n Gaussians per row and target: means, variances (n, rows, targets); even, or with log_weights (n, rows, 1).
+
+
+def log_mean_exp(values: Tensor, dim: int) -> Tensor:
+    if values.shape[dim] == 1:
+        return values.squeeze(dim)
+    return torch.logsumexp(values, dim) - math.log(values.shape[dim])
 
 
 def gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

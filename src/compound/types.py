@@ -1,32 +1,25 @@
 """The few words every room shares: what is predicted, a batch of rows, and named streams of random numbers."""
 
-import hashlib
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from compound.kernels.basic import launch
-from compound.kernels.noise import gaussians
-
-Generators = Generator | Sequence[Generator]  # one stream, or one per member
-type_of = {"classes": "integer labels 0..size-1, shape (rows,)", "targets": "numbers, shape (rows, size)"}
+type_of = {"classification": "integer labels 0..size-1, shape (rows,)", "regression": "numbers, shape (rows, size)"}
 
 
 @dataclass(frozen=True)
 class Task:
     """What is predicted: one of `size` classes, or `size` real targets."""
 
-    kind: Literal["classes", "targets"]
+    kind: Literal["classification", "regression"]
     size: int
 
     def __post_init__(self) -> None:
         if self.kind not in type_of:
-            raise ValueError(f"task kind is {self.kind!r}: use 'classes' or 'targets'")
-        if self.size < (2 if self.kind == "classes" else 1):
+            raise ValueError(f"task kind is {self.kind!r}: use 'classification' or 'regression'")
+        if self.size < (2 if self.kind == "classification" else 1):
             raise ValueError(f"task size is {self.size}: classes need at least 2, targets at least 1")
 
 
@@ -60,10 +53,10 @@ def make_dataset(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None,
             raise ValueError("x_ood has no rows: give at least one, or None")
     if len(x) == 0:
         raise ValueError(f"x has no rows (shape {tuple(x.shape)}): give at least one")
-    shape = (len(x),) if task.kind == "classes" else (len(x), task.size)
+    shape = (len(x),) if task.kind == "classification" else (len(x), task.size)
     if tuple(y.shape) != shape:
-        raise ValueError(f"y has shape {tuple(y.shape)}: for {task.size} {task.kind} it must be {shape}, {type_of[task.kind]}")
-    if task.kind == "classes":
+        raise ValueError(f"y has shape {tuple(y.shape)}: for {task.kind} of size {task.size} it must be {shape}, {type_of[task.kind]}")
+    if task.kind == "classification":
         if y.is_floating_point() or y.dtype == torch.bool:
             raise ValueError(f"y has dtype {y.dtype}: labels must be integers, use y.long()")
         low, high = int(y.min()), int(y.max())
@@ -98,62 +91,3 @@ def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> Non
 def _first_bad(values: Tensor) -> str:
     place = (~torch.isfinite(values)).nonzero()[0].tolist()
     return f"{values[tuple(place)].item()} at row {place[0]}" + (f", column {place[1]}" if len(place) > 1 else "")
-
-
-def named_generator(seed: int, *path: str | int) -> Generator:
-    """A stream of random numbers named by its purpose: named_generator(7, "noise", step) is the same on every run."""
-    return Generator().manual_seed(derive_seed(seed, *path))
-
-
-def derive_seed(seed: int, *path: str | int) -> int:
-    """The 63-bit seed behind `named_generator`, for libraries that take a number."""
-    digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def member_seed(seed: int, k: int) -> int:
-    """The seed of member k; member 0 keeps the seed of the whole, so one member alone is the first of five."""
-    return seed if k == 0 else derive_seed(seed, "member", k)
-
-
-def only_generator(generator: Generators) -> Generator:
-    """The one stream of a method without members."""
-    if isinstance(generator, Generator):
-        return generator
-    if len(generator) != 1:
-        raise ValueError(f"{len(generator)} streams for a method without members: give one")
-    return generator[0]
-
-
-def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Standard normal numbers of the dtype and device of `like`; with one stream per member the first axis counts members.
-
-    Own streams make five members trained together draw what each would draw alone.
-    """
-    if isinstance(generator, Generator):
-        if like.dtype is torch.float32 and like.device.type == generator.device.type == "cpu":
-            return _compiled(generator, shape)
-        if like.is_meta:  # only the shape is asked for
-            return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
-        return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
-    if len(generator) != shape[0]:
-        raise ValueError(f"{len(generator)} streams for {shape[0]} members: give one stream or one per member")
-    draws = [standard_normal(stream, shape[1:], like) for stream in generator]
-    return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
-
-
-def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers three times as fast as torch draws them: the generator gives a key, the key the numbers."""
-    count = math.prod(shape)
-    quarter = -(-count // 4)
-    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,), dtype=torch.float32)
-    if out.is_meta:  # a model built under torch.device("meta"), for its shapes
-        return out.new_empty(tuple(shape))
-    launch(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-    return out if count == 4 * quarter else out[:count].view(tuple(shape))
-
-
-def log_mean_exp(values: Tensor, dim: int) -> Tensor:
-    if values.shape[dim] == 1:
-        return values.squeeze(dim)
-    return torch.logsumexp(values, dim) - math.log(values.shape[dim])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from compound.bench.experiments import fgsm, ood
-from compound.data import images
-from compound.data.images import Images
-from compound.types import named_generator
+from compound.datasets import images
+from compound.datasets.images import Images
+from compound.experiments import fgsm, ood
+from compound.random import named_generator
 
 
 @pytest.fixture

@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from compound.bench import experiments, extractor_attacks, features
-from compound.bench.experiments import fgsm_cifar
-from compound.bench.features import FeatureCache, FeatureExtractor, extracted
-from compound.bench.robust import Curve
-from compound.bench.runs import RunContext, locked
-from compound.data import colour, extractors
-from compound.data.colour import Pictures, pixels
-from compound.data.extractors import extractor
+from compound import experiments
+from compound.datasets import colour, extractors
+from compound.datasets.colour import Pictures, pixels
+from compound.datasets.extractors import extractor
+from compound.experiments import extractor_attacks, features, fgsm_cifar
+from compound.experiments.features import FeatureCache, FeatureExtractor, extracted
+from compound.experiments.robust import Curve
+from compound.experiments.runs import RunContext, locked
 from compound.models import Draws, Method, build
-from compound.types import Task, named_generator
+from compound.random import named_generator
+from compound.types import Task
 
-TASK = Task("classes", 3)
+TASK = Task("classification", 3)
 TINY = """
 import torch
-from compound.types import named_generator
+from compound.random import named_generator
 
 class Tiny(torch.nn.Module):
     '''A random convolution, and the means of what it gives over quarters of the picture.'''

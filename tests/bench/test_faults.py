@@ -13,7 +13,7 @@ import grids
 import numpy as np
 import pytest
 
-from compound.bench.runs import read
+from compound.experiments.runs import read
 
 KILLS = 20
 RUNS, STEPS = 5, 250

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from compound.bench import launch
-from compound.bench.launch import threads, work_through
-from compound.bench.runs import FAILURE, Busy, locked, perform
+from compound.experiments import launch
+from compound.experiments.launch import threads, work_through
+from compound.experiments.runs import FAILURE, Busy, locked, perform
 
 SCRIPT = Path(grids.__file__)
 

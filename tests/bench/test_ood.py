@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from compound.bench import experiments, robust
-from compound.bench.experiments import fgsm_page, ood
-from compound.bench.experiments.ood_page import grouped, shown
-from compound.bench.runs import Result, Run
-from compound.data import images
+from compound import experiments
+from compound.datasets import images
+from compound.experiments import fgsm_page, ood, robust
+from compound.experiments.ood_page import grouped, shown
+from compound.experiments.runs import Result, Run
 from compound.models import Method, build
-from compound.train import TrainConfig, fit
-from compound.types import make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import make_dataset
 
 
 def test_pictures_of_another_kind(few, tmp_path):

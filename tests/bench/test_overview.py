@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compound.bench import experiments
-from compound.bench.experiments.select import chosen
-from compound.bench.launch import work_through
-from compound.bench.overview import overview, sort
-from compound.bench.paper_comparison import Value, above, paper_comparison
-from compound.bench.runs import Outcome, Result, Run, perform, read
-from compound.bench.status import survey
+from compound import experiments
+from compound.experiments.launch import work_through
+from compound.experiments.overview import overview, sort
+from compound.experiments.paper_comparison import Value, above, paper_comparison
+from compound.experiments.runs import Outcome, Result, Run, perform, read
+from compound.experiments.select import chosen
+from compound.experiments.status import survey
 
 METHODS = ("vb-cdn", "ml-cdn", "vmg", "mnf", "mc-dropout", "deep-ensemble", "noisy-kfac")
 PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862, "noisy-kfac": 0.848}

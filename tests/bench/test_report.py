@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from compound.bench.colours import CDNS, FAMILIES, LOOKS, style
-from compound.bench.provenance import command
-from compound.bench.report import Claim, Page, drawn
+from compound.experiments.provenance import command
 from compound.models import METHODS
+from compound.report.colours import CDNS, FAMILIES, LOOKS, style
+from compound.report.page import Claim, Page, drawn
 
 
 class Cells(HTMLParser):

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from compound.bench import robust
-from compound.bench.robust import Curve
+from compound.experiments import robust
+from compound.experiments.robust import Curve
 from compound.models import METHODS, Method, build
 from compound.predictive import CategoricalPredictive
-from compound.types import Task, named_generator
+from compound.random import named_generator
+from compound.types import Task
 
-TASK = Task("classes", 3)
+TASK = Task("classification", 3)
 
 
 def linear():

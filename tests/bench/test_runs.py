@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from compound.bench.runs import Outcome, Run, RunContext, fitted, perform, read
-from compound.train import TrainConfig
-from compound.types import Task, make_dataset, named_generator
+from compound.experiments.runs import Outcome, Run, RunContext, fitted, perform, read
+from compound.random import named_generator
+from compound.train.loop import TrainConfig
+from compound.types import Task, make_dataset
 
 RUN = Run("toy", "ml-cdn", "set 1", 0, {"widths": (8,), "lam": 1e-3}, {"steps": 5})
-TASK = Task("targets", 1)
+TASK = Task("regression", 1)
 
 
 def work(run: Run, place: RunContext) -> Outcome:
@@ -113,8 +114,8 @@ def killed_train(run: Run, place: RunContext) -> Outcome:
         if (place.directory.parent / "fits" / run.fit_key / "checkpoint.safetensors").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    from compound.bench import runs
-    from compound.train import fit
+    from compound.experiments import runs
+    from compound.train.loop import fit
 
     def often(*args, **named):  # a checkpoint after every step, and death at the next word
         return fit(*args, **{**named, "save_every": 0.0})

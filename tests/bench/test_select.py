@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from compound.bench import experiments
-from compound.bench.experiments import ood
-from compound.bench.experiments.select import LAMBDAS, best_of, choose, chosen, lambda_of, with_lambda
-from compound.bench.runs import Result, Run
-from compound.data import images
+from compound import experiments
+from compound.datasets import images
+from compound.experiments import ood
+from compound.experiments.runs import Result, Run
+from compound.experiments.select import LAMBDAS, best_of, choose, chosen, lambda_of, with_lambda
 from compound.metrics import accuracy
-from compound.types import named_generator
+from compound.random import named_generator
 
 
 def result(lam: float, right: float, nll: float, data: str = "mnist") -> Result:
@@ -52,7 +52,7 @@ def test_grid_without_a_choice_is_refused(tmp_path: Path):
 
 
 def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("compound.bench.experiments.select.LAMBDAS", (1e-5, 100.0))
+    monkeypatch.setattr("compound.experiments.select.LAMBDAS", (1e-5, 100.0))
     monkeypatch.setattr(ood, "STEPS", {"quick": 80, "paper": 81})
     planned = experiments.plan("ood-mnist", "quick", 1, ["ml-cdn"])
     choice = choose(planned, "quick", tmp_path / "runs", None, 1)
@@ -69,7 +69,7 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def _place(root: Path):
-    from compound.bench.runs import RunContext
+    from compound.experiments.runs import RunContext
 
     (root / "looked").mkdir()
     return RunContext(root / "looked")

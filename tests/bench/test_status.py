@@ -9,11 +9,11 @@ import grids
 import pytest
 from rich.console import Console
 
-from compound.bench import progress
-from compound.bench.progress import Clock
-from compound.bench.runs import locked, perform, write_failure
-from compound.bench.status import found, survey, tables
-from compound.train import FitProgress
+from compound.experiments import progress
+from compound.experiments.progress import Clock
+from compound.experiments.runs import locked, perform, write_failure
+from compound.experiments.status import found, survey, tables
+from compound.train.loop import FitProgress
 
 
 def seen(step: int, steps: int = 1000, rate: float = 50.0) -> FitProgress:

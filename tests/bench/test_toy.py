@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from compound.bench.experiments import toy
-from compound.data.toy import Toy
+from compound.datasets.toy import Toy
+from compound.experiments import toy
 from compound.models import Method, build
-from compound.types import named_generator
+from compound.random import named_generator
 
 
 def test_weight_variances_are_those_of_the_layers():

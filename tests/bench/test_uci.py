@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from compound import metrics
-from compound.bench import baselines
-from compound.bench.experiments import uci, uci_page
-from compound.bench.runs import Result, Run, perform
-from compound.data.uci import SPLITS, Split
-from compound.train import holdout_weights
-from compound.types import Task, make_dataset, named_generator
+from compound.datasets.uci import SPLITS, Split
+from compound.experiments import baselines, uci, uci_page
+from compound.experiments.runs import Result, Run, perform
+from compound.random import named_generator
+from compound.train.loop import holdout_weights
+from compound.types import Task, make_dataset
 
 
 def table(scale: float = 1.0, turned: bool = False) -> Split:
@@ -170,7 +170,7 @@ def test_peers_learn_the_law(name, monkeypatch):
     x = 2 * torch.rand(500, 2, generator=g) - 1
     noise = torch.where(x[:, 1:] > 0, 0.5, 0.5 if name == "gp" else 0.1)  # a Gaussian process knows one noise
     y = 1.5 * x[:, :1] + noise * torch.randn(500, 1, generator=g)
-    data = make_dataset(x[:400], y[:400], Task("targets", 1), holdout_weights(400, 1, 0.1, 0))
+    data = make_dataset(x[:400], y[:400], Task("regression", 1), holdout_weights(400, 1, 0.1, 0))
     answer = baselines.PEERS[name](data, 0)(x[400:])
     truth = (0.5 * math.log(2 * math.pi * math.e) + noise[400:].log()).mean().item()
     blind = 0.5 * math.log(2 * math.pi * math.e * y.var().item())  # one normal law for all rows

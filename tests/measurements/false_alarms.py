@@ -13,8 +13,8 @@ import math
 import numpy as np
 import torch
 
-from compound.estimators.ood import OODDetector
-from compound.types import named_generator
+from compound.ood.detector import OODDetector
+from compound.random import named_generator
 
 RATES = (0.01, 0.05)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from compound import CompoundRegressor
-from compound.data.uci import SPLITS
+from compound.datasets.uci import SPLITS
 
 SILENT = [0.0, 1.0, 1.0, -20.0, 0.0, -20.0]  # a ramp that adds nothing
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from compound.models.adam import Adam
-from compound.types import named_generator
+from compound.random import named_generator
 
 
 def test_the_same_bits_as_torch_also_after_the_states_are_swapped() -> None:

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 from variational import CLASSES, ONE, TWO, N, divergence, kl, law, model_of, numbers
 
 from compound.models import Method, build
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 MANY = 400_000
 
@@ -43,7 +44,7 @@ def test_moments_are_those_of_drawn_weights():
 
 @pytest.mark.parametrize("outputs", [2, 20])  # few columns go their own way
 def test_draws_of_training_are_mean_plus_deviation_times_noise(outputs):
-    (layer,) = model_of(Method("bbb", widths=(), prior=0.5, log_std=-1.0), 3, Task("targets", outputs)).layers
+    (layer,) = model_of(Method("bbb", widths=(), prior=0.5, log_std=-1.0), 3, Task("regression", outputs)).layers
     variational.check_draws_of_training(layer)
 
 
@@ -65,7 +66,7 @@ def test_narrow_posterior_has_the_likelihood_of_the_plain_network(task):
     """And, around equal weights, the plain network's penalty: |M|² / (2 p N)."""
     model = build(Method("bbb", widths=(6,), log_std=-25.0, prior=0.5), 3, task, 2).double()
     plain = build(Method("map", widths=(6,), precision=2.0), 3, task, 2).double()
-    y = torch.tensor([0, 2, 1, 1, 0]) if task.kind == "classes" else numbers(5, 2)
+    y = torch.tensor([0, 2, 1, 1, 0]) if task.kind == "classification" else numbers(5, 2)
     data = make_dataset(numbers(5, 3), y, task)
     model.start(data, named_generator(0))
     plain.start(data, named_generator(0))

@@ -13,9 +13,10 @@ from torch.testing import assert_close
 
 from compound.models import Draws, Method, build
 from compound.models.bnn_lv import BNNLV, Noise, energy
-from compound.types import Batch, Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Batch, Task, make_dataset
 
-ONE, CLASSES = Task("targets", 1), Task("classes", 3)
+ONE, CLASSES = Task("regression", 1), Task("classification", 3)
 
 
 def random_posterior(model: BNNLV, seed: int = 0, low: float = 0.3, high: float = 2.0) -> None:
@@ -185,14 +186,14 @@ def by_hand(model: BNNLV, x: torch.Tensor, z: torch.Tensor, weights: list[torch.
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize("task", [CLASSES, Task("targets", 2)], ids=lambda task: task.kind)
+@pytest.mark.parametrize("task", [CLASSES, Task("regression", 2)], ids=lambda task: task.kind)
 def test_loss_is_the_formula_written_as_loops(task, alpha):
     """A batch of some rows in any order, one of them held out, through two hidden layers."""
     options = {"widths": (5, 4), "samples": 6, "latents": 2, "prior_variance": 0.7, "latent_variance": 1.4, "alpha": alpha}
     model = build(Method("bnn-lv", **options), 3, task, 1).double()
     g = named_generator(2)
     x = torch.randn(9, 3, generator=g).double()
-    y = torch.randint(3, (9,), generator=g) if task.kind == "classes" else torch.randn(9, 2, generator=g).double()
+    y = torch.randint(3, (9,), generator=g) if task.kind == "classification" else torch.randn(9, 2, generator=g).double()
     weight = torch.ones(1, 9).double()
     weight[0, 4] = 0
     data = make_dataset(x, y, task, weight)
@@ -213,7 +214,7 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
         for i, n in enumerate(rows.tolist()):
             z = q_z.loc[n] + q_z.scale[n] * noise.latents[s, i]
             f = by_hand(model, x[n], z, weights)
-            likelihood = Categorical(logits=f) if task.kind == "classes" else Normal(f, model.head.variance()[0].sqrt())
+            likelihood = Categorical(logits=f) if task.kind == "classification" else Normal(f, model.head.variance()[0].sqrt())
             log_probs[s, i] = likelihood.log_prob(y[n]).sum()
             local = Normal(q_z.loc[n], q_z.scale[n]).log_prob(z), Normal(torch.zeros(2).double(), math.sqrt(1.4)).log_prob(z)
             exponents[s, i] = log_probs[s, i] + ratio / 8 + (local[1] - local[0]).sum()
@@ -295,7 +296,7 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
 
 
 def test_learnt_noise_starts_small():
-    model = floored(build(Method("bnn-lv"), 3, Task("targets", 2)))
+    model = floored(build(Method("bnn-lv"), 3, Task("regression", 2)))
     assert_close(model.head.variance().log(), torch.full((1, 2), -5.0), rtol=1e-6, atol=0)
 
 

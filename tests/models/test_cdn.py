@@ -12,16 +12,22 @@ from torch.testing import assert_close
 from compound.models import Draws, Method, build
 from compound.models.likelihoods import rounding
 from compound.nn import Gaussian
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, member_seed, named_generator, standard_normal
+from compound.ops.gaussian_noise import standard_normal
+from compound.random import member_seed, named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
-CLASSES, TARGET = Task("classes", 3), Task("targets", 1)
+CLASSES, TARGET = Task("classification", 3), Task("regression", 1)
 
 
 def rows(task: Task, n: int = 30, features: int = 4, seed: int = 0):
     g = named_generator(seed, "rows")
     x = torch.randn(n, features, generator=g)
-    y = torch.randint(task.size, (n,), generator=g) if task.kind == "classes" else x[:, :1] + 0.1 * torch.randn(n, task.size, generator=g)
+    y = (
+        torch.randint(task.size, (n,), generator=g)
+        if task.kind == "classification"
+        else x[:, :1] + 0.1 * torch.randn(n, task.size, generator=g)
+    )
     return make_dataset(x, y, task)
 
 
@@ -87,7 +93,7 @@ class TestMembers:
 
     def data(self, task, dtype, *members):
         batch, weight = rows(task, 40), 0.5 + torch.rand(3, 40, generator=named_generator(1), dtype=torch.float64)
-        y = batch.y if task.kind == "classes" else batch.y.to(dtype)
+        y = batch.y if task.kind == "classification" else batch.y.to(dtype)
         return make_dataset(batch.x.to(dtype), y, task, weight[list(members)].to(dtype))
 
     def test_together_are_members_apart(self, name, task):
@@ -210,7 +216,7 @@ def test_fixed_noise_is_taken_at_its_word():
 
 
 def test_several_targets_have_their_own_noise():
-    task = Task("targets", 2)
+    task = Task("regression", 2)
     g = named_generator(1)
     x = torch.randn(600, 2, generator=g)
     y = torch.stack([x[:, 0] + 0.5 * torch.randn(600, generator=g), x[:, 1] + 0.05 * torch.randn(600, generator=g)], -1)

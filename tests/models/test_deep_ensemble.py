@@ -12,16 +12,17 @@ from torch.testing import assert_close
 
 from compound.models import DeepEnsemble, Draws, Method, build
 from compound.nn.networks import Linear, Network, l2_penalty
-from compound.train import TrainConfig, fit
-from compound.types import Batch, Task, make_dataset, member_seed, named_generator
+from compound.random import member_seed, named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset
 
-CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
+CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 
 
 def rows(task: Task, n: int = 30, features: int = 4, weight: torch.Tensor | None = None) -> Batch:
     g = named_generator(0, "rows")
     x = torch.randn(n, features, generator=g, dtype=torch.float64)
-    y = torch.randint(task.size, (n,), generator=g) if task.kind == "classes" else torch.randn(n, task.size, generator=g).double()
+    y = torch.randint(task.size, (n,), generator=g) if task.kind == "classification" else torch.randn(n, task.size, generator=g).double()
     return make_dataset(x, y, task, weight)
 
 
@@ -103,7 +104,7 @@ def test_members_do_not_see_each_other(adversarial):
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
 def test_one_member_is_the_plain_network(task, variance):
     data = rows(task)
-    data = make_dataset(data.x.float(), data.y if task.kind == "classes" else data.y.float(), task)
+    data = make_dataset(data.x.float(), data.y if task.kind == "classification" else data.y.float(), task)
     alone = build(Method("deep-ensemble", widths=(6,), members=1, variance=variance), 4, task, 3)
     plain = build(Method("map", widths=(6,), precision=0.0, variance=variance), 4, task, 3)
     for model in (alone, plain):
@@ -164,7 +165,7 @@ def test_classes_are_the_mean_of_probabilities():
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
 def test_order_of_members_and_number_of_draws_do_not_matter(task):
     model, data = ensemble(task, members=5, variance="one"), rows(task)
-    if task.kind == "targets":
+    if task.kind == "regression":
         with torch.no_grad():
             model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
     before = model.predict(data.x, 1, named_generator(0))
@@ -319,7 +320,7 @@ def test_trained_together_is_trained_apart():
     g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)
     weight = 0.5 + torch.rand(5, 150, generator=g, dtype=torch.float64)
-    task, settings = Task("classes", 10), TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0)
+    task, settings = Task("classification", 10), TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0)
     together = build("deep-ensemble", 784, task, 7).double()
     fit(together, make_dataset(x, y, task, weight), settings, 7)
     for k in range(5):

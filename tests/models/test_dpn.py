@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from compound.models import Method, build
 from compound.models.dpn import bounded, concentrations, differential_entropy, expected_entropy, pairwise_kl
 from compound.models.normal_wishart import NormalWishart, student_nodes
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 ALPHAS = torch.tensor([[0.3, 0.7, 2.0], [1.0, 1.0, 1.0], [910.0, 45.0, 45.0], [4.0, 0.1, 60.0]], dtype=torch.float64)
 
@@ -50,7 +51,7 @@ def to_the_minimum(model, data) -> None:
 class TestDirichlet:
     @pytest.mark.parametrize("divergence", ["forward", "reverse"])
     def test_divergences_are_those_of_another_library(self, divergence):
-        head = build(Method("dpn", divergence=divergence, cross_entropy=1.0), 2, Task("classes", 4)).head
+        head = build(Method("dpn", divergence=divergence, cross_entropy=1.0), 2, Task("classification", 4)).head
         f, y = numbers(1, 1, 12, 4), labels(2, 7, 4)
         taught = torch.cat([head.taught[y], torch.ones(5, 4, dtype=torch.float64)])
         ours, theirs = Dirichlet(f[0].exp()), Dirichlet(taught)
@@ -65,7 +66,7 @@ class TestDirichlet:
     @pytest.mark.parametrize("divergence", ["forward", "reverse"])
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self, divergence):
         options = {"divergence": divergence, "outside": 0.7, "cross_entropy": 20.0, "concentration": 40.0}
-        model = build(Method("dpn", widths=(5,), **options), 3, Task("classes", 4)).double()
+        model = build(Method("dpn", widths=(5,), **options), 3, Task("classification", 4)).double()
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 1.0])
         batch = make_dataset(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
         inside, outside = (Dirichlet(model.network(x)[0].exp()) for x in (batch.x, batch.x_ood))
@@ -78,10 +79,10 @@ class TestDirichlet:
         assert_close(loss.nll.sum(), nll.detach(), rtol=1e-10, atol=0)
 
     def test_targets_have_the_concentrations_asked_for(self):
-        forward = build(Method("dpn"), 2, Task("classes", 5)).head.taught
+        forward = build(Method("dpn"), 2, Task("classification", 5)).head.taught
         assert_close(forward.sum(-1), torch.tensor([1000.0] * 5 + [5.0], dtype=torch.float64))
         assert_close(forward[2], 1000 * torch.tensor([0.01, 0.01, 0.96, 0.01, 0.01], dtype=torch.float64))
-        reverse = build(Method("dpn", divergence="reverse"), 2, Task("classes", 5)).head.taught
+        reverse = build(Method("dpn", divergence="reverse"), 2, Task("classification", 5)).head.taught
         assert_close(reverse.sum(-1), torch.tensor([105.0] * 5 + [5.0], dtype=torch.float64))
         assert_close(reverse[2], torch.tensor([1.0, 1.0, 101.0, 1.0, 1.0], dtype=torch.float64))
 
@@ -103,7 +104,7 @@ class TestDirichlet:
         assert abs(float(expected_entropy(torch.from_numpy(alpha))) - exact) < 1e-8
 
     def test_mutual_information_is_that_of_draws(self):
-        head = build(Method("dpn"), 2, Task("classes", 3)).head
+        head = build(Method("dpn"), 2, Task("classification", 3)).head
         p = head.predictive(ALPHAS.log())
         gamma = np.random.default_rng(0).standard_gamma(ALPHAS.numpy(), (500_000, 4, 3))
         draws = torch.from_numpy(gamma / gamma.sum(-1, keepdims=True))
@@ -115,7 +116,7 @@ class TestDirichlet:
         assert (p.mixing == 0).all()
 
     def test_mutual_information_of_sharp_laws_is_small_and_positive(self):
-        head = build(Method("dpn"), 2, Task("classes", 3)).head
+        head = build(Method("dpn"), 2, Task("classification", 3)).head
         for total in (1e4, 1e6, 1e8):
             f = (total * torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)).log()
             assert_close(head.predictive(f).posterior, torch.tensor([1 / total], dtype=torch.float64), rtol=1e-3, atol=0)
@@ -140,14 +141,14 @@ class TestDirichlet:
             ({"divergence": "reverse", "concentration": 100.0}, b.mean(0)),
         ):
             method = Method("dpn", widths=(), outside=0.0, **options)
-            model, data = constant(method, torch.zeros(2, 1, dtype=torch.float64), torch.tensor([0, 1]), Task("classes", 3))
+            model, data = constant(method, torch.zeros(2, 1, dtype=torch.float64), torch.tensor([0, 1]), Task("classification", 3))
             to_the_minimum(model, data)
             found = concentrations(model.network(data.x)[0].detach())
             assert_close(found[0], torch.from_numpy(alpha), rtol=1e-3, atol=0)
 
     def test_learns_the_concentrations_it_is_taught(self):
         method = Method("dpn", widths=(), outside=0.0, smoothing=0.1)
-        model, data = constant(method, torch.eye(2, dtype=torch.float64), torch.tensor([2, 0]), Task("classes", 3))
+        model, data = constant(method, torch.eye(2, dtype=torch.float64), torch.tensor([2, 0]), Task("classification", 3))
         to_the_minimum(model, data)
         found = concentrations(model.network(data.x)[0].detach())
         assert_close(found, torch.tensor([[100.0, 100.0, 800.0], [800.0, 100.0, 100.0]], dtype=torch.float64), rtol=1e-3, atol=0)
@@ -155,10 +156,10 @@ class TestDirichlet:
     def test_a_float32_network_has_divergences_in_float64(self):
         """Nearly equal sharp Dirichlets: float32 would be wrong in the first digit."""
         method = Method("dpn", widths=(), concentration=1e6, smoothing=0.1, outside=0.0)
-        small, x = build(method, 1, Task("classes", 3)), torch.zeros(3, 1)
+        small, x = build(method, 1, Task("classification", 3)), torch.zeros(3, 1)
         with torch.no_grad():
             small.network.layers[0].bias.copy_(small.head.taught[1].log() + torch.tensor([1e-3, -1e-3, 0.0]))
-        large = build(method, 1, Task("classes", 3)).double()
+        large = build(method, 1, Task("classification", 3)).double()
         large.load_state_dict(small.state_dict())
         y = torch.ones(3, dtype=torch.long)
         a = small.loss(make_dataset(x, y, small.task, x_ood=x), named_generator(0)).kl
@@ -168,7 +169,7 @@ class TestDirichlet:
     def test_huge_logits_keep_their_probabilities(self):
         f = torch.tensor([[30.0, 28.0, 1.0], [1e5, -1e5, 0.0], [-1e5, -1e5, -1e5 - 2]], dtype=torch.float64, requires_grad=True)
         alpha = concentrations(f)
-        probs = build(Method("dpn"), 2, Task("classes", 3)).head.predictive(f.detach()).probs
+        probs = build(Method("dpn"), 2, Task("classification", 3)).head.predictive(f.detach()).probs
         assert_close(probs, torch.softmax(f.detach(), -1))
         assert_close(alpha[0] / alpha[0].sum(), torch.softmax(f[0], -1))
         assert (alpha > math.exp(-52)).all() and (alpha < math.exp(21)).all()
@@ -217,7 +218,7 @@ class TestNormalWishart:
         strength, kappa = 30.0, 0.5
         y = numbers(8, 9, 1)
         method = Method("dpn", widths=(), outside=0.0, concentration=strength, kappa=kappa)
-        model, data = constant(method, torch.zeros(9, 1, dtype=torch.float64), y, Task("targets", 1))
+        model, data = constant(method, torch.zeros(9, 1, dtype=torch.float64), y, Task("regression", 1))
         shifted = replace(data, y=y + 3)  # the prior has seen other rows
         to_the_minimum(model, shifted)
         law = NormalWishart(*(part[0].detach() for part in model.head.law(model.network(data.x)[0])))
@@ -230,7 +231,7 @@ class TestNormalWishart:
         assert_close(law.b[0], b, rtol=1e-5, atol=0)
 
     def test_prior_is_that_of_the_training_rows_and_of_outputs_0(self):
-        model = build(Method("dpn"), 2, Task("targets", 3)).double()
+        model = build(Method("dpn"), 2, Task("regression", 3)).double()
         y, weight = numbers(9, 20, 3) * torch.tensor([1.0, 5.0, 0.1]), torch.ones(20)
         weight[:8] = 0
         model.start(make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)), named_generator(0))
@@ -243,7 +244,7 @@ class TestNormalWishart:
         assert_close(nll[0], -prior.expected_log_prob(y[:1]), rtol=1e-6, atol=0)
 
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self):
-        model = build(Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("targets", 2)).double()
+        model = build(Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("regression", 2)).double()
         batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
         model.start(batch, named_generator(0))
         inside, outside = (model.head.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
@@ -255,7 +256,7 @@ class TestNormalWishart:
         assert torch.autograd.gradcheck(lambda f: model.head.parts(f, batch.y[:4]), (f,))
 
     def answer(self, targets: int):
-        model = build(Method("dpn", widths=(6,)), 3, Task("targets", targets), seed=3).double()
+        model = build(Method("dpn", widths=(6,)), 3, Task("regression", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
         model.start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
         return model.head.law(model.network(x)[0].detach()), model.predict(x, 1, named_generator(0)), y
@@ -308,7 +309,7 @@ class TestNormalWishart:
 
 
 def test_rows_from_outside_are_needed():
-    model = build(Method("dpn"), 2, Task("classes", 3))
+    model = build(Method("dpn"), 2, Task("classification", 3))
     data = make_dataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), model.task)
     with pytest.raises(ValueError, match="dpn needs x_ood"):
         model.start(data, named_generator(0))
@@ -319,14 +320,14 @@ def test_rows_from_outside_are_needed():
 @pytest.mark.parametrize(
     ("options", "task", "words"),
     [
-        ({"divergence": "both"}, Task("classes", 3), "divergence is 'both'"),
-        ({"divergence": "forward"}, Task("targets", 1), "divergence is 'forward': for targets use 'reverse'"),
-        ({"concentration": 0.0}, Task("classes", 3), "concentration is 0.0"),
-        ({"kappa": -1.0}, Task("targets", 3), "kappa is -1.0"),
-        ({"outside": -1.0}, Task("classes", 3), "outside is -1.0"),
-        ({"cross_entropy": -1.0}, Task("classes", 3), "cross_entropy is -1.0"),
-        ({"smoothing": 0.34}, Task("classes", 3), "smoothing is 0.34"),
-        ({"smoothing": 0.0}, Task("classes", 3), "smoothing is 0.0"),
+        ({"divergence": "both"}, Task("classification", 3), "divergence is 'both'"),
+        ({"divergence": "forward"}, Task("regression", 1), "divergence is 'forward': for targets use 'reverse'"),
+        ({"concentration": 0.0}, Task("classification", 3), "concentration is 0.0"),
+        ({"kappa": -1.0}, Task("regression", 3), "kappa is -1.0"),
+        ({"outside": -1.0}, Task("classification", 3), "outside is -1.0"),
+        ({"cross_entropy": -1.0}, Task("classification", 3), "cross_entropy is -1.0"),
+        ({"smoothing": 0.34}, Task("classification", 3), "smoothing is 0.34"),
+        ({"smoothing": 0.0}, Task("classification", 3), "smoothing is 0.0"),
     ],
 )
 def test_bad_options_are_refused(options, task, words):

@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from compound.models import Draws, Method, build
 from compound.models.laplace import DELTAS, probit
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in a package it imports
     import laplace as theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own forward mode, which that package uses
-CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
+CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 LAST = {"subset": "last"}
 FULL = {"subset": "last", "structure": "full"}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -37,13 +38,13 @@ def double():
 def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
     g = named_generator(seed)
     x = 0.5 + torch.randn(rows, features, generator=g)
-    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classes" else torch.randn(rows, task.size, generator=g)
+    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classification" else torch.randn(rows, task.size, generator=g)
     return make_dataset(x, y, task)
 
 
 def _exact_noise(model) -> None:
     """A given noise to the last bit of float64."""
-    if model.task.kind == "targets" and model.config.noise:
+    if model.task.kind == "regression" and model.config.noise:
         model.plain.head.log_noise.data.fill_(math.log(model.config.noise))
 
 
@@ -82,7 +83,7 @@ def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
 
         g = torch.func.vmap(torch.func.jacrev(rest))(s)  # (rows, outputs, out)
         f = torch.func.vmap(rest)(s)
-        if model.task.kind == "classes":
+        if model.task.kind == "classification":
             p = torch.softmax(f, -1)
             curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
         else:

@@ -16,10 +16,11 @@ from torch.testing import assert_close
 from compound.models import METHODS, Draws, Method, build
 from compound.models.files import load_model, save_model
 from compound.nn.networks import LIMIT
-from compound.train import TrainConfig, fit
-from compound.types import Batch, Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Batch, Task, make_dataset
 
-CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
+CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 SMALL = {"widths": (8,)}
 HYPER = SMALL | {"hyper": (4,)}
 
@@ -122,7 +123,7 @@ def test_every_method_has_its_row():
 def data_of(task: Task, rows: int = 40, features: int = 3, seed: int = 0, members: int = 1) -> Batch:
     g = named_generator(seed, "data")
     x = torch.randn(rows, features, generator=g)
-    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classes" else torch.randn(rows, task.size, generator=g)
+    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classification" else torch.randn(rows, task.size, generator=g)
     weight = torch.ones(members, rows)
     weight[:, : rows // 5] = 0
     return make_dataset(x, y, task, weight, x_ood=3 + torch.rand(rows, features, generator=g))
@@ -192,7 +193,7 @@ class TestLaws:
             p = model.predict(x, 20, named_generator(1))
             for part in (p.component, p.mixing, p.posterior):
                 assert (part >= 0).all()
-            total = p.entropy() if task.kind == "classes" else p.variance
+            total = p.entropy() if task.kind == "classification" else p.variance
             assert_close(p.aleatoric + p.epistemic, total, rtol=2e-5, atol=1e-6)
 
     def test_shares_are_those_it_says_it_has(self, name, options, task):
@@ -210,7 +211,7 @@ class TestLaws:
         model = copy.deepcopy(model).double()
         # beside the training rows: some of them are centres of far noise, and a distance has a kink at 0
         x = data.x.double() + 0.01 * torch.randn(data.x.shape, generator=named_generator(3), dtype=torch.float64)
-        y = data.y if task.kind == "classes" else data.y.double()
+        y = data.y if task.kind == "classification" else data.y.double()
         step = 1e-6 * torch.randn(x.shape, generator=named_generator(2), dtype=torch.float64)
 
         def score(x):
@@ -273,7 +274,7 @@ class TestLaws:
         assert torch.isfinite(a.total) and torch.equal(a.total, b.total)
 
     def test_smallest_data(self, name, options, task):
-        y = torch.zeros(1, dtype=torch.long) if task.kind == "classes" else torch.ones(1, task.size)
+        y = torch.zeros(1, dtype=torch.long) if task.kind == "classification" else torch.ones(1, task.size)
         one = make_dataset(torch.ones(1, 1), y, task, x_ood=torch.zeros(1, 1))
         model = build(Method(name, **options), 1, task, 0)
         fit(model, one, FAST, 0)
@@ -283,7 +284,7 @@ class TestLaws:
     def test_replicated_rows_change_only_what_is_divided_by_their_number(self, name, options, task):
         model = build(Method(name, **options | TABLE[name].exact), 3, task, 0).double()
         data = data_of(task)
-        y = data.y if task.kind == "classes" else data.y.double()
+        y = data.y if task.kind == "classification" else data.y.double()
         data = replace(data, x=data.x.double(), y=y, x_ood=data.x_ood.double(), weight=None)
         model.start(data, named_generator(0))
         once, twice, often = (
@@ -342,7 +343,7 @@ def test_learns_a_curve_and_its_noise(name):
     g = named_generator(4)
     x = torch.randn(400, 1, generator=g)
     y = (2 * x).sin() + 0.1 * torch.randn(400, 1, generator=g)
-    task = Task("targets", 1)
+    task = Task("regression", 1)
     model = build(Method(name, widths=(30,), **TABLE[name].learns), 1, task, 0)
     outside = 8 * torch.randn(400, 1, generator=g).sign()
     fit(model, make_dataset(x, y, task, x_ood=outside), TrainConfig(steps=1500, batch_size=100), 0)

@@ -9,8 +9,9 @@ from torch.testing import assert_close
 from compound.models import Draws, Method, build
 from compound.models.limits import LARGEST, MULTIPLE, Limits
 from compound.predictive import GaussianPredictive
-from compound.train import TrainConfig, fit, holdout_weights
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64
 
@@ -93,8 +94,8 @@ def test_old_files_have_no_bounds():
         torch.randn(20, 2, generator=named_generator(0)),
         GaussianPredictive.of(*torch.rand(3, 2, 1, 4, 2, generator=named_generator(1)).unbind()),
     )
-    old = build(Method("ml-cdn"), 3, Task("targets", 1)).state_dict()
+    old = build(Method("ml-cdn"), 3, Task("regression", 1)).state_dict()
     old = {name: value for name, value in old.items() if "limits" not in name}
-    model = build(Method("ml-cdn"), 3, Task("targets", 1), seed=1)
+    model = build(Method("ml-cdn"), 3, Task("regression", 1), seed=1)
     model.load_state_dict(old)
     assert float(model.likelihood.limits.high) > 1e20

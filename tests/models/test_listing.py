@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from click.testing import CliRunner
 
-from compound.cli import main
+from compound.cli.app import main
 from compound.models import METHODS, Method
 from compound.models.listing import entries, entry
 

@@ -9,7 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 
 def to_the_minimum(model, data) -> None:
@@ -29,7 +30,7 @@ def to_the_minimum(model, data) -> None:
 def test_linear_model_is_ridge_regression(delta):
     g = named_generator(1)
     x, y = torch.randn(50, 4, generator=g).double(), torch.randn(50, 1, generator=g).double()
-    model = build(Method("map", widths=(), precision=delta, noise=0.7), 4, Task("targets", 1)).double()
+    model = build(Method("map", widths=(), precision=delta, noise=0.7), 4, Task("regression", 1)).double()
     to_the_minimum(model, make_dataset(x, y, model.task))
     wide = torch.cat([x, torch.ones(50, 1)], 1)
     ridge = torch.linalg.solve(wide.T @ wide + 0.49 * delta * torch.eye(5, dtype=torch.float64), wide.T @ y)
@@ -40,7 +41,7 @@ def test_linear_model_is_ridge_regression(delta):
 def test_learnt_noise_is_the_residual_variance():
     g = named_generator(2)
     x, y = torch.randn(60, 2, generator=g).double(), torch.randn(60, 3, generator=g).double()
-    model = floored(build(Method("map", widths=(), precision=0.0), 2, Task("targets", 3)).double())
+    model = floored(build(Method("map", widths=(), precision=0.0), 2, Task("regression", 3)).double())
     to_the_minimum(model, make_dataset(x, y, model.task))
     residual = y - model.network(x)[0]
     assert_close(model.head.variance()[0], residual.square().mean(0), rtol=1e-6, atol=0)
@@ -52,7 +53,7 @@ def test_learnt_noise_is_the_residual_variance():
 def test_one_layer_of_classes_is_logistic_regression():
     g = named_generator(3)
     x, y = torch.randn(80, 3, generator=g).double(), torch.randint(3, (80,), generator=g)
-    model = build(Method("map", widths=(), precision=2.0), 3, Task("classes", 3)).double()
+    model = build(Method("map", widths=(), precision=2.0), 3, Task("classification", 3)).double()
     to_the_minimum(model, make_dataset(x, y, model.task))
     wide = torch.cat([x, torch.ones(80, 1)], 1)
     theirs = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(wide, y)
@@ -62,13 +63,13 @@ def test_one_layer_of_classes_is_logistic_regression():
 def test_gradient_is_the_rows_mean_plus_the_prior():
     g = named_generator(4)
     x, y = torch.randn(7, 3, generator=g).double(), torch.randn(7, 2, generator=g).double()
-    model = floored(build(Method("map", widths=(5,), precision=3.0), 3, Task("targets", 2)).double())
+    model = floored(build(Method("map", widths=(5,), precision=3.0), 3, Task("regression", 2)).double())
     data = make_dataset(x, y, model.task)
     model.loss(data, named_generator(0)).total.backward()
     rows = []
     for k in range(7):
         one = replace(data.take(torch.tensor([k])), size=7.0)
-        bare = build(Method("map", widths=(5,), precision=0.0), 3, Task("targets", 2)).double()
+        bare = build(Method("map", widths=(5,), precision=0.0), 3, Task("regression", 2)).double()
         bare.load_state_dict(model.state_dict())
         bare.loss(one, named_generator(0)).total.backward()
         rows.append([p.grad for p in bare.network.parameters()])
@@ -77,7 +78,7 @@ def test_gradient_is_the_rows_mean_plus_the_prior():
 
 
 def test_shifted_logits_change_nothing():
-    model = build(Method("map", widths=(5,)), 3, Task("classes", 4)).double()
+    model = build(Method("map", widths=(5,)), 3, Task("classification", 4)).double()
     x, y = torch.randn(9, 3, generator=named_generator(5)).double(), torch.randint(4, (9,), generator=named_generator(6))
     f = model.network(x)
     assert_close(model.head.log_prob(f + 7.0, y), model.head.log_prob(f, y))
@@ -85,7 +86,7 @@ def test_shifted_logits_change_nothing():
 
 
 def test_row_noise_is_a_normal_with_its_own_variance():
-    model = floored(build(Method("map", widths=(5,), variance="rows"), 3, Task("targets", 2)).double())
+    model = floored(build(Method("map", widths=(5,), variance="rows"), 3, Task("regression", 2)).double())
     x, y = torch.randn(9, 3, generator=named_generator(7)).double(), torch.randn(9, 2, generator=named_generator(8)).double()
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())

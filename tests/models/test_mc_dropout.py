@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from compound.models import Draws, Method, build, mc_dropout
 from compound.nn.networks import clipped_relu
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64
 
@@ -40,7 +41,7 @@ def shaken(method: Method, inputs: int, task: Task, seed: int = 0):
 )
 def test_draws_have_the_moments_of_all_masks(method):
     """mean = h W + b, Cov_ij = p / (1 - p) sum_k h_k² W_ki W_kj."""
-    model, n = shaken(method, 7, Task("targets", 2)), 40_000
+    model, n = shaken(method, 7, Task("regression", 2)), 40_000
     x = numbers(1, 3, 7)
     h = clipped_relu(model.network.layers[0](x.unsqueeze(0)))[0] if model.config.widths else x
     weight, bias = model.network.layers[-1].weight[0], model.network.layers[-1].bias[0]
@@ -64,7 +65,7 @@ def test_draws_have_the_moments_of_all_masks(method):
 
 def test_training_drops_row_by_row():
     """The loss of many equal rows is the expectation over masks: ((y - mean)² + var) / 2σ² and the constant."""
-    model, rows = shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("targets", 1)), 20_000
+    model, rows = shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("regression", 1)), 20_000
     x, y = numbers(3, 1, 3), numbers(4, 1, 1)
     h = clipped_relu(model.network.layers[0](x.unsqueeze(0)))[0]
     weight, bias = model.network.layers[1].weight[0], model.network.layers[1].bias[0]
@@ -79,7 +80,7 @@ def test_training_drops_row_by_row():
     assert again.nll != loss.nll
 
 
-@pytest.mark.parametrize("kind", ["classes", "targets"])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     task = Task(kind, 3)
     model = build(Method("mc-dropout", widths=(9, 8), rate=0.0), 4, task, 1)
@@ -99,7 +100,7 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
 
 
 def test_predictive_density_of_targets_is_the_mixture_over_masks():
-    model = shaken(Method("mc-dropout", widths=(6,), noise=0.4), 3, Task("targets", 2))
+    model = shaken(Method("mc-dropout", widths=(6,), noise=0.4), 3, Task("regression", 2))
     x, y = numbers(9, 8, 3), numbers(10, 8, 2)
     p = model.predict(x, Draws(25, 1), named_generator(1))
     normals = Independent(Normal(p.means.transpose(0, 1), torch.tensor(0.4, dtype=DOUBLE)), 1)
@@ -111,7 +112,7 @@ def test_predictive_density_of_targets_is_the_mixture_over_masks():
 @pytest.mark.parametrize("options", [{"widths": (6,)}, {"widths": (6, 5), "rate": 0.2}, {"widths": (6,), "input_rate": 0.3}])
 def test_prediction_is_the_full_pass_under_the_same_masks(options):
     """Every draw by itself from the inputs on; the answer is the mean of their probabilities."""
-    model = shaken(Method("mc-dropout", **options), 4, Task("classes", 3), 3)
+    model = shaken(Method("mc-dropout", **options), 4, Task("classification", 3), 3)
     x, y, n = 2 * numbers(11, 500, 4), torch.arange(500) % 3, 13  # more rows times draws than go together
     p = model.predict(x, Draws(n, 1), named_generator(12))
     g, layers = named_generator(12), model.network.layers
@@ -134,7 +135,7 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
 
 
 def test_still_random_in_eval_mode():
-    model = build(Method("mc-dropout", widths=(20,)), 3, Task("classes", 3)).eval()
+    model = build(Method("mc-dropout", widths=(20,)), 3, Task("classification", 3)).eval()
     x = torch.randn(10, 3, generator=named_generator(13))
     p, q = model.predict(x, 20, named_generator(1)), model.predict(x, 20, named_generator(2))
     assert not torch.equal(p.probs, q.probs) and (p.epistemic > 0).all()
@@ -163,7 +164,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
     p, length, noise, rows, units = 0.3, 1.7, 0.6, 12, 4
     x, y = numbers(15, rows, units), numbers(16, rows, 1)
     method = Method("mc-dropout", widths=(), input_rate=p, length_scale=length, noise=noise)
-    model = build(method, units, Task("targets", 1)).double()
+    model = build(method, units, Task("regression", 1)).double()
     kept, probability = all_masks(units, p)
     monkeypatch.setattr(mc_dropout, "mask", lambda *_: kept.repeat(rows, 1) / (1 - p))
     count = len(kept)
@@ -189,7 +190,7 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
 
 def test_penalty_is_the_kl_to_the_prior():
     """(1 - p) / 2 ℓ² |M|² of every weight M = W / (1 - p), ℓ² / 2 of every bias, over the number of rows."""
-    model = shaken(Method("mc-dropout", widths=(5,), rate=0.25, input_rate=0.1, length_scale=2.0), 3, Task("classes", 2))
+    model = shaken(Method("mc-dropout", widths=(5,), rate=0.25, input_rate=0.1, length_scale=2.0), 3, Task("classification", 2))
     data = make_dataset(numbers(17, 8, 3), torch.arange(8) % 2, model.task)
     first, last = model.network.layers
     prior = Normal(torch.zeros((), dtype=DOUBLE), 0.5)
@@ -209,4 +210,4 @@ def test_penalty_is_the_kl_to_the_prior():
 )
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
-        build(Method("mc-dropout", **options), 2, Task("classes", 2))
+        build(Method("mc-dropout", **options), 2, Task("classification", 2))

@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64
 
@@ -23,7 +24,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 
 def targets(components: int = 4, size: int = 2, rows: int = 9):
     """A model in float64 with its own starting biases, and data."""
-    model = build(Method("mdn", widths=(6,), components=components), 3, Task("targets", size), 1).double()
+    model = build(Method("mdn", widths=(6,), components=components), 3, Task("regression", size), 1).double()
     data = make_dataset(numbers(1, rows, 3), 2 * numbers(2, rows, size), model.task)
     model.start(data, named_generator(0))
     return model, data
@@ -87,7 +88,7 @@ def test_density_integrates_to_one():
         assert_close(torch.trapezoid(logs.exp(), grid[:, 0]), torch.ones((), dtype=DOUBLE), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["targets", "classes"])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_one_component_is_the_plain_network(kind):
     task = Task(kind, 3)
     model = build(Method("mdn", widths=(6,), components=1), 3, task, 2).double()
@@ -96,7 +97,7 @@ def test_one_component_is_the_plain_network(kind):
         for ours, others in zip(model.network.layers, plain.network.layers, strict=True):
             others.weight.copy_(ours.weight[..., -others.outputs :])
             others.bias.copy_(ours.bias[..., -others.outputs :])
-    x, y = numbers(3, 8, 3), torch.arange(8) % 3 if kind == "classes" else numbers(4, 8, 3)
+    x, y = numbers(3, 8, 3), torch.arange(8) % 3 if kind == "classification" else numbers(4, 8, 3)
     data = make_dataset(x, y, task)
     assert_close(model.loss(data, named_generator(0)).total, plain.loss(data, named_generator(0)).total, rtol=1e-12, atol=0)
     p, q = model.predict(x, 1, named_generator(0)), plain.predict(x, 1, named_generator(0))
@@ -105,11 +106,11 @@ def test_one_component_is_the_plain_network(kind):
     assert p.mixing.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["targets", "classes"])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_order_of_the_components_means_nothing(kind):
     task = Task(kind, 2)
     model = build(Method("mdn", widths=(6,), components=4), 3, task, 4).double()
-    y = torch.arange(8) % 2 if kind == "classes" else numbers(5, 8, 2)
+    y = torch.arange(8) % 2 if kind == "classification" else numbers(5, 8, 2)
     data = make_dataset(numbers(6, 8, 3), y, task)
     model.start(data, named_generator(0))
     before = model.loss(data, named_generator(0)).total
@@ -123,7 +124,7 @@ def test_order_of_the_components_means_nothing(kind):
 
 
 def test_classes_are_a_mixture_of_softmaxes():
-    model = build(Method("mdn", widths=(6,), components=3), 3, Task("classes", 4), 5).double()
+    model = build(Method("mdn", widths=(6,), components=3), 3, Task("classification", 4), 5).double()
     x, y = 2 * numbers(7, 9, 3), torch.arange(9) % 4
     f = 3 * model.network(x)[0]
     with torch.no_grad():
@@ -142,10 +143,10 @@ def test_classes_are_a_mixture_of_softmaxes():
     )
 
 
-@pytest.mark.parametrize("kind", ["targets", "classes"])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_extreme_outputs_keep_finite_losses_and_gradients(kind):
     model = build(Method("mdn", widths=(6,), components=2), 3, Task(kind, 2))
-    if kind == "targets":  # weights e^±400 apart, 1,000 deviations away, a variance at its floor
+    if kind == "regression":  # weights e^±400 apart, 1,000 deviations away, a variance at its floor
         f = torch.tensor([[200.0, -200.0, 0.0, 0.0, -90.0, -90.0, 1e3, 1e3, 0.0, 0.0]])
         y = torch.tensor([[1.0, 1e3]])
     else:
@@ -157,7 +158,7 @@ def test_extreme_outputs_keep_finite_losses_and_gradients(kind):
 
 
 def test_start_spreads_the_components_over_the_targets():
-    model = build(Method("mdn", components=5), 2, Task("targets", 3), 0).double()
+    model = build(Method("mdn", components=5), 2, Task("regression", 3), 0).double()
     first = numbers(8, 1001, 1)
     y = torch.cat([3 * first, 7 - first + 0.1 * numbers(9, 1001, 1), numbers(10, 1001, 1)], 1)
     held = torch.ones(1002)
@@ -181,7 +182,7 @@ def test_finds_two_branches():
     g = named_generator(11)
     x = torch.randn(600, 1, generator=g)
     y = torch.randint(2, (600, 1), generator=g) * 2.0 - 1 + 0.2 * torch.randn(600, 1, generator=g)
-    model = build(Method("mdn", widths=(10,)), 1, Task("targets", 1))
+    model = build(Method("mdn", widths=(10,)), 1, Task("regression", 1))
     fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch_size=600))
     p = model.predict(x, 1, named_generator(0))
     truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(y[:, 0])
@@ -202,4 +203,4 @@ def test_rows_held_out_do_not_count():
 
 def test_bad_option_is_named():
     with pytest.raises(ValueError, match="components is 0"):
-        build(Method("mdn", components=0), 2, Task("classes", 2))
+        build(Method("mdn", components=0), 2, Task("classification", 2))

@@ -16,9 +16,11 @@ from compound.models import Method, build
 from compound.nn import multiplicative
 from compound.nn.flows import MaskedNVP, Planar
 from compound.nn.multiplicative import MultiplicativeLinear, Noise
-from compound.types import Task, make_dataset, named_generator, standard_normal
+from compound.ops.gaussian_noise import standard_normal
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
-ONE, CLASSES = Task("targets", 1), Task("classes", 3)
+ONE, CLASSES = Task("regression", 1), Task("classification", 3)
 LIKE = torch.empty(0, dtype=torch.float64)
 
 

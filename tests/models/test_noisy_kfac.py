@@ -14,8 +14,9 @@ from compound.models import Method, build
 from compound.models.noisy import scores
 from compound.models.noisy_kfac import KroneckerLayer
 from compound.models.noisy_layer import Prior
-from compound.train import TrainConfig
-from compound.types import Task, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig
+from compound.types import Task
 
 EYE = torch.eye(2, dtype=REAL)
 
@@ -141,7 +142,7 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs() < 4 * products.std(0) / math.sqrt(n) + 1e-12).all()
-    head = build(Method("noisy-kfac", noise=0.3), 3, Task("targets", 2)).double().head
+    head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().head
     g = scores(head, torch.zeros(1, n, 2, dtype=REAL), named_generator(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - EYE / 0.09).abs() < 4 * products.std(0) / math.sqrt(n)).all()
@@ -202,7 +203,7 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
 def test_rotated_inputs_change_nothing():
     """The first layer in the basis of its inputs against one that keeps A; and `start` leaves the answers alone."""
     x, y = linear()
-    fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("targets", 2)).double()
+    fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("regression", 2)).double()
     model, data = regression(x, y)
     assert_close(
         model.predict(x, 1, named_generator(1)).mean, fresh.predict(x, 1, named_generator(1)).mean, rtol=0, atol=1e-4
@@ -259,7 +260,7 @@ def test_a_step_stays_within_the_trust_region():
 def unit_steps(velocity):
     """A model whose preconditioner is 1 and whose posterior has no width."""
     options = {"velocity": velocity, "kl_clip": 0.0, "lam": 1e-30, "step_damping": 1.0}
-    model = build(Method("noisy-kfac", widths=(), **options), 2, Task("targets", 2)).double()
+    model = build(Method("noisy-kfac", widths=(), **options), 2, Task("regression", 2)).double()
     model.layers[0].outputs.zero_()
     return model, model.layers[0].mean
 
@@ -303,4 +304,4 @@ def test_bad_options_are_refused():
         ({"noise": -1.0}, "noise is -1.0"),
     ):
         with pytest.raises(ValueError, match=words):
-            build(Method("noisy-kfac", **options), 3, Task("targets", 1))
+            build(Method("noisy-kfac", **options), 3, Task("regression", 1))

@@ -8,8 +8,9 @@ from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.temperature import best_temperature
-from compound.train import TrainConfig, fit
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64
 
@@ -19,7 +20,7 @@ def trained(kind: str, held: int, seed: int = 0, **options):
     g = named_generator(seed)
     task = Task(kind, 3)
     x = torch.randn(60, 2, generator=g, dtype=DOUBLE)
-    if kind == "classes":
+    if kind == "classification":
         y = (2 * x[:, 0] + torch.randn(60, generator=g, dtype=DOUBLE)).clamp(-1, 1).round().long() + 1
     else:
         y = x.sum(-1, keepdim=True) + torch.tensor([0.1, 1.0, 10.0], dtype=DOUBLE) * torch.randn(60, 3, generator=g, dtype=DOUBLE)
@@ -31,7 +32,7 @@ def trained(kind: str, held: int, seed: int = 0, **options):
 
 
 def test_slope_of_the_held_out_nll_is_zero_at_the_temperature():
-    model, x, y = trained("classes", 30)
+    model, x, y = trained("classification", 30)
     held_x, held_y = x[:30], y[:30]
     assert model.temperature > 1.2  # fitted closely to 30 rows, the network is too sure of itself
     log_t = model.temperature.log().requires_grad_()
@@ -70,7 +71,7 @@ def test_temperature_stays_within_bounds():
 
 def test_variance_scale_is_the_best_of_a_fine_grid():
     for options in ({}, {"variance": "rows"}):
-        model, x, y = trained("targets", 30, **options)
+        model, x, y = trained("regression", 30, **options)
         p = model.plain.predict(x[:30], 1, named_generator(0))
         grid = torch.logspace(-2, 4, 60_001, dtype=DOUBLE)
         square = (y[:30] - p.means[0]).square() / p.variances[0]  # (rows, targets)
@@ -85,12 +86,12 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
 
 
 def test_each_target_has_its_own_scale():
-    model, x, y = trained("targets", 30)
+    model, x, y = trained("regression", 30)
     residual = (y[:30] - model.predict(x[:30], 1, named_generator(0)).mean).square().mean(0)
     assert_close(model.predict(x, 1, named_generator(0)).variance, residual.expand(60, 3), rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["classes", "targets"])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     model, x, y = trained(kind, 0)
     plain = build(Method("map", widths=(20,), precision=0.0), 2, model.task, 0).double()
@@ -103,7 +104,7 @@ def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
 
 
 def test_labels_never_change():
-    model, x, _ = trained("classes", 30)
+    model, x, _ = trained("classification", 30)
     wide = 5 * torch.randn(2000, 2, generator=named_generator(2), dtype=DOUBLE)
     labels = model.plain.predict(wide, 1, named_generator(0)).label
     for t in (0.05, 0.7, 20.0):
@@ -114,13 +115,13 @@ def test_labels_never_change():
 
 
 def test_a_second_fit_starts_from_one():
-    model, x, y = trained("classes", 30)
+    model, x, y = trained("classification", 30)
     model.start(make_dataset(x, y, model.task), named_generator(0))
     assert model.temperature == 1
 
 
 def test_options_are_those_of_the_plain_network():
-    model = build(Method("temperature", noise=0.3), 2, Task("targets", 1))
+    model = build(Method("temperature", noise=0.3), 2, Task("regression", 1))
     assert model.config == model.plain.config and model.config.widths == (50,)
     with pytest.raises(ValueError, match="precision is -1"):
-        build(Method("temperature", precision=-1.0), 2, Task("classes", 2))
+        build(Method("temperature", precision=-1.0), 2, Task("classification", 2))

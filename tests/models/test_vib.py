@@ -9,12 +9,15 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 from torch.nn import functional
 from torch.testing import assert_close
 
+from compound.distributions import log_mean_exp
 from compound.models import Draws, Method, build
 from compound.models.vib import rate
-from compound.train import TrainConfig, fit
-from compound.types import Task, log_mean_exp, make_dataset, named_generator, standard_normal
+from compound.ops.gaussian_noise import standard_normal
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit
+from compound.types import Task, make_dataset
 
-CLASSES, TARGETS = Task("classes", 4), Task("targets", 2)
+CLASSES, TARGETS = Task("classification", 4), Task("regression", 2)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -45,7 +48,7 @@ def outputs(model, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:  # (dr
 
 
 def log_prob(model, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (draws, rows)
-    if model.task.kind == "classes":
+    if model.task.kind == "classification":
         return torch.log_softmax(f, -1).gather(-1, y.expand(f.shape[:-1]).unsqueeze(-1)).squeeze(-1)
     return Normal(f, model.head.variance()[0].sqrt()).log_prob(y).sum(-1)
 
@@ -131,7 +134,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
 
 
 def test_one_target_is_integrated():
-    model, batch = noisy(Task("targets", 1)), batch_of(Task("targets", 1))
+    model, batch = noisy(Task("regression", 1)), batch_of(Task("regression", 1))
     p, q = (model.predict(batch.x, n, named_generator(n)) for n in (1, 50))
     mean, std = model.encode(batch.x)
     variance = std[0] ** 2 @ model.decoder.weight[0] ** 2
@@ -146,7 +149,7 @@ def test_optimum_of_a_linear_problem():
     """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²); both terms are in nats."""
     beta, d, b, sigma, y = 0.4, 1.3, 0.2, 0.7, 1.5
     count = 200_000
-    model = build(Method("vib", widths=(), latent=1, beta=beta, noise=sigma), 1, Task("targets", 1)).double()
+    model = build(Method("vib", widths=(), latent=1, beta=beta, noise=sigma), 1, Task("regression", 1)).double()
     s = math.sqrt(beta / (beta + (d / sigma) ** 2))
     layer = model.encoder.layers[-1]
     with torch.no_grad():
@@ -169,7 +172,7 @@ def test_cheaper_bits_let_more_through():
     x = functional.one_hot(y, 3).float() + 0.4 * torch.randn(200, 3, generator=g)
     rates = []
     for beta in (0.3, 0.03, 0.003):
-        model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classes", 3))
+        model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classification", 3))
         fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch_size=200), 0)
         rates.append(rate(*model.encode(x)).mean().item())
     assert rates[0] < 0.8 * rates[1] < 0.64 * rates[2]

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 from variational import CLASSES, ONE, TWO, N, divergence, elbo, exact_posterior, law, maximise, model_of, numbers, orthogonal, outputs
 
 from compound.models import Method, build
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.types import Task, make_dataset
 
 MANY = 400_000
 
@@ -62,7 +63,7 @@ def test_moments_are_those_of_drawn_matrices():
 
 @pytest.mark.parametrize("outputs", [2, 20])  # few columns go their own way
 def test_draws_of_training_are_mean_plus_deviation_times_noise(outputs):
-    (layer,) = model_of(Method("vmg", widths=(), prior=0.5), 3, Task("targets", outputs)).layers
+    (layer,) = model_of(Method("vmg", widths=(), prior=0.5), 3, Task("regression", outputs)).layers
     variational.check_draws_of_training(layer)
 
 

@@ -7,20 +7,21 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.far import BUDGET, SCALES, DistanceAware, choose_ramp, fit_distance
+from compound.models.distance_aware import BUDGET, SCALES, DistanceAware, choose_ramp, fit_distance
 from compound.models.files import load_model, save_model
-from compound.nn import DistanceAwareNoise
-from compound.train import TrainConfig, fit, holdout_weights
-from compound.types import Task, make_dataset, named_generator
+from compound.ood.noise import DistanceAwareNoise
+from compound.random import named_generator
+from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.types import Task, make_dataset
 
-CLASSES, TARGETS = Task("classes", 3), Task("targets", 2)
+CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 SHORT = TrainConfig(steps=300, batch_size=50, lr=1e-2)
 
 
 def learnt(name: str, task: Task, far: float):
     g = named_generator(0)
     x = torch.randn(300, 4, generator=g)
-    y = x[:, :3].argmax(1) if task.kind == "classes" else x[:, :2].sin() + 0.1 * torch.randn(300, 2, generator=g)
+    y = x[:, :3].argmax(1) if task.kind == "classification" else x[:, :2].sin() + 0.1 * torch.randn(300, 2, generator=g)
     model = build(Method(name, widths=(20,), far=far), 4, task)
     data = make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0))
     fit(model, data, SHORT)
@@ -89,7 +90,7 @@ def test_the_luck_of_one_row_in_few_is_no_gain():
         return (torch.full((45,), -10.0).index_fill(0, torch.tensor(7), 600.0) * loudness).unsqueeze(0)
 
     choose_ramp(far, task, distance, scores)
-    level, loudest = float(far.ramp[3]), max(SCALES["targets"].levels)
+    level, loudest = float(far.ramp[3]), max(SCALES["regression"].levels)
     assert scores(torch.full((45,), loudest)).mean() > 0 and level < loudest
     cost = -scores(torch.full((45,), level)).squeeze()
     assert cost.mean() + cost.std() / math.sqrt(45) <= BUDGET
@@ -115,13 +116,13 @@ def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):
     x = 40 * data.x[:50]
     p, q = model.predict(x, 100, named_generator(1)), plain.predict(x, 100, named_generator(1))
     assert (p.aleatoric <= 1e-5 * p.total).all()  # nothing that far away is known to be noise
-    if model.task.kind == "classes":
+    if model.task.kind == "classification":
         assert (p.entropy() > 0.95 * math.log(3)).all() and p.probs.amax() < 0.45
         assert torch.equal(p.label, q.label)
     else:
         spread = data.y[(data.weight > 0).any(0)].std(0, correction=0)
         assert_close(p.variance - q.variance, (3 * spread).square().expand(50, 2), rtol=1e-3, atol=1e-3 * float(q.variance.max()))
-    assert_close(p.total, p.entropy() if model.task.kind == "classes" else p.variance, rtol=1e-5, atol=1e-6)
+    assert_close(p.total, p.entropy() if model.task.kind == "classification" else p.variance, rtol=1e-5, atol=1e-6)
 
 
 def test_is_kept_with_the_model(pair, tmp_path):

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compound.bench.memory import keep_memory
+from compound.experiments.memory import keep_memory
+from compound.io.persist import write_atomic
 from compound.models import Draws, Method, Model, build
-from compound.nn import DistanceAwareNoise
-from compound.persist import write_atomic
-from compound.train import TrainConfig
-from compound.types import Task, make_dataset, named_generator
+from compound.ood.noise import DistanceAwareNoise
+from compound.random import named_generator
+from compound.train.loop import TrainConfig
+from compound.types import Task, make_dataset
 
 FEATURES, CLASSES, ROWS = 784, 10, 200
 RATE = 1e-12  # a network that learnt its 200 rows by heart would be slow: gradients next to 0 have denormal squares
-TASK = Task("classes", CLASSES)
+TASK = Task("classification", CLASSES)
 TRAINING = {  # a training step against the plain network's
     "mc-dropout": 1.3,
     "vmg": 2.5,

@@ -15,15 +15,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Generator, Tensor
 
-from compound.data.encoder import Encoder, all_numbers, refuse_times
-from compound.data.tabular import as_frame
 from compound.estimators import memory
-from compound.estimators.ood import OODDetector
+from compound.estimators.encoder import Encoder, all_numbers, as_frame, refuse_times
 from compound.estimators.prediction import BLOCK, blocks, first, padded, sound
 from compound.models import Method, Model
+from compound.ood.detector import OODDetector
 from compound.predictive import Predictive
-from compound.train import FitProgress, History, TrainConfig, default_train_config, fit, progress_bar
-from compound.types import Task, make_dataset, named_generator
+from compound.random import named_generator
+from compound.train.loop import FitProgress, History, TrainConfig, default_train_config, fit, progress_bar
+from compound.types import Task, make_dataset
 
 Array = NDArray[Any]
 SMALL = 100  # rows below which fewer steps will do
@@ -130,7 +130,7 @@ class Estimator(BaseEstimator, ABC):
             table, target, weights = table[kept], target[kept], weights[kept]
 
         task, truth = self._learn_y(target)
-        method = method.with_limits() if task.kind == "targets" else method
+        method = method.with_limits() if task.kind == "regression" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
         memory.check(method, len(truth), table.shape[1], task, settings.batch_size, members)  # at least: encoding makes columns more

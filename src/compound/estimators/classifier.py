@@ -16,8 +16,9 @@ from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import ROWS, ConformalSets, TemperatureScaler, aps_score
 from compound.estimators.prediction import answers, to_float64
 from compound.predictive import CategoricalPredictive, Predictive
-from compound.train import held_out_count, last_of_class, stratified_sample
-from compound.types import Task, derive_seed, named_generator
+from compound.random import derive_seed, named_generator
+from compound.train.loop import held_out_count, last_of_class, stratified_sample
+from compound.types import Task
 
 
 class CompoundClassifier(ClassifierMixin, Estimator):
@@ -88,7 +89,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
             raise ValueError(f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False")
         self.classes_ = classes
-        return Task("classes", len(classes)), torch.from_numpy(labels.astype(np.int64))
+        return Task("classification", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
     def _drawn(self, y: Tensor) -> Tensor:  # (rows,) True = to be held out
         return stratified_sample(y, held_out_count(len(y), self.validation_fraction), derive_seed(self.seed_, "hold out"))

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from compound.compat import make_fx, untraced
-from compound.data.encoder import LIMIT
+from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
 from compound.estimators.prediction import BLOCK, DRAWS
+from compound.io.persist import write_atomic
 from compound.models import Draws, Model
-from compound.persist import write_atomic
 from compound.predictive import GaussianPredictive
-from compound.types import named_generator
+from compound.random import named_generator
 
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
@@ -73,7 +73,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
     _check_rows(rows, estimator.model_)
     encoder, model = estimator.encoder_, copy.deepcopy(estimator.model_).requires_grad_(False)
     shift, scale = torch.from_numpy(encoder.shift), torch.from_numpy(encoder.scale)
-    targets = model.task.kind == "targets"
+    targets = model.task.kind == "regression"
 
     def program(x: Tensor) -> tuple[Tensor, ...]:
         standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()

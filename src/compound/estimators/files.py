@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from compound import persist
-from compound.data.encoder import Encoder
 from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
-from compound.estimators.ood import OODDetector
+from compound.estimators.encoder import Encoder
+from compound.io import persist
+from compound.io.persist import Spec
+from compound.io.schema import Rule, anything, boolean, either, integer, many, mapping, nothing, number, object_of, one_of, real, text, told
 from compound.models import Method
 from compound.models.files import EXTRA, check_finite, check_options, compare_module, describe, rebuild, shaped, size, specs, without_memory
 from compound.models.files import check as check_model
 from compound.models.sound import probe
-from compound.nn import DistanceAwareNoise
-from compound.persist import Spec
-from compound.schema import Rule, anything, boolean, either, integer, many, mapping, nothing, number, object_of, one_of, real, text, told
-from compound.train import History
+from compound.ood.detector import OODDetector
+from compound.ood.noise import DistanceAwareNoise
+from compound.train.loop import History
 
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
@@ -37,7 +37,7 @@ CALIBRATION = (
     "scores",
     "weights",
 )  # tensors of their own: (rows, targets), or (rows,) for classes
-TASKS = {"CompoundRegressor": "targets", "CompoundClassifier": "classes"}
+TASKS = {"CompoundRegressor": "regression", "CompoundClassifier": "classification"}
 
 FLAG = either(boolean, integer(0, 100))  # scikit-learn takes numbers for truth values
 PARAMETERS = object_of(
@@ -144,7 +144,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     """Refuse words of other types or ranges, and words and tensors that do not go together."""
     WORDS.check(words, "it")
     kind, model = TASKS[words["estimator"]], words["model"]
-    (TARGETS if kind == "targets" else CLASSES).check(words, "it")
+    (TARGETS if kind == "regression" else CLASSES).check(words, "it")
     check_model(model, _under(found, "model."))
     method = words["parameters"]["method"]  # of the next fit, where it was changed since
     check_options(method["name"], method["options"])
@@ -168,7 +168,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     compare_module(far, _under(found, "far."))
     for name in CALIBRATION:
         spec = found.get(name)
-        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != ((outputs,) if kind == "targets" else ()):
+        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != ((outputs,) if kind == "regression" else ()):
             raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
     if found["scores"].shape != found["weights"].shape:
         raise ValueError(f"there are {found['scores'].shape} scores and {found['weights'].shape} weights")

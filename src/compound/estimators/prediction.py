@@ -15,10 +15,10 @@ from torch import Tensor
 from compound.models import Model
 from compound.models.sound import flaw
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import named_generator
+from compound.random import named_generator
 
 BLOCK = 128  # rows answered together
-DRAWS = {"targets": 200, "classes": 100}
+DRAWS = {"regression": 200, "classification": 100}
 
 P = TypeVar("P", bound=Predictive)
 

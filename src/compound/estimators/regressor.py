@@ -16,8 +16,9 @@ from compound.estimators.calibration import ROWS, ConformalIntervals, quantile, 
 from compound.estimators.prediction import answers, to_float64
 from compound.models import Model
 from compound.predictive import GaussianPredictive, Predictive
-from compound.train import holdout_weights
-from compound.types import Task, derive_seed, named_generator
+from compound.random import derive_seed, named_generator
+from compound.train.loop import holdout_weights
+from compound.types import Task
 
 MANY = 5000  # rows from which on members hold out some rows together
 LARGEST = 1e140  # extent of y: variances are in squared units, and a doubtful row's are many times those of y
@@ -122,7 +123,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
             raise ValueError(f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant")
         constant = scale <= 1e-12 * np.abs(shift)
         self.shift_, self.scale_, self.y_is_1d_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
-        return Task("targets", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
+        return Task("regression", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         return held_out(len(y), members, self.validation_fraction, derive_seed(self.seed_, "hold out"))

@@ -40,7 +40,7 @@ class RowScores:
 
 
 def is_targets(estimator: Estimator) -> bool:
-    return estimator.model_.task.kind == "targets"
+    return estimator.model_.task.kind == "regression"
 
 
 def encoded(estimator: Estimator, table: pd.DataFrame) -> Tensor:  # (rows, width)

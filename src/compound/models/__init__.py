@@ -12,8 +12,8 @@ from compound.models.bnn_lv import BNNLV as BNNLV
 from compound.models.cdn import MLCDN as MLCDN
 from compound.models.cdn import VBCDN as VBCDN
 from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
+from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
-from compound.models.far import DistanceAware as DistanceAware
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout

@@ -11,7 +11,8 @@ from torch import Generator, Tensor, nn
 from compound.models.adam import Adam
 from compound.precision import full_precision
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, check_inputs
+from compound.random import Generators
+from compound.types import Batch, Task, check_inputs
 
 C = TypeVar("C")
 MEMORY = 256 * 2**20  # bytes of live arrays while predicting
@@ -145,4 +146,4 @@ def with_defaults(config: C, defaults: dict[str, Any]) -> C:
 
 
 # The network every method starts from where `widths` is None: the paper's for classes, that of the UCI tables for targets.
-WIDTHS = {"classes": (100,), "targets": (50,)}
+WIDTHS = {"classification": (100,), "regression": (50,)}

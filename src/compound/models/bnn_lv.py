@@ -21,13 +21,16 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from compound.distributions import log_mean_exp
 from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import HomoscedasticGaussian, head
 from compound.nn.networks import clamp_inputs, clipped_relu
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, log_mean_exp, named_generator, only_generator, standard_normal
+from compound.random import Generators, named_generator, only_generator
+from compound.types import Batch, Task
 
-SAMPLES = {"classes": 10, "targets": 25}
+SAMPLES = {"classification": 10, "regression": 25}
 
 
 @dataclass(frozen=True)

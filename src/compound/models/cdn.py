@@ -16,14 +16,18 @@ from typing import Any, Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from compound.distributions import log_mean_exp
 from compound.models.base import Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.far import calibration_rows, choose_ramp, fit_distance
+from compound.models.distance_aware import calibration_rows, choose_ramp, fit_distance
 from compound.models.likelihoods import Likelihood, likelihood
-from compound.nn import CompoundConfig, CompoundLinear, DistanceAwareNoise, Gaussian
-from compound.nn.hidden_samples import sample_hidden
+from compound.nn import CompoundConfig, CompoundLinear, Gaussian
 from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
+from compound.ood.noise import DistanceAwareNoise
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.hidden_samples import sample_hidden
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, log_mean_exp, member_seed, named_generator, standard_normal
+from compound.random import Generators, member_seed, named_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class _CDN(Model):
         inputs, task, bayes, starts = self.inputs, self.task, self.bayes, config.log_col
         widths = (inputs, *config.widths, task.size)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
-        form = CompoundConfig(config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classes")
+        form = CompoundConfig(
+            config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classification"
+        )
         self.stack = nn.ModuleList(
             CompoundLinear(a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,))
             for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
@@ -243,11 +249,19 @@ class VBCDN(_CDN):
 
 # What None stands for. Targets: one recipe that held on all nine UCI sets. Log-variances start low, close to a plain network.
 _COMMON: dict[str, dict[str, Any]] = {
-    "classes": {"widths": (100,), "hyper": (50,), "samples": 1, "last_layer": "sample", "members": 5, "log_col": (-6.0,), "lam": 5e-6},
-    "targets": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
+    "classification": {
+        "widths": (100,),
+        "hyper": (50,),
+        "samples": 1,
+        "last_layer": "sample",
+        "members": 5,
+        "log_col": (-6.0,),
+        "lam": 5e-6,
+    },
+    "regression": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
 }
-_COMMON["targets"]["lam"] = (3e-3, 1e-6)
-_BAYES: dict[str, dict[str, Any]] = {"classes": {"hyper": (100,), "log_col": (-5.0,), "members": 2}, "targets": {"members": 1}}
+_COMMON["regression"]["lam"] = (3e-3, 1e-6)
+_BAYES: dict[str, dict[str, Any]] = {"classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2}, "regression": {"members": 1}}
 
 
 def _check(config: Any) -> None:

@@ -21,7 +21,8 @@ from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighte
 from compound.models.heads import head
 from compound.nn.networks import Network, clamp_inputs, l2_penalty
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, member_seed, named_generator
+from compound.random import Generators, member_seed, named_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)

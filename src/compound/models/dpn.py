@@ -36,7 +36,8 @@ from compound.models.normal_wishart import NODES, NormalWishart, student_nodes
 from compound.nn.networks import LIMIT, Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
-from compound.types import Batch, Generators, Task, named_generator
+from compound.random import Generators, named_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ class DPN(Model):
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
         self.inputs, self.task = inputs, task
-        config = with_defaults(config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classes" else "reverse"})
-        strength = 100.0 if task.kind == "classes" and config.divergence == "reverse" else 1000.0
+        config = with_defaults(
+            config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classification" else "reverse"}
+        )
+        strength = 100.0 if task.kind == "classification" and config.divergence == "reverse" else 1000.0
         self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
-        self.head: _Head = _Dirichlet(task.size, self.config) if task.kind == "classes" else _NormalWishart(task.size, self.config)
+        self.head: _Head = _Dirichlet(task.size, self.config) if task.kind == "classification" else _NormalWishart(task.size, self.config)
         self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
 
     def start(self, data: Batch, generator: Generator) -> None:
@@ -249,7 +252,7 @@ def _outside(batch: Batch) -> Tensor:
 
 
 def _check(config: Any, task: Task) -> None:
-    allowed = ("forward", "reverse") if task.kind == "classes" else ("reverse",)
+    allowed = ("forward", "reverse") if task.kind == "classification" else ("reverse",)
     if config.divergence not in allowed:
         raise ValueError(f"divergence is {config.divergence!r}: for {task.kind} use {' or '.join(map(repr, allowed))}")
     for name in ("concentration", "kappa"):

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compound import persist
+from compound.io import persist
+from compound.io.persist import Spec
+from compound.io.schema import anything, boolean, either, integer, many, mapping, nothing, object_of, one_of, real, text, told
 from compound.models.base import Model
-from compound.models.far import DistanceAware
+from compound.models.distance_aware import DistanceAware
 from compound.models.sound import trial as trial
-from compound.nn import DistanceAwareNoise
-from compound.persist import Spec
-from compound.schema import anything, boolean, either, integer, many, mapping, nothing, object_of, one_of, real, text, told
+from compound.ood.noise import DistanceAwareNoise
 from compound.types import Task
 
 SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
 FEW = either(nothing, integer(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
 COUNTS = object_of({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
 OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not depend on the method
-TASK = object_of({"kind": one_of("classes", "targets"), "size": SIZES})
+TASK = object_of({"kind": one_of("classification", "regression"), "size": SIZES})
 DESCRIPTION = object_of(
     {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything}
 )

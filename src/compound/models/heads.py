@@ -45,7 +45,7 @@ def head(task: Task, members: int = 1, noise: float = 0.0, variance: str = "one"
         raise ValueError(f"noise is {noise}: give a standard deviation of at least 1e-6, or 0 to learn it")
     if variance not in ("one", "rows"):
         raise ValueError(f"variance is {variance!r}: use 'one' or 'rows'")
-    if task.kind == "classes":
+    if task.kind == "classification":
         return Softmax(task.size)
     return HomoscedasticGaussian(task.size, members, noise) if variance == "one" else HeteroscedasticGaussian(task.size)
 

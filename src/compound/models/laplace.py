@@ -26,8 +26,10 @@ from compound.models.heads import HomoscedasticGaussian
 from compound.models.map import MAP, MAPConfig
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
 from compound.nn.networks import Linear, clamp_inputs, clipped_relu
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Generators, Task, standard_normal
+from compound.random import Generators
+from compound.types import Batch, Task
 
 DELTAS = (1e-4, 1e6)  # bounds of a tuned δ: a layer without curvature, or without weights, has no optimum
 FACTORS = (1e-4, 1e4)  # bounds of τ
@@ -208,7 +210,7 @@ class Laplace(Model):
         if self.config.predictive == "closed":
             f, spread = self.gaussian(x)
             return self._closed(f, spread.diagonal(dim1=1, dim2=2).to(f.dtype))
-        f, spread = self.gaussian(x, centred=self.task.kind == "classes")
+        f, spread = self.gaussian(x, centred=self.task.kind == "classification")
         ridge = 1e-12 * spread.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
         eye = torch.eye(f.shape[-1], dtype=spread.dtype, device=f.device)
         root = torch.linalg.cholesky(spread + ridge[:, None, None] * eye).to(f.dtype)

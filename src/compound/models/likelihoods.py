@@ -14,12 +14,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from compound.distributions import gaussian_log_prob
+from compound.distributions import gaussian_log_prob, log_mean_exp
 from compound.models.limits import Limits
 from compound.nn import Gaussian
-from compound.nn.softmax import expected_entropy, expected_softmax
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.softmax import expected_entropy, expected_softmax
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import Generators, Task, log_mean_exp, standard_normal
+from compound.random import Generators
+from compound.types import Task
 
 
 class Densities(NamedTuple):
@@ -70,7 +72,7 @@ def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise
     """The likelihood of a task."""
     if last_layer not in ("integrate", "sample"):
         raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
-    if task.kind == "targets":
+    if task.kind == "regression":
         return GaussianLikelihood(task.size, members, noise, last_layer, far)  # type: ignore[arg-type]
     return CategoricalLikelihood(task.size, last_layer, last_draws)  # type: ignore[arg-type]
 

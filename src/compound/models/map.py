@@ -16,7 +16,8 @@ from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_de
 from compound.models.heads import head
 from compound.nn.networks import Network, l2_penalty
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, named_generator
+from compound.random import Generators, named_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_de
 from compound.models.heads import head
 from compound.nn.networks import Linear, Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, named_generator, only_generator
+from compound.random import Generators, named_generator, only_generator
+from compound.types import Batch, Task
 
 TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
 

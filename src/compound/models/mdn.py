@@ -20,7 +20,8 @@ from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighte
 from compound.models.likelihoods import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.types import Batch, Generators, Task, named_generator
+from compound.random import Generators, named_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class MDN(Model):
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        each = task.size if task.kind == "classes" else 2 * task.size  # logits, or means and ρ
+        each = task.size if task.kind == "classification" else 2 * task.size  # logits, or means and ρ
         self.outputs = config.components * (1 + each)
         self.network = Network((inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")])
-        if task.kind == "targets":
+        if task.kind == "regression":
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
     @torch.no_grad()
     def start(self, data: Batch, generator: Generator) -> None:
         """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
-        if self.task.kind == "classes":
+        if self.task.kind == "classification":
             return  # random weights tell the components apart
         y, count = data.y[train_mask(data)], self.config.components
         spread = y.std(0, correction=0)  # (targets,)
@@ -80,7 +81,7 @@ class MDN(Model):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
         log_weights, rest = self.components(f)
-        if self.task.kind == "targets":
+        if self.task.kind == "regression":
             return mixture_log_prob(y, *self.gaussians(rest), log_weights)
         picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
         return weighted_log_sum(picked, log_weights).squeeze(-1)
@@ -91,7 +92,7 @@ class MDN(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         log_weights, rest = self.components(self.network(x)[0])
-        if self.task.kind == "targets":
+        if self.task.kind == "regression":
             means, variances = self.gaussians(rest)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
             between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)

@@ -20,8 +20,10 @@ from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_de
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
+from compound.random import Generators, named_generator, only_generator
+from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)

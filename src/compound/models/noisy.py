@@ -24,8 +24,10 @@ from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
 from compound.nn.matrix_gaussian import append_ones
 from compound.nn.networks import LIMIT, Network, clamp_inputs, clipped_relu
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
-from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
+from compound.random import Generators, named_generator, only_generator
+from compound.types import Batch, Task
 
 WARM = (0, 10, 20, 50, 100)  # steps with a posterior of their own: early statistics change fast
 
@@ -57,7 +59,7 @@ class Noisy(Model):
 
     def __init__(self, inputs: int, task: Task, config: NoisyConfig, seed: int = 0):
         super().__init__()
-        few = task.kind == "classes"
+        few = task.kind == "classification"
         defaults = {"widths": WIDTHS[task.kind], "prior_variance": 0.1 if few else 1.0, "samples": 1 if few else 10}
         config = with_defaults(config, defaults)
         _check(config)

@@ -6,7 +6,7 @@ from torch import Tensor
 from compound.models.base import Model
 from compound.nn.networks import LIMIT
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from compound.types import named_generator
+from compound.random import named_generator
 
 SLACK = 1e-3  # of a sum of probabilities: that of a thousand classes in float32 is off by 1e-4
 

@@ -18,7 +18,8 @@ from torch import Generator, Tensor
 from compound.models.base import Draws, Loss, Model
 from compound.models.map import MAP, MAPConfig
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Generators, Task
+from compound.random import Generators
+from compound.types import Batch, Task
 
 LOW, HIGH = 0.05, 20.0  # of T for classes: few held-out rows, all of them right, would ask for 0
 LEAST = 1e-6  # of T for targets: a variance stays a variance
@@ -43,7 +44,7 @@ class Temperature(Model):
         super().__init__()
         self.plain = MAP(inputs, task, config, seed)
         self.inputs, self.task, self.config = inputs, task, self.plain.config
-        self.register_buffer("temperature", torch.ones(() if task.kind == "classes" else (task.size,), dtype=torch.float32))
+        self.register_buffer("temperature", torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32))
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)
@@ -64,7 +65,7 @@ class Temperature(Model):
             return
         f = torch.cat([self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]).double()  # (rows, outputs)
         y = data.y[held]
-        if self.task.kind == "classes":
+        if self.task.kind == "classification":
             self.temperature.fill_(best_temperature(f, y))
         else:
             p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
@@ -72,7 +73,7 @@ class Temperature(Model):
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         f = self.plain.network(x)[:, None, None]
-        if self.task.kind == "classes":
+        if self.task.kind == "classification":
             return self.plain.head.predictive(f / self.temperature)
         p = cast(GaussianPredictive, self.plain.head.predictive(f))
         return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)

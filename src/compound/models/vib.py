@@ -21,10 +21,12 @@ from torch.nn import functional
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import HomoscedasticGaussian, head
 from compound.nn.networks import Linear, Network
+from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
-from compound.types import Batch, Generators, Task, named_generator, only_generator, standard_normal
+from compound.random import Generators, named_generator, only_generator
+from compound.types import Batch, Task
 
-LATENT = {"classes": 100, "targets": 10}
+LATENT = {"classification": 100, "regression": 10}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from compound.nn.compound import CompoundConfig as CompoundConfig
 from compound.nn.compound import CompoundLinear as CompoundLinear
 from compound.nn.compound import HyperNetwork as HyperNetwork
-from compound.nn.far import DistanceAwareNoise as DistanceAwareNoise
 from compound.nn.matrix_gaussian import Affine as Affine
 from compound.nn.matrix_gaussian import MatrixGaussianLinear as MatrixGaussianLinear
-from compound.nn.moments import Gaussian as Gaussian
+from compound.ops.moments import Gaussian as Gaussian

@@ -16,12 +16,13 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.kernels.basic import can_use_kernel
-from compound.nn.fused import ACTIVATIONS, compound_layer
 from compound.nn.matrix_gaussian import Affine, MatrixGaussianLinear, append_ones, correlated_noise
-from compound.nn.moments import Gaussian, Options, forward, matmul, moments
+from compound.ops.fused import ACTIVATIONS, compound_layer
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.jit import can_use_kernel
+from compound.ops.moments import Gaussian, Options, forward, matmul, moments
 from compound.precision import full_precision
-from compound.types import Generators, standard_normal
+from compound.random import Generators
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.compat import tanh_backward
-from compound.kernels import flows as loops
-from compound.kernels.basic import can_use_kernel, launch
-from compound.types import standard_normal
+from compound.ops import flow_loops as loops
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.jit import can_use_kernel, launch
 
 Kept = tuple[Tensor, ...]
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.kernels import layers
-from compound.kernels.basic import can_use_kernel, launch
-from compound.nn.moments import matmul
+from compound.ops import layer_loops as layers
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.jit import can_use_kernel, launch
+from compound.ops.moments import matmul
 from compound.precision import by_hand, full_precision
-from compound.types import Generators, standard_normal
+from compound.random import Generators
 
 FEW = 16  # columns
 

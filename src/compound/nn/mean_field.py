@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from compound.kernels import layers
-from compound.kernels.basic import can_use_kernel, launch
 from compound.nn.matrix_gaussian import affine, grad_weight, total
+from compound.ops import layer_loops as layers
+from compound.ops.jit import can_use_kernel, launch
 from compound.precision import by_hand, full_precision
 
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.kernels import multiplicative as loops
-from compound.kernels.basic import can_use_kernel, launch
-from compound.nn.auxiliary_posterior import AuxiliaryPosterior, Back, auxiliary_posterior, auxiliary_posterior_backward
 from compound.nn.flows import flow, start
 from compound.nn.mean_field import integrated_variance
+from compound.ops import multiplicative_loops as loops
+from compound.ops.auxiliary_posterior import AuxiliaryPosterior, Back, auxiliary_posterior, auxiliary_posterior_backward
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.jit import can_use_kernel, launch
 from compound.precision import by_hand, full_precision
-from compound.types import standard_normal
 
 
 class Noise(NamedTuple):

@@ -9,10 +9,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.compat import foreach_mul, foreach_norm
-from compound.kernels.basic import can_use_kernel, largest, launch
-from compound.nn.moments import matmul
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.jit import can_use_kernel, largest, launch
+from compound.ops.moments import matmul
 from compound.precision import full_precision
-from compound.types import standard_normal
 
 LIMIT = 1e4  # inputs and hidden units saturate here, four orders beyond standard units: no product overflows
 

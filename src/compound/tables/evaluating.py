@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.data.tabular import listed
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame, uncertainty_frame
-from compound.persist import write_atomic
-from compound.tables.judging import LEVELS, NOMINAL, Number, Slice, curve, numbers, ood_metrics, slices
+from compound.io.persist import write_atomic
+from compound.random import named_generator
 from compound.tables.pages import evaluate_page, slice_columns
 from compound.tables.reading import asked_table, encode_target, labelled_table, load_estimator, required_columns
-from compound.types import named_generator
+from compound.tables.scores import LEVELS, NOMINAL, Number, Slice, curve, numbers, ood_metrics, slices
+from compound.tables.tabular import listed
 
 WORST = 10  # slices shown when none were asked for
 
@@ -71,7 +71,7 @@ def evaluate(
             raise ValueError(f"--slice is {column!r}: the model reads {listed(known)}")
     labelled = labelled_table(table, estimator, name)
     y, other = encode_target(labelled, estimator), None if ood is None else asked_table(ood, estimator)
-    targets = estimator.model_.task.kind == "targets"
+    targets = estimator.model_.task.kind == "regression"
     judged = score_frame(estimator, labelled.x, y, LEVELS, watch)
     found = numbers(judged, targets, named_generator(seed, "bootstrap"))
     strangers = (

@@ -25,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from compound.data.encoder import Category, Encoder
-from compound.data.encoder import Number as NumberColumn
 from compound.estimators.base import Estimator
+from compound.estimators.encoder import Category, Encoder
+from compound.estimators.encoder import Number as NumberColumn
 from compound.estimators.row_predictions import encoded, epistemic, predict_frame
-from compound.nn import DistanceAwareNoise
+from compound.ood.noise import DistanceAwareNoise
+from compound.random import named_generator
 from compound.tables.reading import asked_table, load_estimator
-from compound.types import named_generator
 
 Array = NDArray[Any]
 STEPS = 32  # from the prototype to the row, each walked in both orders of the columns

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from compound.estimators.row_predictions import RowScores
-from compound.tables.judging import Point, wilson
+from compound.tables.scores import Point, wilson
 
 GOOD, BAD, PALE = "#0b3c8c", "#c1272d", "#9db4d6"
 SHOWN = 60  # rows of an interval plot

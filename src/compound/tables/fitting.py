@@ -11,16 +11,16 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from compound import persist
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
+from compound.io import persist
+from compound.io.paths import check_folder
 from compound.models import Method
-from compound.outputs import check_folder
-from compound.tables.judging import LEVELS, Number, numbers
+from compound.random import derive_seed, named_generator
 from compound.tables.reading import Kind, Labelled, encode_target, task_of, training_table
-from compound.train import held_out_count, last_of_class, stratified_sample
-from compound.types import derive_seed, named_generator
+from compound.tables.scores import LEVELS, Number, numbers
+from compound.train.loop import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ class Fitted:
 
     @property
     def targets(self) -> bool:
-        return self.estimator.model_.task.kind == "targets"
+        return self.estimator.model_.task.kind == "regression"
 
 
 def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) -> Fitted:
@@ -66,7 +66,7 @@ def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) ->
     method = Method(wish.method or str(CompoundRegressor().method), **dict(wish.options))
     table = training_table(path, wish.target, wish.drop)
     task = task_of(path, table.y, wish.task)
-    test = _test_rows(table, task == "classes", wish)
+    test = _test_rows(table, task == "classification", wish)
     estimator = _estimator(task, method, wish)
     begin = time.monotonic()
     train = ~test
@@ -76,7 +76,7 @@ def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) ->
     held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
     y = encode_target(held, estimator)
     judged = score_frame(estimator, held.x, y, LEVELS, watch)
-    found = numbers(judged, task == "targets", named_generator(wish.seed, "bootstrap"))
+    found = numbers(judged, task == "regression", named_generator(wish.seed, "bootstrap"))
     return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
 
 
@@ -98,7 +98,7 @@ def save(fitted: Fitted, out: Path, page: str) -> None:
 
 
 def _estimator(task: str, method: str | Method, wish: FitRequest) -> Estimator:
-    kind = CompoundRegressor if task == "targets" else CompoundClassifier
+    kind = CompoundRegressor if task == "regression" else CompoundClassifier
     common: dict[str, Any] = {"false_alarms": wish.false_alarms, "random_state": wish.seed, "verbose": wish.verbose}
     return kind(method, max_epochs=wish.epochs, **common)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from compound.bench.report import Cell, Page
 from compound.estimators.base import Array
 from compound.estimators.row_predictions import RowScores, predict_frame
+from compound.report.page import Cell, Page
 from compound.tables import figures
 from compound.tables.fitting import Fitted
-from compound.tables.judging import NOMINAL, Number, Slice, curve
+from compound.tables.scores import NOMINAL, Number, Slice, curve
 
 ROWS = 10  # most uncertain, strangest
 COLUMNS = 8  # of a row that is shown

@@ -9,13 +9,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api import types as kinds
 
-from compound.data.encoder import is_words
-from compound.data.tabular import Piece, column_names, file_location, listed, no_column, read_chunks, read_table
 from compound.estimators import memory
 from compound.estimators.base import Estimator
+from compound.estimators.encoder import is_words
 from compound.estimators.files import load
+from compound.tables.tabular import Piece, column_names, file_location, listed, no_column, read_chunks, read_table
 
-Kind = Literal["auto", "targets", "classes"]
+Kind = Literal["auto", "regression", "classification"]
 WIDEST = 10_000  # columns: whitening as many takes 4 GB and ten minutes
 FEW = 10  # whole numbers with no more distinct values than this are taken for classes
 
@@ -32,7 +32,7 @@ def load_estimator(path: Path) -> Estimator:
     """A saved estimator that answers with one number or class per row."""
     estimator: Estimator = load(path)
     size = estimator.model_.task.size
-    if estimator.model_.task.kind == "targets" and size > 1:
+    if estimator.model_.task.kind == "regression" and size > 1:
         raise ValueError(f"{path} predicts {size} targets at once: the command works with one, use compound.load in Python")
     return estimator
 
@@ -63,36 +63,36 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
     return Labelled(path, finite(path, table).drop(columns=target), y)
 
 
-def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["targets", "classes"]:
+def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["regression", "classification"]:
     """Words, truth values and whole numbers with few values, some of them alike, are classes; other numbers are targets."""
     words = is_words(y) or kinds.is_bool_dtype(y)
-    if wish == "targets":
+    if wish == "regression":
         if words:
             raise ValueError(
-                f"{path}, {file_location(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: targets are numbers, use --task classes"
+                f"{path}, {file_location(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: targets are numbers, use --task classification"
             )
-        return "targets"
+        return "regression"
     whole = words or bool((y == y.round()).all())
     distinct = y.nunique()
     if wish == "auto" and not (words or (whole and distinct <= FEW and distinct < len(y))):
-        return "targets"
+        return "regression"
     if not whole:
         odd = int(np.flatnonzero(y != y.round())[0])
         where = f"{path}, {file_location(path, odd)}, column {y.name!r}"
-        raise ValueError(f"{where} holds {y.iloc[odd]}: classes are words or whole numbers, use --task targets")
+        raise ValueError(f"{where} holds {y.iloc[odd]}: classes are words or whole numbers, use --task regression")
     if distinct == 1:
         raise ValueError(
             f"{path}, column {y.name!r} holds one class only, {y.iloc[0]}: there is nothing to tell apart, choose another --target"
         )
     if distinct == len(y):
         raise ValueError(f"{path}, column {y.name!r} holds {distinct:,} classes in {len(y):,} rows, no two alike: choose another --target")
-    return "classes"
+    return "classification"
 
 
 def encode_target(labelled: Labelled, estimator: Estimator) -> NDArray[Any]:  # (rows,)
     """y as numbers, or as places in the model's classes."""
     path, y = labelled.path, labelled.y
-    if estimator.model_.task.kind == "targets":
+    if estimator.model_.task.kind == "regression":
         return y.to_numpy(np.float64)
     known = {label: i for i, label in enumerate(estimator.classes_.tolist())}  # type: ignore[attr-defined]
     values = y.tolist()
@@ -163,7 +163,7 @@ def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
 
 
 def _target_type(estimator: Estimator) -> str:
-    if estimator.model_.task.kind == "targets":
+    if estimator.model_.task.kind == "regression":
         return "number"
     kind = estimator.classes_.dtype.kind  # type: ignore[attr-defined]
     return {"b": "boolean", "i": "number", "u": "number", "f": "number"}.get(kind, "text")

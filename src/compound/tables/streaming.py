@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from compound.data.tabular import column_names
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import predict_frame
-from compound.outputs import check_writable, temporary
+from compound.io.paths import check_writable, temporary
 from compound.tables.reading import chunks
+from compound.tables.tabular import column_names
 from compound.tables.writing import Writer
 
 KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from compound.data.columns import exactly, flat, is_simple, is_time
-from compound.data.tabular import exact_types
+from compound.tables.columns import exactly, flat, is_simple, is_time
+from compound.tables.tabular import exact_types
 
 
 class Writer:

@@ -1,0 +1,1 @@
+"""Files: checked when read, complete or absent when written."""

