@@ -87,7 +87,12 @@ class Targets:
 
         def draw(count: int) -> Rows:
             x = random.normal(size=(count, 4))
-            y = np.sin(2 * x[:, 1]) + a * x[:, 0] + b * x[:, 2] * x[:, 3] + np.exp(0.5 * x[:, 0]) * random.normal(size=count)
+            y = (
+                np.sin(2 * x[:, 1])
+                + a * x[:, 0]
+                + b * x[:, 2] * x[:, 3]
+                + np.exp(0.5 * x[:, 0]) * random.normal(size=count)
+            )
             return Rows(x, y, np.exp(self.skew * x[:, 0]).clip(0.1, 10))
 
         return draw
@@ -118,7 +123,9 @@ def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: 
         random = np.random.default_rng(seed)
         draw = kind.population(random)
         table, test = survey(draw, kind.rows, random), draw(TEST)
-        model: Estimator = kind.estimator(seed).fit(table.x, table.y, sample_weight=table.weight if weighted else None)
+        model: Estimator = kind.estimator(seed).fit(
+            table.x, table.y, sample_weight=table.weight if weighted else None
+        )
         out.append(Found(*kind.judged(model, test), model.n_calibration_))  # type: ignore[arg-type]
     return out
 
@@ -165,7 +172,10 @@ def main() -> None:
             found = np.array(measure(kind, tables))
             coverage, size, rows = found.mean(0)
             error, seconds = found[:, 0].std() / np.sqrt(tables), time.process_time() - begin
-            print(f"{name:40} {coverage:.3f}     {error:.3f}  {rows:5.1f}  {size:5.2f}  {seconds:5.0f}", flush=True)
+            print(
+                f"{name:40} {coverage:.3f}     {error:.3f}  {rows:5.1f}  {size:5.2f}  {seconds:5.0f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -24,5 +24,7 @@ def pytest_terminal_summary(terminalreporter):
     result = yield  # after the list of failures
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum(NO_DATA in str(report.longrepr) for report in skipped)
-    terminalreporter.write_line(f"{count} tests skipped for want of data" + (" (set COMPOUND_DATA)" if count else ""))
+    terminalreporter.write_line(
+        f"{count} tests skipped for want of data" + (" (set COMPOUND_DATA)" if count else "")
+    )
     return result

@@ -84,7 +84,10 @@ def of_file(name: Path) -> Iterator[Damage]:
     yield Damage(f"{name} a terabyte of nothing", lambda copy: os.truncate(copy / name, 2**40))
     yield Damage(f"{name} four gigabytes of nothing", lambda copy: os.truncate(copy / name, 2**32))
     for part in (1, 7, 8, 9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, -1, -2):
-        yield bytes_of(f"cut to {part}", lambda whole, part=part: whole[: int(part * len(whole)) if 0 < part < 1 else part])
+        yield bytes_of(
+            f"cut to {part}",
+            lambda whole, part=part: whole[: int(part * len(whole)) if 0 < part < 1 else part],
+        )
     for k in range(40):
         yield bytes_of(f"flipped {k}", lambda whole, k=k: _flipped(whole, k))
     yield bytes_of("twice", lambda whole: whole + whole)
@@ -334,7 +337,9 @@ def put_together(path: Path, parts: Parts) -> None:
 def seal(path: Path, words: Any) -> None:
     if isinstance(words, dict) and "tensors" in words:
         words["tensors"] = (
-            hashlib.sha256((path / TENSORS).read_bytes()).hexdigest() if isinstance(words["tensors"], str) else words["tensors"]
+            hashlib.sha256((path / TENSORS).read_bytes()).hexdigest()
+            if isinstance(words["tensors"], str)
+            else words["tensors"]
         )
     if isinstance(words, dict) and words.pop("sha256", None) is not None:
         text = json.dumps(words, sort_keys=True, separators=(",", ":"))

@@ -56,7 +56,9 @@ class Subject(NamedTuple):
 
     name: str
     path: Path
-    ask: Callable[[Path], None]  # raises ValueError with a sentence, or AssertionError for an answer that is none
+    ask: Callable[
+        [Path], None
+    ]  # raises ValueError with a sentence, or AssertionError for an answer that is none
 
 
 # What there is to damage
@@ -67,7 +69,13 @@ def table(rows: int, words: bool) -> Any:
     numbers = draw.normal(size=(rows, 2))
     if not words:
         return numbers
-    frame = pd.DataFrame({"size": numbers[:, 0], "weight": numbers[:, 1], "colour": draw.choice(["red", "blue", "green"], rows)})
+    frame = pd.DataFrame(
+        {
+            "size": numbers[:, 0],
+            "weight": numbers[:, 1],
+            "colour": draw.choice(["red", "blue", "green"], rows),
+        }
+    )
     frame.loc[rows // 2, "size"] = np.nan
     return frame
 
@@ -79,7 +87,11 @@ def weights(path: Path) -> tuple[bytes, Any]:
 
 def estimator(folder: Path, method: str, kind: str, words: bool) -> Subject:
     x, draw = table(40, words), np.random.default_rng(1)
-    y = draw.normal(size=(40, 2)) if kind == "regression" else draw.choice(["a", "b", "c"] if words else [0, 1], 40)
+    y = (
+        draw.normal(size=(40, 2))
+        if kind == "regression"
+        else draw.choice(["a", "b", "c"] if words else [0, 1], 40)
+    )
     made = CompoundRegressor if kind == "regression" else CompoundClassifier
     path = folder / f"{method} {kind} {'words' if words else 'numbers'}"
     made(Method(method, **SMALL[method]), max_epochs=1, random_state=0, warm_start=True).fit(x, y).save(path)
@@ -90,7 +102,11 @@ def estimator(folder: Path, method: str, kind: str, words: bool) -> Subject:
     def ask(path: Path) -> None:
         found = compound.load(path)
         if isinstance(found, CompoundRegressor):
-            numbers = [*found.predict(asked, return_std=True), *found.predict_interval(asked), *found.decompose(asked)]
+            numbers = [
+                *found.predict(asked, return_std=True),
+                *found.predict_interval(asked),
+                *found.decompose(asked),
+            ]
         else:
             probs = found.predict_proba(asked)
             assert np.abs(probs.sum(1) - 1).max() < 1e-6 and probs.min() >= 0, "probabilities that are none"
@@ -99,7 +115,9 @@ def estimator(folder: Path, method: str, kind: str, words: bool) -> Subject:
         for values in (*numbers, found.ood_score(asked)):
             assert np.isfinite(values).all(), "not a number"
         if weights(path) != whole_weights and found.warm_start:
-            found.set_params(max_epochs=1, batch_size=None).fit(*again)  # a tensor of another size would be written beyond its end
+            found.set_params(max_epochs=1, batch_size=None).fit(
+                *again
+            )  # a tensor of another size would be written beyond its end
 
     return Subject(path.name, path, ask)
 
@@ -119,7 +137,9 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
         else torch.randint(3, (40,), generator=named_generator(0, "y"))
     )
     weight = holdout_weights(40, model.members, 0.2, 0)
-    data = make_dataset(x, y, task, weight if model.members > 1 else weight[0], 9 * x if method == "dpn" else None)
+    data = make_dataset(
+        x, y, task, weight if model.members > 1 else weight[0], 9 * x if method == "dpn" else None
+    )
     left, loss = [stop], model.loss
 
     def counted(batch: Any, generator: Any) -> Any:
@@ -162,7 +182,9 @@ def subjects(folder: Path, few: bool = False) -> list[Subject]:
     ]
     if few:
         return made
-    for k, method in enumerate(("vb-cdn", "mnf", "laplace", "deep-ensemble", "dpn", "temperature", "bnn-lv", "noisy-adam")):
+    for k, method in enumerate(
+        ("vb-cdn", "mnf", "laplace", "deep-ensemble", "dpn", "temperature", "bnn-lv", "noisy-adam")
+    ):
         made.append(estimator(folder, method, ("regression", "classification")[k % 2], words=k % 3 == 0))
     made.append(estimator(folder, "ml-cdn", "classification", words=True))
     for k, method in enumerate(METHODS):
@@ -222,7 +244,11 @@ def peak() -> int:
 def child(cases: Sequence[tuple[int, Subject, Damage]], place: Path, results: Any) -> None:
     faulthandler.disable()  # the parent tells
     torch.set_num_threads(1)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else None
+    size = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if sys.platform == "linux"
+        else None
+    )
     if size is not None:
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     before = peak()

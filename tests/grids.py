@@ -26,7 +26,10 @@ OPTIONS = {"widths": (4,), "hyper": (3,), "members": 1}
 
 
 def grid(count: int, steps: int, name: str = "trains") -> list[Run]:
-    return [Run(name, "ml-cdn", "line", seed, OPTIONS, asdict(TrainConfig(steps, n_evals=0))) for seed in range(count)]
+    return [
+        Run(name, "ml-cdn", "line", seed, OPTIONS, asdict(TrainConfig(steps, n_evals=0)))
+        for seed in range(count)
+    ]
 
 
 def trains(run: Run, place: RunContext) -> Outcome:

@@ -41,7 +41,9 @@ def bnn_lv(task: Task) -> tuple[Model, MAP]:
     with torch.no_grad():
         for layer, weight in zip(model.layers, absorbed(plain), strict=True):
             latents = len(layer.mean) - len(weight)  # rows of z stand before the bias
-            layer.mean.copy_(torch.cat([weight[:-1], weight.new_zeros(latents, weight.shape[1]), weight[-1:]]))
+            layer.mean.copy_(
+                torch.cat([weight[:-1], weight.new_zeros(latents, weight.shape[1]), weight[-1:]])
+            )
             layer.rho.fill_(-80.0)
     model.head.load_state_dict(plain.head.state_dict())
     return model, plain
@@ -182,7 +184,9 @@ def vb_cdn(task: Task) -> tuple[Model, MAP]:
 
 def _compound(name: str, task: Task) -> tuple[Model, MAP]:
     plain = network(task)
-    model = build(Method(name, widths=(8,), hyper=(4,), members=1, parametrization="paper", far=0.0), 3, task, 0).double()
+    model = build(
+        Method(name, widths=(8,), hyper=(4,), members=1, parametrization="paper", far=0.0), 3, task, 0
+    ).double()
     with torch.no_grad():
         for layer, weight in zip(model.layers, absorbed(plain), strict=True):
             layer.basis.copy_(weight.expand_as(layer.basis))

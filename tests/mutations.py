@@ -32,17 +32,35 @@ class Mutant(NamedTuple):
 def mutants(names: list[str] | None = None) -> list[Mutant]:
     files = sorted((TESTS / "mutants").glob("*.toml"))
     chosen = [file for file in files if not names or file.stem in names]
-    return [Mutant(file.stem, **entry) for file in chosen for entry in tomllib.loads(file.read_text())["mutant"]]
+    return [
+        Mutant(file.stem, **entry) for file in chosen for entry in tomllib.loads(file.read_text())["mutant"]
+    ]
 
 
 def broken(mutant: Mutant) -> str:
     """The text of the file with the mistake in it."""
     text = (SOURCE / mutant.file).read_text()
-    if text.count(mutant.old) != 1:
-        raise ValueError(
-            f"{mutant.method}, {mutant.words}: {mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}, not once"
-        )
-    return text.replace(mutant.old, mutant.new)
+    found = list(re.finditer(_any_layout(mutant.old), text))
+    if len(found) != 1:
+        where = f"{mutant.method}, {mutant.words}"
+        raise ValueError(f"{where}: {mutant.old!r} stands {len(found)} times in {mutant.file}, not once")
+    return text[: found[0].start()] + mutant.new + text[found[0].end() :]
+
+
+def _any_layout(code: str) -> str:
+    """A pattern that finds the code however its lines are broken, with or without a trailing comma."""
+    tokens = re.findall(r"\w+|\s+|[^\w\s]", code.strip())
+    closing = r",?\s*"
+    words = (
+        r"\s+"
+        if t.isspace()
+        else closing + re.escape(t)
+        if t in ")]}"
+        else re.escape(t) + (r"\s*" if t in "([{" else "")
+        for t in tokens
+    )
+    before, after = code[: len(code) - len(code.lstrip())], code[len(code.rstrip()) :]
+    return re.escape(before) + "".join(words) + re.escape(after)
 
 
 def caught_by(mutant: Mutant) -> str | None:
@@ -54,12 +72,19 @@ def caught_by(mutant: Mutant) -> str | None:
         package = Path(folder) / "compound"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         (package / mutant.file).write_text(broken(mutant))
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         for words in runs:
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
             done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
             if done.returncode not in (0, 1):
-                raise RuntimeError(f"{mutant.method}, {mutant.words}: the tests did not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+                raise RuntimeError(
+                    f"{mutant.method}, {mutant.words}: the tests did not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                )
             if found := re.search(r"^(?:FAILED|ERROR) \S*?(?:::)?(test_\S+)", done.stdout, re.MULTILINE):
                 return found[1].split("::", 1)[-1]
     return None
@@ -74,7 +99,17 @@ def write(rows: dict[str, list[str]]) -> None:
     for line in former.strip().splitlines()[2:]:
         kept.setdefault(line.split("|")[1].strip(), []).append(line)
     table = [line for _, lines in sorted({**kept, **rows}.items()) for line in lines]
-    page.write_text("\n".join([f"{head}{BEGIN}", "| method | mistake | caught by |", "| --- | --- | --- |", *table, f"{END}{tail}"]))
+    page.write_text(
+        "\n".join(
+            [
+                f"{head}{BEGIN}",
+                "| method | mistake | caught by |",
+                "| --- | --- | --- |",
+                *table,
+                f"{END}{tail}",
+            ]
+        )
+    )
 
 
 def main(names: list[str]) -> int:
@@ -85,8 +120,12 @@ def main(names: list[str]) -> int:
     missed = 0
     with ThreadPoolExecutor(2) as pool:
         for mutant, test in zip(todo, pool.map(caught_by, todo), strict=True):
-            print(f"{'caught' if test else 'MISSED'}  {mutant.method}: {mutant.words}  {test or ''}", flush=True)
-            rows.setdefault(mutant.method, []).append(f"| {mutant.method} | {mutant.words} | {f'`{test}`' if test else '**nobody**'} |")
+            print(
+                f"{'caught' if test else 'MISSED'}  {mutant.method}: {mutant.words}  {test or ''}", flush=True
+            )
+            rows.setdefault(mutant.method, []).append(
+                f"| {mutant.method} | {mutant.words} | {f'`{test}`' if test else '**nobody**'} |"
+            )
             missed += test is None
     write(rows)
     print(f"{len(todo) - missed} of {len(todo)} caught")

@@ -97,11 +97,16 @@ def watched(name: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(model, data, weight, given)
 
 
-def check_running_mean(model: Noisy, data: Batch, expected: Callable[[list[Tensor]], Table], kept: Callable[[], Table]) -> None:
+def check_running_mean(
+    model: Noisy, data: Batch, expected: Callable[[list[Tensor]], Table], kept: Callable[[], Table]
+) -> None:
     """What is kept after one batch, after two, and after one that is not looked at; expected: of drawn weights (2, in + 1, out) each."""
 
     def drawn(stream: Generator) -> list[Tensor]:
-        return [layer.draw(torch.randn(2, *layer.mean.shape, generator=stream, dtype=REAL)).detach() for layer in model.layers]
+        return [
+            layer.draw(torch.randn(2, *layer.mean.shape, generator=stream, dtype=REAL)).detach()
+            for layer in model.layers
+        ]
 
     first = expected(drawn(named_generator(3)))
     model.loss(data, named_generator(3))
@@ -137,7 +142,9 @@ def surprised(name: str) -> Surprised:
 def check_kl(layer: Layer, prior: Prior, covariance: Tensor) -> None:
     """That of the dense Gaussians; covariance of the row-major weights."""
     q = MultivariateNormal(layer.mean.reshape(-1), covariance)
-    p = MultivariateNormal(torch.zeros(len(covariance), dtype=REAL), prior.variance * torch.eye(len(covariance), dtype=REAL))
+    p = MultivariateNormal(
+        torch.zeros(len(covariance), dtype=REAL), prior.variance * torch.eye(len(covariance), dtype=REAL)
+    )
     assert_close(layer.kl(prior), kl_divergence(q, p), rtol=1e-10, atol=0)
 
 
@@ -164,7 +171,9 @@ def check_gradient(name: str) -> None:
                 layer.mean.add_(direction, alpha=sign * 1e-5)
                 values.append(float(model.loss(data, named_generator(3)).total))
                 layer.mean.add_(direction, alpha=-sign * 1e-5)
-        assert_close(float((layer.mean.grad * direction).sum()), (values[0] - values[1]) / 2e-5, rtol=1e-6, atol=1e-9)
+        assert_close(
+            float((layer.mean.grad * direction).sum()), (values[0] - values[1]) / 2e-5, rtol=1e-6, atol=1e-9
+        )
 
 
 def spread_out(name: str, fill: Callable[[int, Layer], object]) -> Noisy:
@@ -181,7 +190,9 @@ def check_spread(model: Noisy, x: Tensor) -> None:
     """Means and covariances of f, predicted and of drawn networks: 20,000 draws each way, within standard errors."""
     n = 20_000
     with torch.no_grad():
-        first, last = (layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers))
+        first, last = (
+            layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers)
+        )
         f = wide((wide(x) @ first).relu()) @ last  # (draws, rows, targets)
     ours = model.predict(x, Draws(n, 1), named_generator(1)).means
     assert ((f.mean(0) - ours.mean(0)).abs() < 5 * f.std(0) * math.sqrt(2 / n)).all()

@@ -18,7 +18,9 @@ def floored(module: M) -> M:
     """With the smallest noise of targets that no training rows have told: none, or next to none where every row has its own."""
     for part in module.modules():
         if isinstance(part, Floored):
-            part.set_floor(torch.full_like(part.floor, 1e-6 if isinstance(part, HeteroscedasticGaussian) else 0.0))
+            part.set_floor(
+                torch.full_like(part.floor, 1e-6 if isinstance(part, HeteroscedasticGaussian) else 0.0)
+            )
     return module
 
 
@@ -46,7 +48,11 @@ def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
         s, lr, lc = row.split([r, r, c])
         lr, lc = lr.clamp(-bound, bound), lc.clamp(-bound, bound)
         laws.append(
-            MatrixNormal(s.unsqueeze(-1) * layer.basis, ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)), (0.5 * lc).exp())
+            MatrixNormal(
+                s.unsqueeze(-1) * layer.basis,
+                ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)),
+                (0.5 * lc).exp(),
+            )
         )
     return laws
 
@@ -59,7 +65,9 @@ def prior(layer: CompoundLinear) -> MatrixNormal:
 
 def matrix_normals(layer: MatrixGaussianLinear) -> list[MatrixNormal]:
     """The posterior of each block."""
-    columns = zip(layer.log_row, layer.log_col.split(layer.blocks), layer.mean.split(layer.blocks, -1), strict=True)
+    columns = zip(
+        layer.log_row, layer.log_col.split(layer.blocks), layer.mean.split(layer.blocks, -1), strict=True
+    )
     return [MatrixNormal(m, (0.5 * row).exp(), (0.5 * col).exp()) for row, col, m in columns]
 
 
@@ -78,7 +86,9 @@ def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> T
     for step in hidden:
         z = getattr(torch, layer.hyper.activation)(draw_map(step, z, generator))
     heads = draw_map(last, z, generator)
-    return torch.stack([h @ q.rsample(generator=generator) for h, q in zip(wide(x), law(layer, x, heads), strict=True)])
+    return torch.stack(
+        [h @ q.rsample(generator=generator) for h, q in zip(wide(x), law(layer, x, heads), strict=True)]
+    )
 
 
 class LinearGaussian:
@@ -90,5 +100,7 @@ class LinearGaussian:
         self.precision = h.T @ h / noise + eye / prior
         self.covariance = torch.linalg.inv(self.precision)  # of one output's weights; bias last
         self.mean = self.covariance @ h.T @ y / noise  # (in + 1, targets)
-        marginal = MultivariateNormal(torch.zeros(rows, dtype=x.dtype), noise * torch.eye(rows, dtype=x.dtype) + prior * h @ h.T)
+        marginal = MultivariateNormal(
+            torch.zeros(rows, dtype=x.dtype), noise * torch.eye(rows, dtype=x.dtype) + prior * h @ h.T
+        )
         self.log_evidence = marginal.log_prob(y.T).sum()  # of all targets together

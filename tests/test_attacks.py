@@ -26,12 +26,20 @@ def logistic() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def logistic_loss(y: Tensor, w: Tensor, b: Tensor):
-    return label_loss(lambda x: torch.stack([nn.functional.logsigmoid(-(x @ w + b)), nn.functional.logsigmoid(x @ w + b)], -1), y)
+    return label_loss(
+        lambda x: torch.stack(
+            [nn.functional.logsigmoid(-(x @ w + b)), nn.functional.logsigmoid(x @ w + b)], -1
+        ),
+        y,
+    )
 
 
 def several(classes: int = 5):
     """A linear model of several classes: its loss is convex in x."""
-    weight, y = draw("several", FEATURES, classes), torch.randint(classes, (ROWS,), generator=named_generator(1))
+    weight, y = (
+        draw("several", FEATURES, classes),
+        torch.randint(classes, (ROWS,), generator=named_generator(1)),
+    )
     return label_loss(lambda x: torch.log_softmax(x @ weight, -1), y)
 
 
@@ -78,7 +86,12 @@ def test_pgd_takes_the_steps_it_is_told():
     sign = torch.sign(-(y - 0.5).unsqueeze(-1) * w)
     start = x + 0.3 * (2 * torch.rand(x.shape, generator=named_generator(3), dtype=x.dtype) - 1)
     wanted = torch.minimum(torch.maximum(start + 4 * 0.01 * sign, x - 0.3), x + 0.3)
-    assert_close(pgd(logistic_loss(y, w, b), x, 0.3, named_generator(3), steps=4, step=0.01), wanted, rtol=0, atol=1e-12)
+    assert_close(
+        pgd(logistic_loss(y, w, b), x, 0.3, named_generator(3), steps=4, step=0.01),
+        wanted,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_pgd_finds_a_summit_inside_the_box():
@@ -93,7 +106,10 @@ def test_pgd_is_at_least_as_strong_as_fgsm():
     """A convex loss is largest in a corner; one run may end in the wrong one, the best of several hardly does."""
     x, convex = draw("x", ROWS, FEATURES), several()
     for eps in (0.1, 0.5, 2.0):
-        weak, strong = convex(fgsm(convex, x, eps)), convex(pgd(convex, x, eps, named_generator(3), restarts=10))
+        weak, strong = (
+            convex(fgsm(convex, x, eps)),
+            convex(pgd(convex, x, eps, named_generator(3), restarts=10)),
+        )
         corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * FEATURES)
         largest = torch.stack([convex(x + eps * corner) for corner in corners]).amax(0)
         assert (strong >= weak - 1e-9).all() and (strong <= largest + 1e-9).all()
@@ -101,7 +117,10 @@ def test_pgd_is_at_least_as_strong_as_fgsm():
         assert weak.mean() > convex(x).mean()
     model, y = net(), torch.randint(3, (ROWS,), generator=named_generator(2))
     bent = label_loss(lambda x: torch.log_softmax(model(x), -1), y)
-    one, many = bent(pgd(bent, x, 0.5, named_generator(3))), bent(pgd(bent, x, 0.5, named_generator(3), restarts=5))
+    one, many = (
+        bent(pgd(bent, x, 0.5, named_generator(3))),
+        bent(pgd(bent, x, 0.5, named_generator(3), restarts=5)),
+    )
     assert (many >= one).all() and (many > one).any()  # the first of five runs is that of one
     assert one.mean() > bent(fgsm(bent, x, 0.5)).mean() > bent(x).mean()
 
@@ -140,7 +159,9 @@ def test_random_start_fills_the_box_and_comes_from_the_generator():
 
 
 @pytest.mark.parametrize(
-    "attack", [lambda loss, x: fgsm(loss, x, 0.1), lambda loss, x: pgd(loss, x, 0.1, named_generator(3), 3)], ids=["fgsm", "pgd"]
+    "attack",
+    [lambda loss, x: fgsm(loss, x, 0.1), lambda loss, x: pgd(loss, x, 0.1, named_generator(3), 3)],
+    ids=["fgsm", "pgd"],
 )
 def test_nothing_is_left_on_the_model_or_the_inputs(attack):
     model, x, y = net(), draw("x", ROWS, FEATURES), torch.randint(3, (ROWS,), generator=named_generator(2))
@@ -154,7 +175,9 @@ def test_nothing_is_left_on_the_model_or_the_inputs(attack):
     marks = [parameter.grad.clone() for parameter in model.parameters()]
     with torch.no_grad():
         there = attack(loss, x)  # even where gradients are switched off
-    assert all(torch.equal(parameter.grad, mark) for parameter, mark in zip(model.parameters(), marks, strict=True))
+    assert all(
+        torch.equal(parameter.grad, mark) for parameter, mark in zip(model.parameters(), marks, strict=True)
+    )
     assert torch.equal(x, kept) and not x.requires_grad and x.grad is None
     assert loss(there).mean() > loss(x).mean()
 
@@ -221,7 +244,9 @@ def pictures() -> tuple[Tensor, Tensor]:
 def theirs():
     from art.estimators.classification import PyTorchClassifier  # here: it takes seconds
 
-    return PyTorchClassifier(Logits(), nn.CrossEntropyLoss(), (100,), 10, clip_values=(0.0, 1.0), device_type="cpu")
+    return PyTorchClassifier(
+        Logits(), nn.CrossEntropyLoss(), (100,), 10, clip_values=(0.0, 1.0), device_type="cpu"
+    )
 
 
 @pytest.mark.parametrize("eps", STRENGTHS)
@@ -249,7 +274,13 @@ def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
 
     monkeypatch.setattr(there, "random_sphere", sphere)
     attack = there.ProjectedGradientDescentPyTorch(
-        theirs, eps=eps, eps_step=step, max_iter=steps, num_random_init=int(random), batch_size=len(x), verbose=False
+        theirs,
+        eps=eps,
+        eps_step=step,
+        max_iter=steps,
+        num_random_init=int(random),
+        batch_size=len(x),
+        verbose=False,
     )
     expected = torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
     loss = label_loss(lambda x: torch.log_softmax(logits(x), -1), y)
@@ -279,4 +310,6 @@ def test_odds_point_where_the_label_loss_points_and_further_in_single_precision(
     assert torch.equal(direction(odds_loss(sure, own), single).double(), exact)
     assert not torch.equal(direction(label_loss(sure, own), single).double(), exact)
     top = logs(x, 200.0)[0].topk(2).indices
-    assert_close(exact, (weight[0][:, top[:, 1]] - weight[0][:, top[:, 0]]).T.sign(), rtol=0, atol=0)  # of the runner-up's lead
+    assert_close(
+        exact, (weight[0][:, top[:, 1]] - weight[0][:, top[:, 0]]).T.sign(), rtol=0, atol=0
+    )  # of the runner-up's lead

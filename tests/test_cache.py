@@ -51,7 +51,10 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [".nbi", ".nbc"])
-@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-3]), lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, lambda path: path.write_bytes(path.read_bytes()[:-3]), lambda path: path.write_bytes(b"")],
+)
 def test_a_damaged_file_is_compiled_anew_and_replaced(folder: Path, kind: str, damage):
     (path,) = folder.glob(f"*{kind}")
     damage(path)

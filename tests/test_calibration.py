@@ -11,7 +11,14 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
 from compound.estimators import calibration
-from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler, aps_score, quantile, score
+from compound.estimators.calibration import (
+    ConformalIntervals,
+    ConformalSets,
+    TemperatureScaler,
+    aps_score,
+    quantile,
+    score,
+)
 from compound.estimators.prediction import answers, to_float64
 from compound.estimators.regressor import held_out, member
 from compound.ood.detector import OODDetector
@@ -29,7 +36,9 @@ def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredicti
 def weighted() -> GaussianPredictive:
     even = mixture()
     weights = torch.log_softmax(torch.randn(6, 7, 1, generator=named_generator(0, "w")).double(), 0)
-    return GaussianPredictive(even.component, even.mixing, even.posterior, even.means, even.variances, weights)
+    return GaussianPredictive(
+        even.component, even.mixing, even.posterior, even.means, even.variances, weights
+    )
 
 
 @pytest.mark.parametrize("answer", [mixture(), weighted()])
@@ -43,7 +52,8 @@ def test_quantiles_are_those_of_slow_bisection(answer, z):
 def test_score_undoes_quantile_however_far_out(z):
     answer = weighted()
     torch.testing.assert_close(
-        score(answer, quantile(answer, torch.full((2,), z, dtype=torch.float64))), torch.full((7, 2), abs(z)).double()
+        score(answer, quantile(answer, torch.full((2,), z, dtype=torch.float64))),
+        torch.full((7, 2), abs(z)).double(),
     )
 
 
@@ -85,11 +95,15 @@ def test_weighted_ranks_are_those_of_the_definition(coverage):
     weights = torch.rand(40, generator=named_generator(0, "w")).double().square() + 0.01
     mine = ConformalIntervals.fit([scores[:15], scores[15:]], 2, weights)
     assert mine.reach(coverage).tolist() == [slow_quantile(column, weights, coverage) for column in scores.T]
-    assert ConformalSets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(scores[:, 0], weights, coverage)
+    assert ConformalSets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(
+        scores[:, 0], weights, coverage
+    )
     assert mine.rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum())) and mine.rows < 40
     for same in (1.0, 0.3):  # equal weights are none
         even = ConformalIntervals.fit([scores], 2, torch.full((40,), same))
-        assert torch.equal(even.reach(coverage), ConformalIntervals.fit([scores], 2).reach(coverage)) and even.rows == pytest.approx(40)
+        assert torch.equal(
+            even.reach(coverage), ConformalIntervals.fit([scores], 2).reach(coverage)
+        ) and even.rows == pytest.approx(40)
 
 
 def test_weights_undo_the_choice_of_rows():
@@ -113,8 +127,12 @@ def test_few_rows_cannot_vouch_for_a_high_coverage():
     scores = ConformalIntervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
     assert scores.reach(0.75)[0] == 4.0  # the third of three
     assert scores.reach(0.99)[0] > 4.0
-    assert ConformalIntervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
-    assert ConformalIntervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[0] == pytest.approx(2 * t.ppf(0.95, 1))
+    assert ConformalIntervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[
+        0
+    ] == pytest.approx(ndtri(0.95))
+    assert ConformalIntervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[
+        0
+    ] == pytest.approx(2 * t.ppf(0.95, 1))
     assert ConformalIntervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
     with pytest.raises(ValueError, match="coverage"):
         scores.reach(1.0)
@@ -125,13 +143,17 @@ def test_few_rows_cover_as_promised_where_scores_are_gaussian(count):
     """However far the model's own scale is off; the largest of so few scores, stretched, would cover .83 to .90."""
     random, trials = np.random.default_rng(count), 2000
     scores = torch.from_numpy(np.abs(3 * random.normal(size=(trials, count, 1))))
-    covered = [2 * norm.cdf(float(ConformalIntervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores]  # of new rows, exactly
+    covered = [
+        2 * norm.cdf(float(ConformalIntervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores
+    ]  # of new rows, exactly
     assert np.mean(covered) > 0.9 - 4 * np.std(covered) / np.sqrt(trials)
 
 
 def test_intervals_are_honest_though_the_model_is_not():
     x, y = line(1000)
-    cocky = CompoundRegressor(Method("map", noise=0.02), max_epochs=10, random_state=0).fit(x, y)  # true noise: 0.3 of y's spread
+    cocky = CompoundRegressor(Method("map", noise=0.02), max_epochs=10, random_state=0).fit(
+        x, y
+    )  # true noise: 0.3 of y's spread
     fresh, truth = line(2000, seed=1)
     low, high = cocky.predict_interval(fresh)
     own = cocky.predict_dist(fresh).interval(0.9)
@@ -151,14 +173,24 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
     assert len(small.fit(x, y).intervals_.scores) == 12
     data = small._encoded(x), torch.from_numpy((y - small.shift_) / small.scale_).float().unsqueeze(1)
     held = small._hold_out(data[1], 2) == 0  # (members, rows)
-    assert held.sum(1).tolist() == [20, 20] and int(held.all(0).sum()) == 12 and int(held.any(0).sum()) == 12 + 2 * 8
+    assert (
+        held.sum(1).tolist() == [20, 20]
+        and int(held.all(0).sum()) == 12
+        and int(held.any(0).sum()) == 12 + 2 * 8
+    )
     both = held.all(0)
-    whole = to_float64(small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask")))  # all members together
-    torch.testing.assert_close(small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4)
+    whole = to_float64(
+        small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask"))
+    )  # all members together
+    torch.testing.assert_close(
+        small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4
+    )
     assert not torch.equal(own[:12], small.intervals_.scores)
 
 
-@pytest.mark.parametrize("rows,common,each", [(4999, 0, 499), (5000, 500, 500), (20_000, 500, 2000), (200_000, 2000, 20_000)])
+@pytest.mark.parametrize(
+    "rows,common,each", [(4999, 0, 499), (5000, 500, 500), (20_000, 500, 2000), (200_000, 2000, 20_000)]
+)
 def test_rows_held_out_in_common(rows, common, each):
     held = held_out(rows, 5, 0.1, seed=3) == 0
     assert int(held.all(0).sum()) == common and held.sum(1).tolist() == [each] * 5
@@ -169,7 +201,9 @@ def test_rows_held_out_in_common(rows, common, each):
 
 def test_before_is_the_probability_of_likelier_classes():
     probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.25, 0.5]], dtype=torch.float64)
-    torch.testing.assert_close(aps_score(probs), torch.tensor([[0.8, 0.0, 0.5], [0.5, 0.75, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        aps_score(probs), torch.tensor([[0.8, 0.0, 0.5], [0.5, 0.75, 0.0]], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("exaggerated", [0.5, 4.0])
@@ -187,7 +221,11 @@ def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
 
 def test_few_labels_vouch_for_all_classes_only():
     few = ConformalSets.fit(torch.tensor([0.0, 0.4, 0.1]))
-    assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (pytest.approx(0.1), pytest.approx(0.4), np.inf)
+    assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (
+        pytest.approx(0.1),
+        pytest.approx(0.4),
+        np.inf,
+    )
     assert ConformalSets.fit(torch.zeros(0)).reach(0.9) == np.inf
     with pytest.raises(ValueError, match="coverage"):
         few.reach(0.0)
@@ -196,7 +234,9 @@ def test_few_labels_vouch_for_all_classes_only():
 def test_a_classifier_learns_its_sets_from_held_out_rows():
     g = named_generator(0, "overlap")
     x = torch.randn(2500, 2, generator=g).numpy()
-    y = (x[:, 0] + torch.randn(2500, generator=g).numpy() > 0).astype(int) + (x[:, 1] > 1)  # three classes that overlap
+    y = (x[:, 0] + torch.randn(2500, generator=g).numpy() > 0).astype(int) + (
+        x[:, 1] > 1
+    )  # three classes that overlap
     model = clone(CLASSIFIER).set_params(random_state=0).fit(x[:500], y[:500])
     sets = model.predict_set(x[500:], 0.8)
     held = (model._hold_out(torch.from_numpy(y[:500]), 1) == 0).numpy()  # a tenth of every class
@@ -231,7 +271,11 @@ def test_the_last_row_of_a_class_is_learnt_from_and_counts_as_not_covered():
     x, _ = line(300)
     y = np.r_[np.repeat([0, 1], 100), 2 + np.arange(100)]  # a third of the rows are alone in their class
     weight = np.linspace(1, 2, 300)
-    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=1, validation_fraction=0.2).fit(x, y, sample_weight=weight)
+    model = (
+        clone(CLASSIFIER)
+        .set_params(random_state=0, max_epochs=1, validation_fraction=0.2)
+        .fit(x, y, sample_weight=weight)
+    )
     held = (model._hold_out(torch.from_numpy(y), 1) == 0).numpy()
     assert held[:200].sum() == 40 and not held[200:].any()
     scores, weights = model.sets_.scores.numpy(), model.sets_.weights.numpy()
@@ -243,7 +287,9 @@ def test_the_last_row_of_a_class_is_learnt_from_and_counts_as_not_covered():
 
 def test_temperature_undoes_what_was_exaggerated():
     logits = 2 * torch.randn(4000, 3, generator=named_generator(0, "logits")).double()
-    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(1)
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(
+        1
+    )
     found = TemperatureScaler.fit(torch.softmax(3 * logits, -1), labels)
     assert abs(np.log(found.value / 3)) < 0.1
     assert abs(np.log(TemperatureScaler.fit(torch.softmax(3 * logits[:2], -1), labels[:2]).value)) < 1
@@ -252,15 +298,20 @@ def test_temperature_undoes_what_was_exaggerated():
 
 def test_temperature_counts_rows_by_their_weight():
     logits = 2 * torch.randn(3000, 3, generator=named_generator(0, "logits")).double()
-    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(1)
+    labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels")).squeeze(
+        1
+    )
     exaggerated = torch.arange(3000) % 3 == 0
     probs = torch.softmax(torch.where(exaggerated[:, None], 3.0, 1.0) * logits, -1)
     weights = torch.where(exaggerated, 5, 1)
     often = torch.arange(3000).repeat_interleave(weights)
     found, repeated, plain = (
-        TemperatureScaler.fit(*args) for args in ((probs, labels, weights), (probs[often], labels[often]), (probs, labels))
+        TemperatureScaler.fit(*args)
+        for args in ((probs, labels, weights), (probs[often], labels[often]), (probs, labels))
     )
-    assert abs(np.log(found.value / repeated.value)) < 0.026  # one step of the grid: the prior is up against fewer rows
+    assert (
+        abs(np.log(found.value / repeated.value)) < 0.026
+    )  # one step of the grid: the prior is up against fewer rows
     assert found.value > 1.2 * plain.value
 
 
@@ -271,13 +322,19 @@ def test_a_classifier_softens_by_the_weight_of_its_held_out_rows():
     model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=5).fit(x, label, sample_weight=weight)
     truth = torch.from_numpy(label.astype(np.int64))
     held = model._hold_out(truth, 1) == 0
-    probs = torch.cat([answer.probs for answer in answers(model.model_, model._encoded(x)[held], model.seed_)])
-    weighted, plain = (TemperatureScaler.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None))
+    probs = torch.cat(
+        [answer.probs for answer in answers(model.model_, model._encoded(x)[held], model.seed_)]
+    )
+    weighted, plain = (
+        TemperatureScaler.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None)
+    )
     assert model.temperature_.value == pytest.approx(weighted) and abs(np.log(weighted / plain)) > 0.05
 
 
 def test_tempered_shares_still_add_up_to_the_entropy():
-    answer = CategoricalPredictive.of(torch.log_softmax(torch.randn(4, 5, 6, 3, generator=named_generator(0, "a")), -1).double())
+    answer = CategoricalPredictive.of(
+        torch.log_softmax(torch.randn(4, 5, 6, 3, generator=named_generator(0, "a")), -1).double()
+    )
     warm = TemperatureScaler(2.0)(answer)
     torch.testing.assert_close(warm.total, warm.entropy())
     torch.testing.assert_close(warm.epistemic / warm.total, answer.epistemic / answer.total)
@@ -302,11 +359,15 @@ def test_alarms_of_classes_look_at_the_table_not_at_the_label():
 
 def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
     """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
-    monkeypatch.setattr(DistanceAwareNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
+    monkeypatch.setattr(
+        DistanceAwareNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0)
+    )
     for rows, rate, promised in ((99, 0.01, False), (498, 0.01, False), (499, 0.01, True), (150, 0.05, True)):
         found = OODDetector.fit(torch.zeros(rows, 1), rate, named_generator(0))
         assert found.promised == promised and found.threshold == pytest.approx((rows + 1) * (1 - rate))
-    few = OODDetector.fit(torch.zeros(24, 1), 0.01, named_generator(0))  # the farthest is exceeded four times too often
+    few = OODDetector.fit(
+        torch.zeros(24, 1), 0.01, named_generator(0)
+    )  # the farthest is exceeded four times too often
     assert not few.promised and few.threshold == pytest.approx(24 * 2)
 
 
@@ -314,8 +375,12 @@ def test_too_few_rows_flag_at_most_the_stated_rate(monkeypatch):
     """With the heaviest tails allowed for, P(d > t) = 1 / t², the mean rate over tables is the wished one."""
     rates = []
     for seed in range(400):
-        known, fresh = (np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000)))
-        monkeypatch.setattr(DistanceAwareNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known))
+        known, fresh = (
+            np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000))
+        )
+        monkeypatch.setattr(
+            DistanceAwareNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known)
+        )
         rates.append((fresh > OODDetector.fit(torch.zeros(15, 1), 0.01, named_generator(0)).threshold).mean())
     assert abs(np.mean(rates) - 0.01) < 4 * np.std(rates) / 20
 

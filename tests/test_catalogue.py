@@ -23,7 +23,9 @@ from compound.datasets.strips import read_cifar, read_strips
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    )
 
 
 NUMBERS = np.random.default_rng(0).integers(0, 256, (5, 3, 2), dtype=np.uint8)
@@ -96,9 +98,14 @@ def places(tmp_path, monkeypatch):
 
 def test_files_are_looked_for_in_order(places):
     path = "fashion-mnist/t10k-labels-idx1-ubyte.gz"
-    with pytest.raises(ValueError, match=r"fashion-mnist is not here: put .* at .*named.*compound data fetch fashion-mnist"):
+    with pytest.raises(
+        ValueError, match=r"fashion-mnist is not here: put .* at .*named.*compound data fetch fashion-mnist"
+    ):
         find(path, places[0])
-    for home in (places[3], *(place / "fashion-mnist" for place in places[2::-1])):  # each comes before the ones so far
+    for home in (
+        places[3],
+        *(place / "fashion-mnist" for place in places[2::-1]),
+    ):  # each comes before the ones so far
         home.mkdir(parents=True)
         file = home / "t10k-labels-idx1-ubyte"
         file.touch()
@@ -181,11 +188,24 @@ def test_every_file_of_the_folder_is_the_one_it_should_be(data_dir):
 
 
 def test_digits_are_counted_as_published(data_dir):
-    assert images.load("mnist", "test", data_dir).y.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert images.load("mnist", "test", data_dir).y.bincount().tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert len(images.load("notmnist", "all", data_dir).x) == 18_724
 
 
-@pytest.mark.parametrize(("name", "rows", "features"), [("yacht", 277, 6), ("naval-propulsion-plant", 10_741, 16)])
+@pytest.mark.parametrize(
+    ("name", "rows", "features"), [("yacht", 277, 6), ("naval-propulsion-plant", 10_741, 16)]
+)
 def test_splits_are_standard_in_their_training_rows(data_dir, name, rows, features):
     split = uci.load(name, 1, data_dir)
     assert split.x.shape == (rows, features) and split.y.shape == (rows, 1)

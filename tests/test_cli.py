@@ -40,7 +40,10 @@ def test_every_command_shows_an_example(command, name: str):
         (["run", "toy", "--preset", "huge"], "toy has quick, paper"),
         (["run", "toy", "--methods", "ml-cdn,nonsense"], "method is 'nonsense': toy has ml-cdn, vb-cdn"),
         (["run", "toy", "--seeds", "0"], "ask for at least 1"),
-        (["run", "uci", "--data-dir", "empty"], "data set uci is not here: put uci/bostonHousing.npz at empty"),
+        (
+            ["run", "uci", "--data-dir", "empty"],
+            "data set uci is not here: put uci/bostonHousing.npz at empty",
+        ),
         (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is not here"),
         (["run"], "Missing argument"),
         (["nonsense"], "No such command"),
@@ -69,23 +72,32 @@ def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
     assert first.exit_code == 0, first.output
     numbers = json.loads(Path("numbers/toy.json").read_text())
     assert len(numbers["runs"]) == 8  # two sets, two methods, two forms
-    assert [bar["held"] for bar in numbers["bars"]] == [line.startswith("ok") for line in first.stdout.splitlines() if "(at" in line]
+    assert [bar["held"] for bar in numbers["bars"]] == [
+        line.startswith("ok") for line in first.stdout.splitlines() if "(at" in line
+    ]
     page = Path("report/toy/index.html").read_text()
     for claim in (bar["claim"] for bar in numbers["bars"]):
         assert claim in page
     assert "0.356" in page  # the paper's own number stands beside ours
     assert Path("report/toy/toy.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in Path("runs").iterdir()} == {"fits", *(run["key"] for run in numbers["runs"])}
+    assert {path.name for path in Path("runs").iterdir()} == {
+        "fits",
+        *(run["key"] for run in numbers["runs"]),
+    }
 
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}
     assert command(*words).exit_code == 0
-    assert before == {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}  # nothing was repeated
+    assert before == {
+        path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")
+    }  # nothing was repeated
     assert json.loads(Path("numbers/toy.json").read_text()) == numbers
 
 
 def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(digits, "STEPS", {"quick": 60, "paper": 60})
-    result = command("run", "digits", "--seeds", "1", "--methods", "ml-cdn", "--jobs", "1", "--json", "digits.json")
+    result = command(
+        "run", "digits", "--seeds", "1", "--methods", "ml-cdn", "--jobs", "1", "--json", "digits.json"
+    )
     assert result.exit_code == 0, result.output
     metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
     assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
@@ -104,7 +116,10 @@ def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkey
     monkeypatch.setattr(toy, "work", unlucky)
     words = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
     result = command(*words)
-    assert result.exit_code == 1 and "failed: toy · set 2 · map · seed 0: ArithmeticError: bad luck" in result.output
+    assert (
+        result.exit_code == 1
+        and "failed: toy · set 2 · map · seed 0: ArithmeticError: bad luck" in result.output
+    )
     assert "page: report/toy/index.html" in result.output
     numbers = json.loads(Path("toy.json").read_text())
     assert [run["config"]["data"] for run in numbers["runs"]] == ["set 1"]
@@ -115,7 +130,10 @@ def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkey
     assert "1 done, 0 running, 1 failed, 0 waiting" in command("status").output
     whole = command("report", "--out", "whole")
     assert whole.exit_code == 0 and "(1 runs)" in whole.output
-    assert "ArithmeticError: bad luck" in Path("whole/index.html").read_text() and Path("whole/quick-toy.csv").exists()
+    assert (
+        "ArithmeticError: bad luck" in Path("whole/index.html").read_text()
+        and Path("whole/quick-toy.csv").exists()
+    )
     monkeypatch.setattr(toy, "work", work)
     assert command(*words).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
 
@@ -143,8 +161,12 @@ def test_select_is_refused_where_there_is_nothing_to_choose(command):
 # how commands end
 
 
-@pytest.mark.parametrize("words", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")])
-def test_outputs_that_cannot_be_written_are_refused_before_any_work(command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "words", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")]
+)
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(
+    command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
     from compound import experiments
     from compound.bench import speed
     from compound.experiments import overview
@@ -169,15 +191,22 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(command, wor
         (MemoryError(), "Error: memory ran out: give fewer rows"),
         (MemoryError("Unable to allocate 7.28 TiB"), "memory ran out (Unable to allocate 7.28 TiB)"),
         (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes."),
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes."
+            ),
             "(4.0 GB more were asked for)",
         ),
-        (ImportError("libx.so: cannot open shared object file"), "a library cannot be loaded (libx.so: cannot open"),
+        (
+            ImportError("libx.so: cannot open shared object file"),
+            "a library cannot be loaded (libx.so: cannot open",
+        ),
         (OSError(28, "No space left on device"), "Error: No space left on device"),
         (OSError(13, "Permission denied", "a.csv"), "Error: a.csv: Permission denied"),
     ],
 )
-def test_what_the_system_refuses_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str):
+def test_what_the_system_refuses_ends_in_a_sentence(
+    command, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+):
     from compound.experiments import status
 
     def found(root):
@@ -193,7 +222,9 @@ def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.
 
     monkeypatch.setattr(status, "found", lambda root: torch.empty(2**60))
     result = command("status")
-    assert result.exit_code == 2 and "memory ran out" in result.output  # the words are torch's, and may change with it
+    assert (
+        result.exit_code == 2 and "memory ran out" in result.output
+    )  # the words are torch's, and may change with it
 
 
 def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,18 @@ from compound.ood.noise import DistanceAwareNoise
 from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
 from compound.tables import scores as judging
 
-TINY = ("--method", "ml-cdn", "--option", "members=2", "--option", "widths=[10]", "--option", "hyper=[5]", "--epochs", "5")
+TINY = (
+    "--method",
+    "ml-cdn",
+    "--option",
+    "members=2",
+    "--option",
+    "widths=[10]",
+    "--option",
+    "hyper=[5]",
+    "--epochs",
+    "5",
+)
 NUMBERS = ["mean", "std", "lower", "upper", "aleatoric", "epistemic", "ood_score", "is_ood"]
 
 
@@ -32,7 +43,15 @@ def frame(rows: int, seed: int = 0) -> pd.DataFrame:
     city = random.choice(["Ulm", "Kiel", "Rom"], rows)
     garden = random.random(rows) < 0.5
     price = 3 * size + 40 * (city == "Rom") + 10 * weight + random.normal(0, 5, rows)
-    table = pd.DataFrame({"size": size.round(3), "weight": weight.round(3), "city": city, "garden": garden, "price": price.round(2)})
+    table = pd.DataFrame(
+        {
+            "size": size.round(3),
+            "weight": weight.round(3),
+            "city": city,
+            "garden": garden,
+            "price": price.round(2),
+        }
+    )
     table.loc[random.random(rows) < 0.15, "weight"] = np.nan
     table["dear"] = np.where(price > np.median(price), "yes", "no")
     return table
@@ -54,11 +73,33 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     frame(400).to_csv(folder / "houses.csv", index=False)
     frame(120, seed=1).to_csv(folder / "new.csv", index=False)
-    out = good("fit", folder / "houses.csv", "--target", "price", "--drop", "dear", "--out", folder / "price.model", *TINY).output
+    out = good(
+        "fit",
+        folder / "houses.csv",
+        "--target",
+        "price",
+        "--drop",
+        "dear",
+        "--out",
+        folder / "price.model",
+        *TINY,
+    ).output
     (folder / "price.txt").write_text(out)
-    out = good("fit", folder / "houses.csv", "--target", "dear", "--drop", "price", "--out", folder / "dear.model", *TINY).output
+    out = good(
+        "fit",
+        folder / "houses.csv",
+        "--target",
+        "dear",
+        "--drop",
+        "price",
+        "--out",
+        folder / "dear.model",
+        *TINY,
+    ).output
     (folder / "dear.txt").write_text(out)
-    (folder / "plain.txt").write_text(good("predict", folder / "price.model", folder / "new.csv", "--out", folder / "plain.csv").output)
+    (folder / "plain.txt").write_text(
+        good("predict", folder / "price.model", folder / "new.csv", "--out", folder / "plain.csv").output
+    )
     return folder
 
 
@@ -73,16 +114,29 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_fit_tells_what_it_did_and_leaves_a_model_with_a_report(home: Path):
     words = (home / "price.txt").read_text()
-    for line in ("rows             360 to learn from, 40 held out", "task             numbers: price", "method           ml-cdn"):
+    for line in (
+        "rows             360 to learn from, 40 held out",
+        "task             numbers: price",
+        "method           ml-cdn",
+    ):
         assert line in words
     for name in ("NLL", "RMSE", "coverage of 90%", "ECE", "time"):
         assert f"\n{name} " in words
     assert "2 classes: dear" in (home / "dear.txt").read_text()
     assert "\naccuracy " in (home / "dear.txt").read_text()
-    assert sorted(path.name for path in (home / "price.model").iterdir()) == ["config.json", "report.html", "tensors.safetensors"]
+    assert sorted(path.name for path in (home / "price.model").iterdir()) == [
+        "config.json",
+        "report.html",
+        "tensors.safetensors",
+    ]
     for model in ("price", "dear"):
         page = (home / f"{model}.model" / "report.html").read_text()
-        for heading in ("Calibration", "Intervals" if model == "price" else "Confidence", "Most uncertain rows", "Strangest rows"):
+        for heading in (
+            "Calibration",
+            "Intervals" if model == "price" else "Confidence",
+            "Most uncertain rows",
+            "Strangest rows",
+        ):
             assert f"<h2>{heading}</h2>" in page
         assert "http" not in page.replace("http://www.w3.org", "")
 
@@ -124,7 +178,9 @@ def test_every_class_is_learnt_from_and_shares_in_the_held_out_rows():
 def test_many_small_classes_are_judged_on_their_share_of_rows(here: Path):
     """Thirty classes of nine rows: one row used to be held out, and one right answer read "1 (1 to 1)"."""
     random = np.random.default_rng(0)
-    pd.DataFrame({"x": random.normal(size=270), "y": [f"c{i}" for i in np.arange(270) % 30]}).to_csv("t.csv", index=False)
+    pd.DataFrame({"x": random.normal(size=270), "y": [f"c{i}" for i in np.arange(270) % 30]}).to_csv(
+        "t.csv", index=False
+    )
     told = good("fit", "t.csv", "--target", "y", "--method", "map", "--epochs", "1").output
     lines = dict(line.split(None, 1) for line in told.splitlines() if line.strip())
     assert lines["rows"] == "243 to learn from, 27 held out"
@@ -136,15 +192,26 @@ def test_many_small_classes_are_judged_on_their_share_of_rows(here: Path):
 def test_few_rows_are_said_to_be_few():
     assert pages.resting(24.4, True) == "90% intervals rest on 24 calibration rows"
     assert pages.resting(9.0, False) == "90% sets rest on 9 calibration rows"
-    assert pages.resting(8.9, True) == "90% intervals rest on 9 calibration rows, too few: they take errors for Gaussian"
+    assert (
+        pages.resting(8.9, True)
+        == "90% intervals rest on 9 calibration rows, too few: they take errors for Gaussian"
+    )
     assert pages.resting(1.0, False) == "90% sets rest on 1 calibration row, too few: they hold every class"
-    assert pages.resting(0.0, True) == "90% intervals rest on 0 calibration rows, too few: they are as wide as the model says"
+    assert (
+        pages.resting(0.0, True)
+        == "90% intervals rest on 0 calibration rows, too few: they are as wide as the model says"
+    )
 
 
 @pytest.mark.parametrize("right,rows", [(1, 1), (0, 3), (33, 33), (7, 20), (500, 1000)])
 def test_shares_have_wilsons_intervals(right: int, rows: int):
-    found, theirs = judging._share("accuracy", right / rows, rows), stats.binomtest(right, rows).proportion_ci(method="wilson")
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12) and found.low < found.high
+    found, theirs = (
+        judging._share("accuracy", right / rows, rows),
+        stats.binomtest(right, rows).proportion_ci(method="wilson"),
+    )
+    assert (found.low, found.high) == pytest.approx(
+        (theirs.low, theirs.high), abs=1e-12
+    ) and found.low < found.high
 
 
 @pytest.mark.parametrize(
@@ -170,14 +237,20 @@ def test_task_is_guessed_from_the_column(values: list, task: str):
 
 def test_answers_are_those_of_the_estimator(home: Path):
     words = (home / "plain.txt").read_text()
-    found, table, model = pd.read_csv(home / "plain.csv"), pd.read_csv(home / "new.csv"), load(home / "price.model")
+    found, table, model = (
+        pd.read_csv(home / "plain.csv"),
+        pd.read_csv(home / "new.csv"),
+        load(home / "price.model"),
+    )
     assert list(found) == [*table, *NUMBERS]
     pd.testing.assert_frame_equal(found[list(table)], table)
     x = table[["size", "weight", "city", "garden"]]
     mean, std = model.predict(x, return_std=True)
     low, high = model.predict_interval(x, 0.9)
     parts = model.decompose(x)
-    for name, expected in zip(NUMBERS, (mean, std, low, high, parts.aleatoric, parts.epistemic, model.ood_score(x)), strict=False):
+    for name, expected in zip(
+        NUMBERS, (mean, std, low, high, parts.aleatoric, parts.epistemic, model.ood_score(x)), strict=False
+    ):
         np.testing.assert_allclose(found[name], expected, rtol=1e-6)
     assert found["is_ood"].tolist() == model.is_ood(x).tolist()
     assert f"120 rows, {model.is_ood(x).sum()} of them strange" in words
@@ -206,7 +279,9 @@ def test_every_kind_of_file_gives_the_same_answers(home: Path, here: Path, kind:
         table.to_csv(path, index=False, sep="\t" if "tsv" in kind else ",")
     out = Path(f"out.{kind}")
     good("predict", home / "price.model", path, "--out", out)
-    found = pd.read_parquet(out) if kind == "parquet" else pd.read_csv(out, sep="\t" if "tsv" in kind else ",")
+    found = (
+        pd.read_parquet(out) if kind == "parquet" else pd.read_csv(out, sep="\t" if "tsv" in kind else ",")
+    )
     pd.testing.assert_frame_equal(found, pd.read_csv(home / "plain.csv"), rtol=1e-12)
 
 
@@ -217,7 +292,9 @@ def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pyte
     monkeypatch.setattr(streaming, "predict_frame", lambda *a: events.append("ask") or plain_ask(*a))
     monkeypatch.setattr(streaming.Writer, "write", lambda *a: events.append("write") or plain_write(*a))
     good("predict", home / "price.model", home / "new.csv", "--out", "pieces.csv")
-    assert events == ["ask"] + ["ask", "write"] * 3  # one look ahead, then each piece is written before the next is asked
+    assert (
+        events == ["ask"] + ["ask", "write"] * 3
+    )  # one look ahead, then each piece is written before the next is asked
     pd.testing.assert_frame_equal(pd.read_csv("pieces.csv"), pd.read_csv(home / "plain.csv"), rtol=1e-6)
 
 
@@ -228,7 +305,9 @@ def test_columns_the_model_does_not_read_pass_through_as_written(home: Path, her
     good("predict", home / "price.model", "t.csv", "--out", "a.csv")
     found = pd.read_csv("a.csv", dtype={"id": str})
     assert found["id"].tolist() == table["id"].tolist()
-    np.testing.assert_allclose(found["mean"], pd.read_csv(home / "plain.csv")["mean"])  # the order of columns does not matter
+    np.testing.assert_allclose(
+        found["mean"], pd.read_csv(home / "plain.csv")["mean"]
+    )  # the order of columns does not matter
 
 
 def test_truth_values_with_gaps_are_read_alike_by_fit_and_predict(here: Path):
@@ -253,7 +332,9 @@ def test_tables_of_numbers_alone_keep_the_names_of_their_columns(here: Path):
     assert [column.name for column in model.encoder_.columns] == ["weight", "size"]
     table[["size", "price", "weight"]].to_csv("turned.csv", index=False)
     good("predict", "t.model", "turned.csv", "--out", "a.csv")
-    np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(table[["weight", "size"]]), rtol=1e-6)
+    np.testing.assert_allclose(
+        pd.read_csv("a.csv")["mean"], model.predict(table[["weight", "size"]]), rtol=1e-6
+    )
     good("evaluate", "t.model", "t.csv", "--out", "e.html")
     assert "weight" in good("explain", "t.model", "t.csv", "--row", 3).output
     table.rename(columns={"size": "length"}).to_csv("other.csv", index=False)
@@ -330,17 +411,28 @@ def test_separation_agrees_with_scikit_learn_ties_included():
     random = np.random.default_rng(0)
 
     def table(rows: int, shift: float) -> pd.DataFrame:
-        parts = {name: (random.normal(shift, 1, rows) * 4).round() / 4 for name in ("aleatoric", "epistemic", "ood_score")}
+        parts = {
+            name: (random.normal(shift, 1, rows) * 4).round() / 4
+            for name in ("aleatoric", "epistemic", "ood_score")
+        }
         return pd.DataFrame({**parts, "is_ood": parts["ood_score"] > 1})
 
     here, there = table(80, 0.0), table(50, 1.0)
     number = {n.name: n for n in judging.ood_metrics(here, there, named_generator(0))}
     labels = np.r_[np.zeros(80), np.ones(50)]
     both = pd.concat([here, there])
-    assert number["AUROC of ood_score"].value == pytest.approx(oracle.roc_auc_score(labels, both["ood_score"]))
-    assert number["AUROC of total"].value == pytest.approx(oracle.roc_auc_score(labels, both["aleatoric"] + both["epistemic"]))
+    assert number["AUROC of ood_score"].value == pytest.approx(
+        oracle.roc_auc_score(labels, both["ood_score"])
+    )
+    assert number["AUROC of total"].value == pytest.approx(
+        oracle.roc_auc_score(labels, both["aleatoric"] + both["epistemic"])
+    )
     assert number["flagged in the other"].value == there["is_ood"].mean()
-    assert number["AUROC of ood_score"].low < number["AUROC of ood_score"].value < number["AUROC of ood_score"].high
+    assert (
+        number["AUROC of ood_score"].low
+        < number["AUROC of ood_score"].value
+        < number["AUROC of ood_score"].high
+    )
 
 
 def test_slices_are_groups_of_rows(home: Path):
@@ -379,7 +471,11 @@ def test_evaluate_from_end_to_end(home: Path, here: Path):
         assert expected in result.output
     numbers = json.loads(Path("numbers.json").read_text())
     assert numbers["strangers"]["AUROC of ood_score"]["value"] > 0.99  # twenty standard deviations away
-    assert numbers["numbers"]["RMSE"]["low"] < numbers["numbers"]["RMSE"]["value"] < numbers["numbers"]["RMSE"]["high"]
+    assert (
+        numbers["numbers"]["RMSE"]["low"]
+        < numbers["numbers"]["RMSE"]["value"]
+        < numbers["numbers"]["RMSE"]["high"]
+    )
     page = Path("page.html").read_text()
     assert "Slice by slice" in page
     assert "Rows of the other table" in page
@@ -407,14 +503,17 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
 
 
 def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
-    x = torch.randn(300, 5, generator=named_generator(1)) @ torch.randn(5, 80, generator=named_generator(2)) + 0.1 * torch.randn(
-        300, 80, generator=named_generator(3)
-    )
+    x = torch.randn(300, 5, generator=named_generator(1)) @ torch.randn(
+        5, 80, generator=named_generator(2)
+    ) + 0.1 * torch.randn(300, 80, generator=named_generator(3))
     far = DistanceAwareNoise(80)
     far.fit(x, named_generator(4))
     assert far.whiten.shape[1] < 80
     asked = x[:5] + torch.randn(5, 80, generator=named_generator(5))
-    nearest = [explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item() for row in asked]
+    nearest = [
+        explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item()
+        for row in asked
+    ]
     np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
 
 
@@ -423,11 +522,17 @@ def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.
     width, spans = model.encoder_.width, explaining._spans(model.encoder_)
     matrix = torch.randn(width, width, generator=named_generator(1)).double()
     start, x = torch.randn(2, width, generator=named_generator(2)).double()
-    monkeypatch.setattr(explaining, "epistemic", lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy())
+    monkeypatch.setattr(
+        explaining,
+        "epistemic",
+        lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy(),
+    )
     found, usual = explaining.path_shares(model, x, start, named_generator(0))
     exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
     size = np.abs(exact).sum()
-    np.testing.assert_allclose(found, [exact[span].sum() for span in spans], atol=1e-5 * size)  # stops are in float32
+    np.testing.assert_allclose(
+        found, [exact[span].sum() for span in spans], atol=1e-5 * size
+    )  # stops are in float32
     assert usual == pytest.approx((start @ matrix @ start).item(), rel=1e-5)
 
 
@@ -445,11 +550,17 @@ def test_shares_of_doubt_add_up_and_name_the_column_that_was_moved(home: Path):
 def test_prototypes_are_in_the_units_of_the_table(here: Path):
     random = np.random.default_rng(0)
     side = np.arange(300) % 2
-    table = pd.DataFrame({"age": 20 + 50 * side + random.normal(0, 0.5, 300), "job": np.where(side, "judge", "pupil")})
-    model = CompoundRegressor(Method("map", widths=(5,)), max_epochs=1, random_state=0).fit(table, table["age"] * 2)
+    table = pd.DataFrame(
+        {"age": 20 + 50 * side + random.normal(0, 0.5, 300), "job": np.where(side, "judge", "pupil")}
+    )
+    model = CompoundRegressor(Method("map", widths=(5,)), max_epochs=1, random_state=0).fit(
+        table, table["age"] * 2
+    )
     found = explaining.explain(model, pd.DataFrame({"age": [69.0], "job": ["judge"]}), named_generator(0))
     assert found.prototypes["job"].tolist() == ["judge"] * 3
-    assert all(abs(float(age) - 70) < 2.5 for age in found.prototypes["age"])  # within five standard deviations
+    assert all(
+        abs(float(age) - 70) < 2.5 for age in found.prototypes["age"]
+    )  # within five standard deviations
 
 
 @pytest.mark.parametrize("kind", ["html", "png"])
@@ -469,7 +580,9 @@ def test_exported_program_answers_like_the_model(home: Path, here: Path):
     assert "dear.pt2" in good("export", home / "dear.model", "--rows", 20).output
     model = load(home / "dear.model")
     x = pd.read_csv(home / "new.csv")[["size", "weight", "city", "garden"]].head(20)
-    probabilities, *_, distance = torch.export.load("dear.pt2").module()(torch.tensor(model.encoder_.numbers(x)))
+    probabilities, *_, distance = torch.export.load("dear.pt2").module()(
+        torch.tensor(model.encoder_.numbers(x))
+    )
     np.testing.assert_allclose(probabilities, model.predict_proba(x), atol=1e-5)
     np.testing.assert_allclose(distance, model.ood_score(x), rtol=1e-5)
     assert [entry.name for entry in here.iterdir()] == ["dear.pt2"]
@@ -485,7 +598,9 @@ def spoil(text: str, line: int, old: str, new: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLE = "size,weight,city,garden,price\n" + "".join(f"{40 + i}.5,{i % 7},Ulm,true,{100 + i}.25\n" for i in range(30))
+TABLE = "size,weight,city,garden,price\n" + "".join(
+    f"{40 + i}.5,{i % 7},Ulm,true,{100 + i}.25\n" for i in range(30)
+)
 BAD = {
     "no-target": (TABLE.replace("price", "cost"), ["no column 'price'", "cost"]),
     "empty": ("", ["is empty"]),
@@ -524,7 +639,10 @@ def test_bad_files_are_refused_by_fit(here: Path, name: str, packed: bool):
 
 @pytest.mark.parametrize("name", ["empty", "no-rows", "short", "word", "not-utf8", "endless", "no-column"])
 def test_bad_files_are_refused_by_predict_and_evaluate(home: Path, here: Path, name: str):
-    bad = {**BAD, "no-column": (TABLE.replace("city", "town"), ["no column 'city'", "size, weight, city, garden"])}
+    bad = {
+        **BAD,
+        "no-column": (TABLE.replace("city", "town"), ["no column 'city'", "size, weight, city, garden"]),
+    }
     content, expected = bad[name]
     write("t.csv", content)
     refused(run("predict", home / "price.model", "t.csv"), "t.csv", *expected)
@@ -533,13 +651,23 @@ def test_bad_files_are_refused_by_predict_and_evaluate(home: Path, here: Path, n
     assert [entry.name for entry in here.iterdir()] == ["t.csv"]
 
 
-def test_an_error_in_the_last_row_leaves_the_former_answers_alone(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = "".join(f"{40 + i % 20}.5,{i % 7},Ulm,true,{100 + i % 50}.25\n" for i in range(60_000))  # more than one block of the reader
+def test_an_error_in_the_last_row_leaves_the_former_answers_alone(
+    home: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lines = "".join(
+        f"{40 + i % 20}.5,{i % 7},Ulm,true,{100 + i % 50}.25\n" for i in range(60_000)
+    )  # more than one block of the reader
     write("t.csv", "size,weight,city,garden,price\n" + lines + "1,2,Ulm,true,maybe\n1,many,Ulm,true,4\n")
     Path("a.csv").write_text("kept")
     answers = pd.DataFrame({name: np.zeros(streaming.PIECE) for name in NUMBERS})
     monkeypatch.setattr(streaming, "predict_frame", lambda model, table, coverage: answers.head(len(table)))
-    refused(run("predict", home / "price.model", "t.csv", "--out", "a.csv"), "t.csv", "line 60003", "'weight'", "'many'")
+    refused(
+        run("predict", home / "price.model", "t.csv", "--out", "a.csv"),
+        "t.csv",
+        "line 60003",
+        "'weight'",
+        "'many'",
+    )
     assert Path("a.csv").read_text() == "kept"
     assert sorted(entry.name for entry in here.iterdir()) == ["a.csv", "t.csv"]
 
@@ -580,7 +708,12 @@ def test_bad_wishes_are_refused_before_any_work(home: Path, here: Path, monkeypa
         (("fit", *table, "--false-alarms", "2"), "false_alarms is 2"),
         (("fit", *table, "--out", "full"), "full", "notes.txt"),
         (("fit", *table, "--out", "t.csv"), "t.csv is a file"),
-        (("fit", "t.csv", "--target", "city", "--task", "regression"), "line 2", "'Ulm'", "--task classification"),
+        (
+            ("fit", "t.csv", "--target", "city", "--task", "regression"),
+            "line 2",
+            "'Ulm'",
+            "--task classification",
+        ),
         (("predict", "nothing", new), "nothing"),
         (("predict", model, new, "--out", "a.doc"), "a.doc", ".parquet"),
         (("predict", model, new, "--out", "no/a.csv"), "no is no folder"),
@@ -614,7 +747,11 @@ def test_every_command_shows_an_example(name: str):
 
 
 def test_dollars_in_names_are_letters(here: Path):
-    table = frame(60).drop(columns="dear").rename(columns={"size": r"$\frac{", "city": "x_{$^", "price": "price $^$\\{"})
+    table = (
+        frame(60)
+        .drop(columns="dear")
+        .rename(columns={"size": r"$\frac{", "city": "x_{$^", "price": "price $^$\\{"})
+    )
     table.to_csv("t$.csv", index=False)
     good("fit", "t$.csv", "--target", "price $^$\\{", "--out", "m", *TINY)
     good("evaluate", "m", "t$.csv", "--out", "e.html")
@@ -627,7 +764,11 @@ def test_a_killed_report_blocks_no_later_fit(here: Path):
     good(*words)
     (here / "m" / ".report.html.0123abcd.new").write_text("half a rep")
     good(*words)
-    assert sorted(path.name for path in (here / "m").iterdir()) == ["config.json", "report.html", "tensors.safetensors"]
+    assert sorted(path.name for path in (here / "m").iterdir()) == [
+        "config.json",
+        "report.html",
+        "tensors.safetensors",
+    ]
     assert sorted(path.name for path in here.iterdir()) == ["m", "t.csv"]
 
 
@@ -644,12 +785,24 @@ def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(persist, "_write", cut_off)
     result = run(*words)
     assert result.exit_code == 130 and "stopped" in result.output
-    assert [path.name for path in here.iterdir()] == ["t.csv"]  # neither a model without its report nor anything else
+    assert [path.name for path in here.iterdir()] == [
+        "t.csv"
+    ]  # neither a model without its report nor anything else
 
 
-def test_places_that_cannot_be_written_are_refused_before_any_work(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    looked = (fitting, "fit_table"), (reading, "load_estimator"), (evaluating, "load_estimator"), (explaining, "explain_row")
-    for module, name in looked:  # all of them imported by now: what is imported while it is patched would stay so
+def test_places_that_cannot_be_written_are_refused_before_any_work(
+    home: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    looked = (
+        (fitting, "fit_table"),
+        (reading, "load_estimator"),
+        (evaluating, "load_estimator"),
+        (explaining, "explain_row"),
+    )
+    for (
+        module,
+        name,
+    ) in looked:  # all of them imported by now: what is imported while it is patched would stay so
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("worked before it looked"))
     Path("file").write_text("")
     model, new = home / "price.model", home / "new.csv"

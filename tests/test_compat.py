@@ -23,7 +23,15 @@ def in_place(call, *rest) -> torch.Tensor:
 
 def fused_adam() -> torch.Tensor:
     values, states = ONE.clone(), [torch.zeros(2), torch.zeros(2)]
-    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    rates = {
+        "lr": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "weight_decay": 0.0,
+        "eps": 1e-8,
+        "amsgrad": False,
+        "maximize": False,
+    }
     compat.fused_adam_([values], [TWO], [states[0]], [states[1]], [], [torch.tensor(1.0)], **rates)
     return values
 
@@ -65,20 +73,60 @@ def traced() -> int:
 
 
 BREAKS = {  # what breaks without it, or where it has another meaning
-    "torch._foreach_add_": ("Adam counts its steps", lambda: in_place(compat.foreach_add_, torch.tensor(1.0)), ONE + 1),
-    "torch._foreach_clamp_max_": ("gradients are clipped by value", lambda: in_place(compat.foreach_clamp_max_, 3.5), ONE.clamp_max(3.5)),
-    "torch._foreach_clamp_min_": ("gradients are clipped by value", lambda: in_place(compat.foreach_clamp_min_, 3.5), ONE.clamp_min(3.5)),
-    "torch._foreach_lerp_": ("training averages weights", lambda: in_place(compat.foreach_lerp_, [TWO], 0.25), ONE.lerp(TWO, 0.25)),
-    "torch._foreach_mul": ("gradient of a Gaussian prior", lambda: compat.foreach_mul([ONE], torch.tensor(2.0))[0], 2 * ONE),
-    "torch._foreach_mul_": ("gradients are clipped by norm", lambda: in_place(compat.foreach_mul_, [TWO]), ONE * TWO),
+    "torch._foreach_add_": (
+        "Adam counts its steps",
+        lambda: in_place(compat.foreach_add_, torch.tensor(1.0)),
+        ONE + 1,
+    ),
+    "torch._foreach_clamp_max_": (
+        "gradients are clipped by value",
+        lambda: in_place(compat.foreach_clamp_max_, 3.5),
+        ONE.clamp_max(3.5),
+    ),
+    "torch._foreach_clamp_min_": (
+        "gradients are clipped by value",
+        lambda: in_place(compat.foreach_clamp_min_, 3.5),
+        ONE.clamp_min(3.5),
+    ),
+    "torch._foreach_lerp_": (
+        "training averages weights",
+        lambda: in_place(compat.foreach_lerp_, [TWO], 0.25),
+        ONE.lerp(TWO, 0.25),
+    ),
+    "torch._foreach_mul": (
+        "gradient of a Gaussian prior",
+        lambda: compat.foreach_mul([ONE], torch.tensor(2.0))[0],
+        2 * ONE,
+    ),
+    "torch._foreach_mul_": (
+        "gradients are clipped by norm",
+        lambda: in_place(compat.foreach_mul_, [TWO]),
+        ONE * TWO,
+    ),
     "torch._foreach_norm": ("a Gaussian prior", lambda: compat.foreach_norm([ONE])[0], torch.tensor(5.0)),
     "torch._fused_adam_": ("every step of Adam", fused_adam, ONE - 0.1 * TWO.sign()),
     "torch.optim.Adam._init_group": ("the first step of Adam", started, ["exp_avg", "exp_avg_sq", "step"]),
-    "torch.ops.aten.tanh_backward": ("gradients of hypernetworks and flows", lambda: compat.tanh_backward(ONE, TWO), ONE * (1 - TWO**2)),
-    "torch.ops.aten.threshold_backward": ("gradients of hypernetworks", lambda: compat.threshold_backward(ONE, TWO, 0), ONE * (TWO > 0)),
-    "torch.ops.aten.hardtanh_backward": ("gradients of mnf", lambda: compat.hardtanh_backward(ONE, TWO, -1.5, 1.5), ONE * (TWO < 1.5)),
+    "torch.ops.aten.tanh_backward": (
+        "gradients of hypernetworks and flows",
+        lambda: compat.tanh_backward(ONE, TWO),
+        ONE * (1 - TWO**2),
+    ),
+    "torch.ops.aten.threshold_backward": (
+        "gradients of hypernetworks",
+        lambda: compat.threshold_backward(ONE, TWO, 0),
+        ONE * (TWO > 0),
+    ),
+    "torch.ops.aten.hardtanh_backward": (
+        "gradients of mnf",
+        lambda: compat.hardtanh_backward(ONE, TWO, -1.5, 1.5),
+        ONE * (TWO < 1.5),
+    ),
     "torch._C._len_torch_dispatch_stack": ("loops run inside traces, which do not see them", traced, 1),
-    "torch._C._functorch.peek_interpreter_stack": ("loops run inside torch.func", lambda: (compat.transforms(), in_vmap()), (None, True)),
+    "torch._C._functorch.peek_interpreter_stack": (
+        "loops run inside torch.func",
+        lambda: (compat.transforms(), in_vmap()),
+        (None, True),
+    ),
     "torch._C._autograd._get_current_graph_task_keep_graph": (
         "a second backward",
         lambda: (kept(True), kept(False)),
@@ -99,12 +147,23 @@ def test_private_functions_do_what_is_asked_of_them(path):
 
 
 def test_one_that_is_gone_is_named_in_a_sentence(monkeypatch):
-    for path in ("torch._gone", "torch._C._gone", "torch.ops.aten._gone", f"{compat.TRACING}.gone", "torch.gone.further"):
-        with pytest.raises(ValueError, match=f"^torch {torch.__version__.replace('+', '.')} has no {path}, which compound calls: install"):
+    for path in (
+        "torch._gone",
+        "torch._C._gone",
+        "torch.ops.aten._gone",
+        f"{compat.TRACING}.gone",
+        "torch.gone.further",
+    ):
+        with pytest.raises(
+            ValueError,
+            match=f"^torch {torch.__version__.replace('+', '.')} has no {path}, which compound calls: install",
+        ):
             compat.private(path)
     monkeypatch.delattr(torch, "_fused_adam_")
     spec = importlib.util.spec_from_file_location("again", compat.__file__)
-    with pytest.raises(ValueError, match=r"has no torch\._fused_adam_, "):  # before any work: when the library is loaded
+    with pytest.raises(
+        ValueError, match=r"has no torch\._fused_adam_, "
+    ):  # before any work: when the library is loaded
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
@@ -112,10 +171,16 @@ def test_they_are_called_through_one_file_and_all_of_them_are_tested():
     fetched = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if path.name == "compat.py" and isinstance(node, ast.Call) and ast.unparse(node.func) == "private":
+            if (
+                path.name == "compat.py"
+                and isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "private"
+            ):
                 fetched.add(eval(ast.unparse(node.args[0]), {"TRACING": compat.TRACING}))
             elif path.name != "compat.py" and isinstance(node, ast.Attribute | ast.ImportFrom):
                 name = f"{node.module}." if isinstance(node, ast.ImportFrom) else ast.unparse(node)
-                private = name.startswith(("torch._", "torch.ops.", "torch.fx.")) and name != "torch.__version__"
+                private = (
+                    name.startswith(("torch._", "torch.ops.", "torch.fx.")) and name != "torch.__version__"
+                )
                 assert not private, f"{path.name}, line {node.lineno}: fetch {name} in compat.py"
     assert fetched == set(BREAKS)

@@ -52,7 +52,10 @@ def test_digits_split_keeps_every_digit_once_and_the_classes_in_proportion():
     for label in range(10):
         assert abs((parts.y_test == label).sum().item() - share * (labels == label).sum()) <= 1
     picture = {tuple(row): label for row, label in zip(theirs.tolist(), labels.tolist(), strict=True)}
-    assert all(picture[tuple(row)] == label for row, label in zip((parts.x_test * 16).tolist(), parts.y_test.tolist(), strict=True))
+    assert all(
+        picture[tuple(row)] == label
+        for row, label in zip((parts.x_test * 16).tolist(), parts.y_test.tolist(), strict=True)
+    )
     assert torch.equal(parts.x_test, digits(0).x_test)
     assert not torch.equal(parts.x_test, digits(1).x_test)
 
@@ -61,7 +64,9 @@ def test_photographs_are_patches_of_the_shrunk_pictures():
     from sklearn.datasets import load_sample_images
 
     grey = torch.tensor(load_sample_images().images[0]).double().mean(-1) / 255
-    tile = torch.stack([grey[4 * r : 4 * r + 4, 4 * c : 4 * c + 4].mean() for r in range(106) for c in range(160)]).view(106, 160)
+    tile = torch.stack(
+        [grey[4 * r : 4 * r + 4, 4 * c : 4 * c + 4].mean() for r in range(106) for c in range(160)]
+    ).view(106, 160)
     patch = photographs(3, 0)[2].view(8, 8).double()  # the third one is of the first picture again
     places = tile.unfold(0, 8, 1).unfold(1, 8, 1)  # (99, 153, 8, 8)
     assert (places - patch).abs().amax((2, 3)).min() < 1e-6

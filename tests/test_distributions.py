@@ -9,7 +9,13 @@ from torch.distributions import Independent, MixtureSameFamily, Normal, kl_diver
 from torch.distributions.categorical import Categorical
 from torch.testing import assert_close
 
-from compound.distributions import MatrixNormal, mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile
+from compound.distributions import (
+    MatrixNormal,
+    mixture_cdf,
+    mixture_entropy,
+    mixture_log_prob,
+    mixture_quantile,
+)
 from compound.random import named_generator
 
 
@@ -33,7 +39,10 @@ def test_kl_to_independent_normals():
     p = some(1)
     q = Normal(torch.tensor(0.3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))
     ones = torch.ones(3, dtype=torch.float64), 2 * torch.ones(4, dtype=torch.float64)
-    assert_close(kl_divergence(p, q), kl_divergence(p, MatrixNormal(torch.full((3, 4), 0.3, dtype=torch.float64), *ones)))
+    assert_close(
+        kl_divergence(p, q),
+        kl_divergence(p, MatrixNormal(torch.full((3, 4), 0.3, dtype=torch.float64), *ones)),
+    )
 
 
 def test_the_law_does_not_know_how_scale_is_shared_between_the_factors():
@@ -71,7 +80,9 @@ def test_draws_have_the_moments_of_the_law_and_come_from_the_generator():
 def test_gradients_reach_mean_and_factors():
     tensors = [t.requires_grad_() for t in (some(6).mean, some(6).row, some(6).col)]
     torch.autograd.gradcheck(lambda m, r, c: kl_divergence(MatrixNormal(m, r, c), some(7)), tensors)
-    torch.autograd.gradcheck(lambda m, r, c: MatrixNormal(m, r, c).rsample(generator=named_generator(2)), tensors)
+    torch.autograd.gradcheck(
+        lambda m, r, c: MatrixNormal(m, r, c).rsample(generator=named_generator(2)), tensors
+    )
 
 
 def test_bad_arguments_are_named():
@@ -94,7 +105,9 @@ def test_mixture_log_prob_and_cdf(mixture):
     means, variances = mixture
     y = torch.randn(4, 2, generator=named_generator(9), dtype=torch.float64)
     weights = Categorical(torch.ones(4, 7, dtype=torch.float64))
-    joint = MixtureSameFamily(weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1))
+    joint = MixtureSameFamily(
+        weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1)
+    )
     assert_close(mixture_log_prob(y, means, variances), joint.log_prob(y), rtol=1e-10, atol=1e-10)
     each = MixtureSameFamily(weights, Normal(means[..., 1].T, variances[..., 1].T.sqrt()))
     assert_close(mixture_cdf(y, means, variances)[:, 1], each.cdf(y[:, 1]), rtol=1e-10, atol=1e-10)
@@ -111,7 +124,9 @@ def test_entropy_by_a_fine_grid(mixture):
     grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
     for row, target in ((0, 0), (2, 1), (3, 0)):
         m, v = means[:, row : row + 1, target : target + 1], variances[:, row : row + 1, target : target + 1]
-        logs = torch.stack([mixture_log_prob(grid.reshape(-1, 1), m.expand(-1, len(grid), 1), v.expand(-1, len(grid), 1))]).squeeze()
+        logs = torch.stack(
+            [mixture_log_prob(grid.reshape(-1, 1), m.expand(-1, len(grid), 1), v.expand(-1, len(grid), 1))]
+        ).squeeze()
         exact = -torch.trapezoid(logs.exp() * logs, grid)
         assert_close(mixture_entropy(means, variances, points=96)[row, target], exact, rtol=0, atol=1e-4)
 
@@ -125,11 +140,20 @@ def test_weighted_mixture_against_torch(mixture, log_weights):
     means, variances = mixture
     y = torch.randn(4, 2, generator=named_generator(11), dtype=torch.float64)
     weights = Categorical(logits=log_weights[..., 0].T)
-    joint = MixtureSameFamily(weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1))
-    assert_close(mixture_log_prob(y, means, variances, log_weights), joint.log_prob(y), rtol=1e-10, atol=1e-10)
+    joint = MixtureSameFamily(
+        weights, Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1)
+    )
+    assert_close(
+        mixture_log_prob(y, means, variances, log_weights), joint.log_prob(y), rtol=1e-10, atol=1e-10
+    )
     for target in (0, 1):
         each = MixtureSameFamily(weights, Normal(means[..., target].T, variances[..., target].T.sqrt()))
-        assert_close(mixture_cdf(y, means, variances, log_weights)[:, target], each.cdf(y[:, target]), rtol=1e-10, atol=1e-10)
+        assert_close(
+            mixture_cdf(y, means, variances, log_weights)[:, target],
+            each.cdf(y[:, target]),
+            rtol=1e-10,
+            atol=1e-10,
+        )
         for q in (0.01, 0.5, 0.95):
             at = mixture_quantile(q, means, variances, log_weights)[:, target]
             assert_close(each.cdf(at), torch.full((4,), q, dtype=torch.float64), rtol=0, atol=1e-9)
@@ -137,7 +161,9 @@ def test_weighted_mixture_against_torch(mixture, log_weights):
         logs = each.log_prob(grid.unsqueeze(-1))  # (grid, rows)
         exact = -torch.trapezoid(logs.exp() * logs, grid, dim=0)
         for points, error in ((24, 5e-3), (96, 1e-4)):
-            assert_close(mixture_entropy(means, variances, log_weights, points)[:, target], exact, rtol=0, atol=error)
+            assert_close(
+                mixture_entropy(means, variances, log_weights, points)[:, target], exact, rtol=0, atol=error
+            )
 
 
 def test_even_weights_change_nothing(mixture):
@@ -145,12 +171,15 @@ def test_even_weights_change_nothing(mixture):
     y = torch.randn(4, 2, generator=named_generator(12), dtype=torch.float64)
     for function in (mixture_log_prob, mixture_cdf):
         assert_close(function(y, *mixture, even), function(y, *mixture), rtol=1e-12, atol=1e-14)
-    assert_close(mixture_quantile(0.2, *mixture, even), mixture_quantile(0.2, *mixture), rtol=1e-10, atol=1e-10)
+    assert_close(
+        mixture_quantile(0.2, *mixture, even), mixture_quantile(0.2, *mixture), rtol=1e-10, atol=1e-10
+    )
     assert_close(mixture_entropy(*mixture, even), mixture_entropy(*mixture), rtol=1e-12, atol=1e-14)
 
 
 def test_entropy_of_one_gaussian_is_exact():
     variance = torch.tensor([[[4.0]]], dtype=torch.float64)
     assert_close(
-        mixture_entropy(torch.ones_like(variance), variance).squeeze(), Normal(0.0, torch.tensor(2.0, dtype=torch.float64)).entropy()
+        mixture_entropy(torch.ones_like(variance), variance).squeeze(),
+        Normal(0.0, torch.tensor(2.0, dtype=torch.float64)).entropy(),
     )

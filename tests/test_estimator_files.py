@@ -25,7 +25,11 @@ def regressor() -> CompoundRegressor:
 @pytest.fixture(scope="module")
 def classifier() -> CompoundClassifier:
     frame = mixed(80)
-    return clone(CLASSIFIER).set_params(random_state=np.random.RandomState(0), max_epochs=3).fit(frame, frame["kind"].astype(str))
+    return (
+        clone(CLASSIFIER)
+        .set_params(random_state=np.random.RandomState(0), max_epochs=3)
+        .fit(frame, frame["kind"].astype(str))
+    )
 
 
 @pytest.fixture
@@ -36,12 +40,17 @@ def saved(regressor, tmp_path):
 
 def test_a_saved_regressor_answers_with_the_same_bits(regressor, saved):
     again, (x, _) = compound.load(saved), line(30, seed=1)
-    assert type(again) is CompoundRegressor and again.get_params() | {"method": 0} == regressor.get_params() | {"method": 0}
+    assert type(again) is CompoundRegressor and again.get_params() | {
+        "method": 0
+    } == regressor.get_params() | {"method": 0}
     for mine, other in zip(regressor.predict_interval(x), again.predict_interval(x), strict=True):
         assert np.array_equal(mine, other)
     for mine, other in zip(regressor.decompose(x), again.decompose(x), strict=True):
         assert np.array_equal(mine, other)
-    assert np.array_equal(regressor.ood_score(x), again.ood_score(x)) and regressor.threshold_ == again.threshold_
+    assert (
+        np.array_equal(regressor.ood_score(x), again.ood_score(x))
+        and regressor.threshold_ == again.threshold_
+    )
     np.testing.assert_equal(again.history_.columns, regressor.history_.columns)  # NaN counts as equal
     again.fit(*line(40))  # and it can learn anew
 
@@ -62,7 +71,11 @@ def test_a_saved_classifier_knows_its_columns_and_labels(classifier, tmp_path):
 def test_labels_of_every_kind_come_back(labels, tmp_path):
     x, y = line(40)
     dtype = object if isinstance(labels[0], str) else None
-    model = clone(CLASSIFIER).set_params(max_epochs=1).fit(x, np.array(labels, dtype=dtype)[(y > 1000).astype(int)])
+    model = (
+        clone(CLASSIFIER)
+        .set_params(max_epochs=1)
+        .fit(x, np.array(labels, dtype=dtype)[(y > 1000).astype(int)])
+    )
     model.save(tmp_path / "model")
     again = compound.load(tmp_path / "model")
     assert again.classes_.tolist() == labels and again.classes_.dtype == model.classes_.dtype
@@ -107,7 +120,9 @@ def test_parts_of_two_models_do_not_mix(saved, tmp_path):
         compound.load(saved)
 
 
-@pytest.mark.parametrize("entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("single", True)])
+@pytest.mark.parametrize(
+    "entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("single", True)]
+)
 def test_edited_words_are_refused(saved, entry, value):
     words = json.loads((saved / CONFIG).read_text())
     assert words["config"][entry] != value
@@ -213,7 +228,9 @@ def test_exported_programs_answer_as_the_estimator_does(regressor, tmp_path):
     parts = regressor.decompose(x)
     wanted = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
     for mine, other in zip(answer, wanted, strict=True):
-        np.testing.assert_allclose(mine.detach().numpy(), other, rtol=1e-5, atol=1e-5)  # distances are in float32
+        np.testing.assert_allclose(
+            mine.detach().numpy(), other, rtol=1e-5, atol=1e-5
+        )  # distances are in float32
 
 
 def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path):
@@ -222,7 +239,9 @@ def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path)
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
     frame = mixed(10, seed=1)
     numbers = torch.from_numpy(classifier.encoder_.numbers(frame))
-    np.testing.assert_allclose(program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-5)
+    np.testing.assert_allclose(
+        program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-5
+    )
     words = json.loads(extra["compound.json"])
     assert words["classes"] == ["a", "b", "c"] and words["inputs"] == classifier.encoder_.names
     assert words["outputs"][0] == "probabilities" and words["threshold"] == classifier.threshold_

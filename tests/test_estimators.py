@@ -23,7 +23,9 @@ from compound.types import Task
 TINY = {"widths": (20,), "hyper": (10,)}
 REGRESSOR = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=20, batch_size=32)
 CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=15, batch_size=32)
-EXCUSED = {"check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in scikit-learn's own SGD"}
+EXCUSED = {
+    "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in scikit-learn's own SGD"
+}
 
 
 @parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=lambda estimator: EXCUSED)
@@ -124,14 +126,20 @@ def test_a_row_of_weight_zero_is_as_if_it_were_not_there():
     small = clone(REGRESSOR).set_params(random_state=0, max_epochs=3)
     without = clone(small).fit(x[20:], y[20:]).predict(x)
     assert np.array_equal(clone(small).fit(x, y, sample_weight=weight).predict(x), without)
-    assert np.array_equal(clone(small).fit(x, y, sample_weight=4 * weight).predict(x), without)  # only proportions count
+    assert np.array_equal(
+        clone(small).fit(x, y, sample_weight=4 * weight).predict(x), without
+    )  # only proportions count
 
 
 def test_heavier_rows_count_more():
     x = np.zeros((200, 1))
     y = np.repeat(["light", "heavy"], 100)
     weight = np.where(y == "heavy", 9.0, 1.0)
-    model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=20, early_stopping=False).fit(x, y, sample_weight=weight)
+    model = (
+        clone(CLASSIFIER)
+        .set_params(random_state=0, max_epochs=20, early_stopping=False)
+        .fit(x, y, sample_weight=weight)
+    )
     assert model.classes_[0] == "heavy" and model.predict_proba(x)[0, 0] > 0.7  # 0.5 without weights
 
 
@@ -148,7 +156,13 @@ def test_rare_classes_keep_honest_probabilities():
 
 def mixed(rows: int, seed: int = 0) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
-    frame = pd.DataFrame({"size": draw.normal(size=rows), "colour": draw.choice(["red", "green"], rows), "new": draw.random(rows) < 0.5})
+    frame = pd.DataFrame(
+        {
+            "size": draw.normal(size=rows),
+            "colour": draw.choice(["red", "green"], rows),
+            "new": draw.random(rows) < 0.5,
+        }
+    )
     frame["kind"] = pd.Categorical(draw.choice(["a", "b", "c"], rows))
     frame.loc[::7, "size"] = np.nan
     frame.loc[3, "colour"] = None
@@ -176,7 +190,12 @@ def test_frames_with_words_and_gaps_just_work():
 def test_search_reaches_the_options_of_a_method():
     x, y = line(60)
     tiny = clone(REGRESSOR).set_params(max_epochs=2, random_state=0)
-    search = GridSearchCV(make_pipeline(StandardScaler(), tiny), {"compoundregressor__method__lam": [1e-5, 1e-2]}, cv=2, n_jobs=2).fit(x, y)
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), tiny),
+        {"compoundregressor__method__lam": [1e-5, 1e-2]},
+        cv=2,
+        n_jobs=2,
+    ).fit(x, y)
     assert search.best_params_["compoundregressor__method__lam"] in (1e-5, 1e-2)
     assert tiny.method.options.get("lam") is None  # the original is left alone
     named = CompoundRegressor("ml-cdn").set_params(method__lam=0.5)
@@ -193,7 +212,9 @@ def test_warm_start_goes_on_from_where_it_was():
         warm.fit(x, y)
     assert warm.score(x, y) > once + 0.1
     with pytest.raises(ValueError, match="warm_start"):
-        clone(CLASSIFIER).set_params(warm_start=True, max_epochs=1).fit(x, y > 1000).fit(x, np.repeat(["a", "b"], 50))
+        clone(CLASSIFIER).set_params(warm_start=True, max_epochs=1).fit(x, y > 1000).fit(
+            x, np.repeat(["a", "b"], 50)
+        )
 
 
 def test_callbacks_see_the_training():
@@ -235,7 +256,9 @@ def test_the_guard_needs_no_memory_itself():
         CompoundRegressor(method).fit(*line(20))
     with pytest.raises(ValueError, match=r"widths is .* give a list of whole numbers"):
         CompoundRegressor(Method("map", widths=(10**10, 10**10))).fit(*line(20))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB; the weights would be 40 GB
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+    )  # KiB; the weights would be 40 GB
 
 
 def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
@@ -268,21 +291,32 @@ def test_units_of_y_do_not_matter(power: int):
     mean, std = model.fit(x, y).predict(x, return_std=True)
     lower, total = model.predict_interval(x).lower, model.decompose(x).total
     scaled = clone(model).fit(x, y * 2.0**power)
-    for mine, theirs in zip((mean, std, lower), (*scaled.predict(x, return_std=True), scaled.predict_interval(x).lower), strict=True):
+    for mine, theirs in zip(
+        (mean, std, lower),
+        (*scaled.predict(x, return_std=True), scaled.predict_interval(x).lower),
+        strict=True,
+    ):
         np.testing.assert_allclose(theirs * 2.0**-power, mine, rtol=1e-9)  # a quantile is found by steps
     assert np.array_equal(scaled.decompose(x).total * 2.0**-power * 2.0**-power, total)
 
 
 def test_targets_whose_squares_cannot_be_told_apart_are_refused():
     x, y = line(20)
-    for factor, advice in ((1e-162, "multiply it"), (1e-300, "multiply it"), (1e160, "divide it"), (1e300, "divide it")):
+    for factor, advice in (
+        (1e-162, "multiply it"),
+        (1e-300, "multiply it"),
+        (1e160, "divide it"),
+        (1e300, "divide it"),
+    ):
         with pytest.raises(ValueError, match=f"square: {advice} by a constant"):
             CompoundRegressor(max_epochs=1).fit(x, y * factor)
     constant = CompoundRegressor("map", max_epochs=1, random_state=0).fit(x, np.full(20, 1e-200))
     assert np.isfinite(constant.predict(x)).all()
 
 
-@pytest.mark.parametrize("kind,width", [(CompoundRegressor, 3), (CompoundRegressor, 70), (CompoundClassifier, 70)])
+@pytest.mark.parametrize(
+    "kind,width", [(CompoundRegressor, 3), (CompoundRegressor, 70), (CompoundClassifier, 70)]
+)
 def test_a_row_alone_has_the_bits_it_has_among_others(kind, width: int):
     """Wide inputs have distances in the shape of each centre's rows: there neighbours decide which products are made."""
     random = np.random.default_rng(0)
@@ -298,7 +332,10 @@ def test_a_row_alone_has_the_bits_it_has_among_others(kind, width: int):
             found["lower"], found["upper"] = model.predict_interval(rows)
         else:
             found["probabilities"], found["set"] = model.predict_proba(rows), model.predict_set(rows)
-        return found | {f"asked {name}": column.to_numpy() for name, column in predict_frame(model, pd.DataFrame(rows)).items()}
+        return found | {
+            f"asked {name}": column.to_numpy()
+            for name, column in predict_frame(model, pd.DataFrame(rows)).items()
+        }
 
     whole = everything(x)
     for some in ([0], [130], [299], [3, 250, 17], list(range(1, 300)), list(range(299, -1, -1))):

@@ -30,7 +30,9 @@ def test_distance_is_the_ridge_whitened_distance_to_the_nearest_centre():
     far = DistanceAwareNoise(5).double()
     far.fit(x, named_generator(1))
     covariance = torch.cov(x.T)
-    inverse = torch.linalg.inv(covariance + RIDGE[0] * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64))
+    inverse = torch.linalg.inv(
+        covariance + RIDGE[0] * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64)
+    )
     values, vectors = torch.linalg.eigh(covariance)
     back = vectors.flip(1) * (values.flip(0) + RIDGE[0] * covariance.diagonal().mean()).sqrt()
     centres = far.centres @ back.T + x.mean(0)  # in the original coordinates
@@ -51,9 +53,14 @@ def test_wide_inputs_keep_leading_directions_and_lose_little():
     assert far.distance(moved).min() > far.ramp[1] > far.distance(x[2500:]).quantile(0.97)
     ridge = RIDGE[1] * torch.cov(x[:2000].T).diagonal().mean()
     step = torch.randn(300, generator=g, dtype=torch.float64)
-    step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(-1)  # outside all leading directions
+    step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(
+        -1
+    )  # outside all leading directions
     outside = far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
-    assert abs(outside * ridge.sqrt() / far.residual_precision[far.centres.norm(dim=1).argmin()].sqrt() - 1) < 0.05
+    assert (
+        abs(outside * ridge.sqrt() / far.residual_precision[far.centres.norm(dim=1).argmin()].sqrt() - 1)
+        < 0.05
+    )
 
 
 @pytest.mark.parametrize("rows", [60, 400, 3000])
@@ -71,7 +78,9 @@ def test_the_99_percent_distance_holds_for_new_rows(rows):
 def test_tensors_lie_as_they_will_be_loaded():
     far = DistanceAwareNoise(6)
     far.fit(blobs(200, 6), named_generator(0))
-    assert all(value.is_contiguous() for value in far.buffers())  # products of another layout differ in the last bit
+    assert all(
+        value.is_contiguous() for value in far.buffers()
+    )  # products of another layout differ in the last bit
 
 
 def test_a_step_in_a_constant_column_is_far():
@@ -85,7 +94,9 @@ def test_a_step_in_a_constant_column_is_far():
 
 
 @pytest.mark.parametrize(
-    "x", [torch.zeros(1, 3), torch.ones(30, 3), torch.arange(4.0).reshape(2, 2)], ids=["one row", "all alike", "two rows"]
+    "x",
+    [torch.zeros(1, 3), torch.ones(30, 3), torch.arange(4.0).reshape(2, 2)],
+    ids=["one row", "all alike", "two rows"],
 )
 def test_few_or_equal_rows_are_no_obstacle(x):
     far = DistanceAwareNoise(x.shape[1])
@@ -100,13 +111,20 @@ def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
     far.fit(blobs(500, 6), named_generator(0))
     far.set_ramp(-8.0, 0.5, 14.0)
     d50, d99, edge, *_ = far.ramp
-    assert_close(far.at(torch.stack([d50, d99, edge])), torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]))
+    assert_close(
+        far.at(torch.stack([d50, d99, edge])),
+        torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]),
+    )
     middle = (edge + 2.9 * d99) / 2
-    assert_close(far.at(torch.stack([middle, 3 * d99])), torch.tensor([8 - 6 * math.log(2), 8.0]), rtol=1e-4, atol=1e-4)
+    assert_close(
+        far.at(torch.stack([middle, 3 * d99])), torch.tensor([8 - 6 * math.log(2), 8.0]), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_doubt_is_a_mixture_with_all_classes_alike():
-    logs = torch.log_softmax(3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1)
+    logs = torch.log_softmax(
+        3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1
+    )
     plain, odds = CategoricalPredictive.of(logs), torch.linspace(-20, 14, 50, dtype=torch.float64)
     y = torch.arange(50) % 5
     found = plain.mix_with_uniform(odds)
@@ -117,13 +135,17 @@ def test_doubt_is_a_mixture_with_all_classes_alike():
         assert_close(float(found.total[row]), -sum(p * math.log(p) for p in mixed))
         assert_close(float(found.log_prob(y)[row]), math.log(mixed[y[row]]))
     assert torch.equal(found.label, plain.label)
-    assert_close(found.aleatoric, torch.sigmoid(-odds) * plain.aleatoric)  # as far as the network is believed; the rest is epistemic
+    assert_close(
+        found.aleatoric, torch.sigmoid(-odds) * plain.aleatoric
+    )  # as far as the network is believed; the rest is epistemic
     assert (found.posterior >= plain.posterior).all() and (found.posterior.diff()[-10:] != 0).all()
 
 
 def test_scores_of_members_are_those_of_their_own_answers():
     likelihood = CategoricalLikelihood(5, "sample", 2)
-    logits = torch.randn(3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64)  # (members, outer, inner, rows, classes)
+    logits = torch.randn(
+        3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64
+    )  # (members, outer, inner, rows, classes)
     y, t = torch.arange(40) % 5, torch.linspace(-20, 14, 40, dtype=torch.float64)
     for loud in (None, t):
         draws = (logits, torch.zeros_like(logits))
@@ -145,7 +167,11 @@ def classifier():
     for name in ("ml-cdn", "vb-cdn"):
         weight = (torch.arange(1000) >= 200).float()
         model = build(Method(name, widths=(30,), hyper=(10,)), 6, task, 0)
-        fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=600, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0))
+        fit(
+            model,
+            make_dataset(x, y, task, weight),
+            TrainConfig(steps=600, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0),
+        )
         models[name] = model
     return models, x, y
 
@@ -172,7 +198,9 @@ def test_classes_far_away_are_doubtful(classifier, name, factor):
     model.far.ramp = torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
     silent = model.predict(moved_x, 100, named_generator(1))
     model.far.ramp = ramp
-    assert_close(p.aleatoric, torch.sigmoid(-model.far(moved_x)) * silent.aleatoric, rtol=1e-3, atol=1e-5)  # the rest is epistemic
+    assert_close(
+        p.aleatoric, torch.sigmoid(-model.far(moved_x)) * silent.aleatoric, rtol=1e-3, atol=1e-5
+    )  # the rest is epistemic
     assert (p.posterior >= silent.posterior).all()
 
 
@@ -202,9 +230,14 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
         p = model.predict(moved(model, x[:50], factor, factor), 50, named_generator(1))
         assert p.std.min() >= 1.5 * own
     start, direction = x[:20], torch.randn(20, 3, generator=named_generator(7))
-    scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
+    scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(
+        dim=-1, keepdim=True
+    )
     path = torch.stack(
-        [model.predict(start + u * scale * direction, 50, named_generator(1)).posterior.squeeze(-1) for u in torch.linspace(0, 1, 12)]
+        [
+            model.predict(start + u * scale * direction, 50, named_generator(1)).posterior.squeeze(-1)
+            for u in torch.linspace(0, 1, 12)
+        ]
     )
     assert (path[1:] >= 0.7 * path[:-1] - 0.02 * own**2).float().mean() > 0.97
     assert (path[-1] >= 0.98 * path[0]).all() and (path[-1] > 2 * path[0]).float().mean() > 0.8
@@ -212,7 +245,9 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
 
 def test_rows_are_measured_as_if_they_were_new(monkeypatch):
     """Five rows, one centre: each from the mean of the others, by their covariance, in units that they would have standardised."""
-    monkeypatch.setattr(clusters, "k_means", lambda u, count, seed: u.mean(0, keepdim=True))  # exact, where mini-batches are not
+    monkeypatch.setattr(
+        clusters, "k_means", lambda u, count, seed: u.mean(0, keepdim=True)
+    )  # exact, where mini-batches are not
     raw = blobs(5, 3).double()
     x = (raw - raw.mean(0)) / raw.std(0, correction=0)
     found = DistanceAwareNoise(3).double().fit(x, named_generator(0))
@@ -272,7 +307,9 @@ def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
     for row, beyond, distance in zip(asked, outside, found.distance(asked, outside), strict=True):
         k = int((row - found.centres).norm(dim=1).argmin())
         own = x[owner == k] - found.centres[k]
-        shape = (sum(torch.outer(v, v) for v in own) + 20 * shared) / (len(own) + 20) + 0.1 * torch.eye(70, dtype=torch.float64)
+        shape = (sum(torch.outer(v, v) for v in own) + 20 * shared) / (len(own) + 20) + 0.1 * torch.eye(
+            70, dtype=torch.float64
+        )
         gap = row - found.centres[k]
         assert_close(distance, (gap @ torch.linalg.solve(shape, gap) + beyond * 70 / shape.trace()).sqrt())
 
@@ -323,7 +360,11 @@ def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
 def test_a_file_without_shapes_is_measured_without_them():
     far = DistanceAwareNoise(70).double()
     far.fit(leaning(500, 0)[0], named_generator(0))
-    old = {name: value for name, value in far.state_dict().items() if name not in ("precision_roots", "residual_precision")}
+    old = {
+        name: value
+        for name, value in far.state_dict().items()
+        if name not in ("precision_roots", "residual_precision")
+    }
     far.load_state_dict(old)
     asked = leaning(20, 1)[0]
     u, outside = far.whitening(asked)

@@ -10,7 +10,14 @@ from fuzz_damages import Damage
 from fuzz_files import Subject, all_cases, subjects, watched
 
 STRIDE = 127  # a prime: no kind of damage is left out for good
-ALWAYS = ("a pipe", "a link to itself", "a link to endless zeros", "widths wide", "four gigabytes of nothing", "exp_avg_sq shorter")
+ALWAYS = (
+    "a pipe",
+    "a link to itself",
+    "a link to endless zeros",
+    "widths wide",
+    "four gigabytes of nothing",
+    "exp_avg_sq shorter",
+)
 
 
 def test_damaged_files_are_refused_in_a_sentence_or_answer_soundly(tmp_path):
@@ -23,7 +30,9 @@ def test_damaged_files_are_refused_in_a_sentence_or_answer_soundly(tmp_path):
     sample = [case for case in cases if case[0] % STRIDE == 0 or case[2].label.endswith(ALWAYS)]
     labels = {number: f"{subject.name}: {damage.label}" for number, subject, damage in cases}
     found = list(watched(sample, tmp_path))
-    assert [f"{o.words}: {labels[o.case]}: {o.detail}" for o in found if o.words not in ("refused", "answered")] == []
+    assert [
+        f"{o.words}: {labels[o.case]}: {o.detail}" for o in found if o.words not in ("refused", "answered")
+    ] == []
     counts = Counter(o.words for o in found)
     assert len(found) == len(sample) and counts["refused"] > counts["answered"] > 0
 

@@ -21,7 +21,10 @@ from compound.ops.jit import can_use_kernel, launch
 from compound.ops.moments import Options, moments, reference
 
 LOOPS = {
-    name: loop for room in (basic, flows, layers, multiplicative, noise) for name, loop in vars(room).items() if isinstance(loop, Loop)
+    name: loop
+    for room in (basic, flows, layers, multiplicative, noise)
+    for name, loop in vars(room).items()
+    if isinstance(loop, Loop)
 }
 
 FAKE = FakeTensorMode()
@@ -65,7 +68,15 @@ def overlapping(values: Tensor, other: Tensor) -> list[Tensor]:
 TENSORS: dict[str, Callable[[Tensor], Any]] = {  # of n > 1 numbers: what must be refused in their place
     **{
         str(kind): lambda t, kind=kind: t.to(kind)
-        for kind in (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn)
+        for kind in (
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int32,
+            torch.bool,
+            torch.complex64,
+            torch.float8_e4m3fn,
+        )
     },
     "one more": lambda t: torch.rand(len(t) + 1),
     "one less": lambda t: t[1:],
@@ -103,7 +114,10 @@ def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
     """A call with one thing wrong, and its name."""
     while True:
         tensors, numbers = made(loop, dice)
-        k, kind = dice.randrange(len(tensors)), dice.choice(["tensor", "tensor", "number", "size", "overlap", "few", "many", "members"])
+        k, kind = (
+            dice.randrange(len(tensors)),
+            dice.choice(["tensor", "tensor", "number", "size", "overlap", "few", "many", "members"]),
+        )
         if kind == "tensor" and tensors[k].numel() > 1:
             name = dice.choice(list(TENSORS))
             tensors[k] = TENSORS[name](tensors[k])
@@ -120,21 +134,38 @@ def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
                 return f"{list(loop.numbers)[j]} = {numbers[j]}", tensors, numbers
         if kind == "overlap":
             other = dice.randrange(len(tensors))
-            if other != k and (loop.writes[k] or loop.writes[other]) and min(tensors[k].numel(), tensors[other].numel()) > 0:
+            if (
+                other != k
+                and (loop.writes[k] or loop.writes[other])
+                and min(tensors[k].numel(), tensors[other].numel()) > 0
+            ):
                 tensors[k], tensors[other] = overlapping(tensors[k], tensors[other])
                 return f"{loop.arrays[k]} over {loop.arrays[other]}", tensors, numbers
         if kind in ("few", "many"):
             given = dice.choice([tensors, numbers])
             given.pop() if kind == "few" else given.append(given[-1])
             return kind, tensors, numbers
-        if kind == "members" and "members" in loop.numbers and "rows" in loop.numbers and "given" not in loop.numbers:
+        if (
+            kind == "members"
+            and "members" in loop.numbers
+            and "rows" in loop.numbers
+            and "given" not in loop.numbers
+        ):
             numbers[list(loop.numbers).index("members")] = dice.choice([2, 3])
             numbers[list(loop.numbers).index("rows")] = dice.choice([1, 5, 7])
-            return "rows that do not divide", [torch.rand(count) for count in counts_of(loop, numbers)], numbers
+            return (
+                "rows that do not divide",
+                [torch.rand(count) for count in counts_of(loop, numbers)],
+                numbers,
+            )
 
 
 def copies(tensors: list[Any]) -> list[Tensor]:
-    return [t.clone() for t in tensors if type(t) is Tensor and t.is_cpu and t.layout is torch.strided and t.dtype is torch.float32]
+    return [
+        t.clone()
+        for t in tensors
+        if type(t) is Tensor and t.is_cpu and t.layout is torch.strided and t.dtype is torch.float32
+    ]
 
 
 def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
@@ -146,7 +177,9 @@ def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
         with pytest.raises(ValueError):
             launch(loop, tensors, *numbers)
             pytest.fail(f"call {number}: {loop.name} took {name}")
-        assert all(map(torch.equal, copies(tensors), before)), f"call {number}: {loop.name} wrote, given {name}"
+        assert all(map(torch.equal, copies(tensors), before)), (
+            f"call {number}: {loop.name} wrote, given {name}"
+        )
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -156,7 +189,9 @@ def test_loops_write_where_they_say_and_only_there(name):
         tensors, numbers = made(loop, dice)
         before = [t.clone() for t in tensors]
         launch(loop, tensors, *numbers)
-        changed |= {place for place, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)}
+        changed |= {
+            place for place, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)
+        }
     assert changed == {place for place, writes in enumerate(loop.writes) if writes}
 
 
@@ -167,9 +202,15 @@ def test_what_is_only_read_may_share_memory():
 
 
 SENTENCES = {
-    "x of loop largest is torch.float64 on cpu: hand over torch.float32 on cpu": lambda: ((torch.zeros(2).double(),), 2),
+    "x of loop largest is torch.float64 on cpu: hand over torch.float32 on cpu": lambda: (
+        (torch.zeros(2).double(),),
+        2,
+    ),
     "x of loop largest has shape (2,), 2 numbers: it must have 3": lambda: ((torch.zeros(2),), 3),
-    "x of loop largest is a Sub: hand over a plain torch.Tensor": lambda: ((torch.zeros(2).as_subclass(Sub),), 2),
+    "x of loop largest is a Sub: hand over a plain torch.Tensor": lambda: (
+        (torch.zeros(2).as_subclass(Sub),),
+        2,
+    ),
     "count of loop largest is -1 (int): it must be int, not below 0": lambda: ((torch.zeros(2),), -1),
     "loop largest is given 0 tensors and 1 numbers: it takes x, count (int)": lambda: ((), 1),
 }
@@ -182,7 +223,12 @@ def test_the_sentence_names_loop_and_argument(sentence):
 
 
 def test_what_the_loops_cannot_take_goes_the_plain_way():
-    wide, heads, basis, options = torch.rand(5, 4), torch.rand(5, 11), torch.rand(4, 3), Options(10.0, True, True)
+    wide, heads, basis, options = (
+        torch.rand(5, 4),
+        torch.rand(5, 11),
+        torch.rand(4, 3),
+        Options(10.0, True, True),
+    )
     expected = reference(wide, heads, basis, options)
     assert can_use_kernel(wide, heads, basis) and not can_use_kernel(wide.as_subclass(Sub))
     mapped = torch.func.vmap(lambda h: moments(wide, h, basis, options))

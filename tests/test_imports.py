@@ -27,16 +27,49 @@ TABLE = {  # room: what it may import
     "attacks": {"types", "distributions"},
     "nn": {"random", "compat", "precision", "distributions", "ops"},
     "ood": {"ops", "types"},
-    "models": {"types", "random", "compat", "precision", "distributions", "predictive", "attacks", "ops", "nn", "ood"},
+    "models": {
+        "types",
+        "random",
+        "compat",
+        "precision",
+        "distributions",
+        "predictive",
+        "attacks",
+        "ops",
+        "nn",
+        "ood",
+    },
     "models.files": {*BASE, "models", "nn", "ood", "predictive"},  # models on disk
     "train": {*BASE, "compat", "models.base", "models.files"},
     "datasets": BASE,
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
     "tables": {*BASE, "ood", "models", "train", "estimators", "report"},
-    "experiments": {*BASE, *MATHS, "attacks", "nn", "ood", "models", "models.files", "train", "datasets", "estimators", "report"},
+    "experiments": {
+        *BASE,
+        *MATHS,
+        "attacks",
+        "nn",
+        "ood",
+        "models",
+        "models.files",
+        "train",
+        "datasets",
+        "estimators",
+        "report",
+    },
     "bench": {*BASE, "ood", "models", "train", "experiments"},
-    "cli": {"io", "models", "models.files", "estimators", "tables", "report", "datasets", "experiments", "bench"},
+    "cli": {
+        "io",
+        "models",
+        "models.files",
+        "estimators",
+        "tables",
+        "report",
+        "datasets",
+        "experiments",
+        "bench",
+    },
 }
 
 
@@ -55,19 +88,30 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports in full"
-            found |= {f"{node.module}.{alias.name}" if node.module.count(".") == 0 else node.module for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "compound" and name.split(".")[-1] not in ("__version__", "compound")}
+            found |= {
+                f"{node.module}.{alias.name}" if node.module.count(".") == 0 else node.module
+                for alias in node.names
+            }
+    return {
+        name
+        for name in found
+        if name.split(".")[0] == "compound" and name.split(".")[-1] not in ("__version__", "compound")
+    }
 
 
 def test_rooms_import_only_what_the_table_allows():
     wrong = []
     for path in SOURCE.rglob("*.py"):
-        module = ".".join(["compound", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+        module = ".".join(["compound", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        )
         here = "__init__" if module == "compound" else room(module)
         if here == "__init__":
             continue  # the public list names every room, lazily
         home = "models" if here == "models.base" else here
-        allowed = {home, here, *TABLE[home]} | ({"models.base"} if "models" in {home, *TABLE[home]} else set())
+        allowed = {home, here, *TABLE[home]} | (
+            {"models.base"} if "models" in {home, *TABLE[home]} else set()
+        )
         wrong += [f"{module} imports {name}" for name in imported(path) if room(name) not in allowed]
     assert not wrong, "\n".join(wrong)
 
@@ -84,7 +128,9 @@ def python(code: str) -> str:
 
 
 def test_door_and_help_leave_torch_alone():
-    heavy = "print([name for name in ('torch', 'numpy', 'numba', 'matplotlib', 'pandas') if name in sys.modules])"
+    heavy = (
+        "print([name for name in ('torch', 'numpy', 'numba', 'matplotlib', 'pandas') if name in sys.modules])"
+    )
     assert python(f"import sys, compound; {heavy}").strip() == "[]"
     asked = f"import sys, compound.cli.app\ntry: compound.cli.app.main(['--help'])\nexcept SystemExit: pass\n{heavy}"
     assert python(asked).strip().splitlines()[-1] == "[]"
@@ -97,5 +143,7 @@ def test_help_comes_within_half_a_second():
         before = os.times()
         python("import compound.cli.app\ncompound.cli.app.main(['--help'])")
         after = os.times()
-        used.append(after.children_user - before.children_user + after.children_system - before.children_system)
+        used.append(
+            after.children_user - before.children_user + after.children_system - before.children_system
+        )
     assert min(used) < 0.5

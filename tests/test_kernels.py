@@ -58,12 +58,19 @@ def test_what_runs_without_gaps():
 
 def test_the_largest_number():
     x = torch.tensor([0.5, -3.0, 2.0, -0.0])
-    assert launch(largest, (x,), 4) == 3.0 and launch(largest, (x[3:],), 1) == 0.0 and launch(largest, (x[:1],), 1) == 0.5
+    assert (
+        launch(largest, (x,), 4) == 3.0
+        and launch(largest, (x[3:],), 1) == 0.0
+        and launch(largest, (x[:1],), 1) == 0.5
+    )
     assert math.isnan(launch(largest, (torch.tensor([torch.inf, torch.nan]),), 2))
     for value, changed in ((-1e4, False), (-1.01e4, True), (1e12, True)):
         rows = torch.tensor([[1.0, value]])
         for given in (rows, rows.double()):
-            assert torch.equal(clamp_if_needed(given), clamp_inputs(given)) and (clamp_if_needed(given) is given) != changed
+            assert (
+                torch.equal(clamp_if_needed(given), clamp_inputs(given))
+                and (clamp_if_needed(given) is given) != changed
+            )
 
 
 def each(function):
@@ -91,7 +98,9 @@ def each(function):
 def test_functions_are_right_to_the_last_bits(name, x, ulps):
     x = x.astype(np.float32)
     exact = getattr(np, name)(x.astype(np.float64))
-    error = np.abs(each(getattr(basic, name))(x) - exact) / np.maximum(np.spacing(np.abs(exact).astype(np.float32)), np.float32(1e-40))
+    error = np.abs(each(getattr(basic, name))(x) - exact) / np.maximum(
+        np.spacing(np.abs(exact).astype(np.float32)), np.float32(1e-40)
+    )
     assert error.max() <= ulps
 
 
@@ -109,7 +118,12 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
 
 
 def test_noise_is_philox_through_box_and_muller():
-    assert philox([0] * 4, [0] * 2) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]  # the authors' own vectors
+    assert philox([0] * 4, [0] * 2) == [
+        0x5F6FB709,
+        0x0D893F64,
+        0x4F121F81,
+        0x4F730A48,
+    ]  # the authors' own vectors
     assert philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]
     key, out = 0x1234567_89ABCDEF, torch.empty(4000)
     launch(gaussians, (out,), 1000, key)
@@ -139,14 +153,19 @@ def test_noise_is_normal_and_independent():
 def test_a_stream_goes_on_and_starts_again():
     stream, like = named_generator(1), torch.empty(0)
     first, second = (standard_normal(stream, (5, 3), like) for _ in range(2))
-    assert torch.equal(first, standard_normal(named_generator(1), (5, 3), like)) and not torch.equal(first, second)
+    assert torch.equal(first, standard_normal(named_generator(1), (5, 3), like)) and not torch.equal(
+        first, second
+    )
     assert torch.equal(
-        standard_normal([named_generator(1), named_generator(2)], (2, 7), like)[1], standard_normal(named_generator(2), (7,), like)
+        standard_normal([named_generator(1), named_generator(2)], (2, 7), like)[1],
+        standard_normal(named_generator(2), (7,), like),
     )
     assert not torch.equal(first[0], first[1])
 
 
-@pytest.mark.parametrize(("kl", "fan_in", "bound"), list(itertools.product((True, False), (True, False), (10.0, 0.7))))
+@pytest.mark.parametrize(
+    ("kl", "fan_in", "bound"), list(itertools.product((True, False), (True, False), (10.0, 0.7)))
+)
 def test_moments(kl, fan_in, bound):
     """At 0.7 many log-variances are clamped."""
     inputs = [numbers(2, 5, 4), numbers(2, 5, 11), numbers(2, 4, 3)]
@@ -155,7 +174,9 @@ def test_moments(kl, fan_in, bound):
 
 def test_noisy_maps_and_their_kl(monkeypatch):
     fixed = numbers(2, 5, 6, seed=3)
-    monkeypatch.setattr("compound.nn.matrix_gaussian.standard_normal", lambda _, shape, like: fixed.to(like.dtype))
+    monkeypatch.setattr(
+        "compound.nn.matrix_gaussian.standard_normal", lambda _, shape, like: fixed.to(like.dtype)
+    )
     layer = MatrixGaussianLinear(torch.zeros(2, 4, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), numbers(6).float())
     names = ["mean", "log_row", "log_col"]
 
@@ -215,8 +236,11 @@ FORMS = {
 @pytest.mark.parametrize("kl", [True, False])
 @pytest.mark.parametrize("name", FORMS)
 def test_the_whole_layer(name, kl, monkeypatch):
-    for room in ("fused", "matrix_gaussian"):
-        monkeypatch.setattr(f"compound.nn.{room}.standard_normal", lambda _, shape, like: numbers(*shape, seed=6).to(like.dtype))
+    for module in ("ops.fused", "nn.matrix_gaussian"):
+        monkeypatch.setattr(
+            f"compound.{module}.standard_normal",
+            lambda _, shape, like: numbers(*shape, seed=6).to(like.dtype),
+        )
     layer = CompoundLinear(9, 4, FORMS[name], named_generator(0), (2,))
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -247,7 +271,9 @@ def test_masked_flows(inputs, draws, steps):
         flow.to(dtype)
         with torch.no_grad():
             out, log_det, kept = flow.at(numbers(draws, inputs).float().to(dtype), masks.to(dtype))
-            d_z, gradients = flow.backward(kept, numbers(draws, inputs, seed=7).to(dtype), numbers(draws, seed=8).to(dtype))
+            d_z, gradients = flow.backward(
+                kept, numbers(draws, inputs, seed=7).to(dtype), numbers(draws, seed=8).to(dtype)
+            )
         found.append([out, log_det, d_z, *gradients])
     for fast, slow in zip(*found, strict=True):
         assert_close(fast.double(), slow, rtol=2e-5, atol=2e-6 * float(slow.detach().abs().max()))
@@ -262,14 +288,21 @@ def test_layers_with_random_scales(rows, groups, flows, loud):
         for parameter in layer.parameters():
             parameter += 0.3 * numbers(*parameter.shape).float()
         layer.vectors[4] *= loud
-    noise = [numbers(groups, 6), layer.flow.masks(groups, named_generator(2)), numbers(rows, 5), numbers(groups, 5, seed=3)]
+    noise = [
+        numbers(groups, 6),
+        layer.flow.masks(groups, named_generator(2)),
+        numbers(rows, 5),
+        numbers(groups, 5, seed=3),
+    ]
     noise.append(layer.reverse_flow.masks(groups, named_generator(4)))
     found = []
     for dtype in (torch.float32, torch.float64):
         layer.to(dtype)
         x = numbers(rows, 6).float().to(dtype).requires_grad_()
         out, bound = layer.at(x, Noise(*[value.float().to(dtype) for value in noise]))
-        loss = (out * numbers(rows, 5, seed=5).to(dtype)).sum() + bound @ numbers(groups, seed=6).abs().to(dtype)
+        loss = (out * numbers(rows, 5, seed=5).to(dtype)).sum() + bound @ numbers(groups, seed=6).abs().to(
+            dtype
+        )
         found.append([out, bound, *torch.autograd.grad(loss, [x, *layer.parameters()])])
     for fast, slow in zip(*found, strict=True):
         assert_close(fast.double(), slow, rtol=1e-4, atol=2e-5 * float(slow.detach().abs().max()))
@@ -281,7 +314,12 @@ def test_the_guess_meets_its_bound():
         layer.vectors[4] = torch.tensor([400.0, -400.0, 0.1, 0.2, 0.3, 0.4])
         layer.mean += 0.5
         _, kept = auxiliary_posterior(
-            numbers(2, 6).float(), numbers(2, 6, seed=1).float(), layer.mean, layer.log_std.exp(), layer.vectors, torch.zeros(2, 5)
+            numbers(2, 6).float(),
+            numbers(2, 6, seed=1).float(),
+            layer.mean,
+            layer.log_std.exp(),
+            layer.vectors,
+            torch.zeros(2, 5),
         )
         precision = (kept.pull / kept.distance).log()
     assert_close(precision[:, :2].abs(), torch.full((2, 2), 15.0), rtol=1e-5, atol=0)

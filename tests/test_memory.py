@@ -28,7 +28,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_a_stream_of_answers_stays_below_a_gibibyte(kind):
     """100,000 rows x 100 draws would be 80 MB of logits for each copy; chunks are chosen from the budget, whatever the rows."""
-    out = subprocess.run([sys.executable, "-c", SCRIPT.format(kind=kind)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(kind=kind)], capture_output=True, text=True, check=True
+    )
     assert int(out.stdout) < 700 * 1024  # KiB
 
 
@@ -39,6 +41,8 @@ def test_a_program_for_too_many_rows_is_refused_before_any_work(tmp_path, monkey
         with pytest.raises(ValueError, match=f"rows is {rows:,}: a program takes between 1 and 4,096"):
             model.export(tmp_path / "a.pt2", rows)
     monkeypatch.setattr(export, "available", lambda: 10**6)
-    with pytest.raises(ValueError, match=r"needs about \d+\.\d GB to make, 0\.0 GB are free: give at most \d+ rows"):
+    with pytest.raises(
+        ValueError, match=r"needs about \d+\.\d GB to make, 0\.0 GB are free: give at most \d+ rows"
+    ):
         model.export(tmp_path / "a.pt2", 4096)
     assert not list(tmp_path.iterdir())

@@ -34,7 +34,11 @@ def classes(rows: int, size: int, seed: int = 0) -> tuple[CategoricalPredictive,
 @pytest.mark.parametrize("even", [True, False])
 def test_crps_matches_the_integral_of_the_squared_cdf_gap(even):
     answer, y = mixture(4, 3, 2), torch.tensor([[0.3, -1.0], [5.0, 0.0], [-3.0, 2.0]], dtype=torch.float64)
-    shares = torch.full((4, 3, 1), 0.25) if even else torch.softmax(torch.randn(4, 3, 1, generator=named_generator(1)), 0)
+    shares = (
+        torch.full((4, 3, 1), 0.25)
+        if even
+        else torch.softmax(torch.randn(4, 3, 1, generator=named_generator(1)), 0)
+    )
     answer = answer if even else replace(answer, log_weights=shares.log())
 
     def slow(row: int, target: int) -> float:
@@ -50,10 +54,14 @@ def test_crps_matches_the_integral_of_the_squared_cdf_gap(even):
 
 
 def test_nll_and_rmse_of_one_gaussian_by_hand():
-    answer = GaussianPredictive(NOTHING, NOTHING, NOTHING, torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[4.0], [9.0]]]))
+    answer = GaussianPredictive(
+        NOTHING, NOTHING, NOTHING, torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[4.0], [9.0]]])
+    )
     y = torch.tensor([[3.0], [2.0]])
     assert metrics.rmse(answer, y) == pytest.approx(math.sqrt(2))  # errors 2 and 0
-    assert metrics.nll(answer, y) == pytest.approx(-(norm.logpdf(3, 1, 2) + norm.logpdf(2, 2, 3)) / 2, rel=1e-6)
+    assert metrics.nll(answer, y) == pytest.approx(
+        -(norm.logpdf(3, 1, 2) + norm.logpdf(2, 2, 3)) / 2, rel=1e-6
+    )
 
 
 def test_coverage_counts_the_intervals_of_the_predictive():
@@ -94,7 +102,9 @@ def test_brier_accuracy_and_confidence_by_hand():
 def scores(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = named_generator(seed, "scores")
     ordinary, strange = torch.randn(150, generator=generator), torch.randn(90, generator=generator) + 1
-    return (ordinary, strange) if kind == "distinct" else (ordinary.round(), strange.round())  # rounding makes many ties
+    return (
+        (ordinary, strange) if kind == "distinct" else (ordinary.round(), strange.round())
+    )  # rounding makes many ties
 
 
 @pytest.mark.parametrize("seed", range(3))

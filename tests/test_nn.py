@@ -29,7 +29,9 @@ def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
     layer = CompoundLinear(inputs, outputs, FORMS[name], named_generator(0, name)).double()
     with torch.no_grad():  # away from the start, where heads hardly depend on x
         for k, parameter in enumerate(layer.parameters()):
-            parameter += 0.3 * torch.randn(parameter.shape, generator=named_generator(1, name, k), dtype=torch.float64)
+            parameter += 0.3 * torch.randn(
+                parameter.shape, generator=named_generator(1, name, k), dtype=torch.float64
+            )
     return layer
 
 
@@ -52,15 +54,24 @@ def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
 @pytest.mark.parametrize("bound", [10.0, 0.05])  # at 0.05 most log-variances are clamped
 def test_gradients_of_the_fused_layer(kl, bound):
     g = named_generator(3)
-    x, heads, basis = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((2, 5, 4), (2, 5, 10), (2, 4, 2)))
+    x, heads, basis = (
+        torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_()
+        for s in ((2, 5, 4), (2, 5, 10), (2, 4, 2))
+    )
     for fan_in in (True, False):
-        torch.autograd.gradcheck(lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()], (x, heads, basis))
+        torch.autograd.gradcheck(
+            lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()],
+            (x, heads, basis),
+        )
 
 
-@pytest.mark.parametrize(("scale", "logs"), [(1.0, 0.2), (1.0, -0.2), (9.0, 0.01), (1.0, 0.01)])  # too high, too low, only s large
+@pytest.mark.parametrize(
+    ("scale", "logs"), [(1.0, 0.2), (1.0, -0.2), (9.0, 0.01), (1.0, 0.01)]
+)  # too high, too low, only s large
 def test_log_variances_are_held_within_their_bound(scale, logs):
     x, heads, basis = (
-        standard_normal(named_generator(k), shape, torch.empty(0).double()) for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2)))
+        standard_normal(named_generator(k), shape, torch.empty(0).double())
+        for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2)))
     )
     s, log = scale * heads[..., :4], logs * heads[..., 4:].abs()
     found = moments(x, torch.cat([s, log], -1), basis, Options(0.1, True, True))
@@ -92,7 +103,9 @@ def test_gradients_of_the_noisy_map_and_of_its_kl():
             return self.map.kl()
 
     names = list(dict(Divergence().named_parameters()))
-    torch.autograd.gradcheck(lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters)
+    torch.autograd.gradcheck(
+        lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters
+    )
 
 
 @pytest.mark.parametrize("kl", [True, False])
@@ -124,12 +137,19 @@ def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
     total = torch.zeros((), dtype=torch.float64)
     for q, centre, variance in zip(matrix_normals(layer), bias.split((1, 2, 3)), variances, strict=True):
         mean = torch.cat([torch.zeros(3, len(centre), dtype=torch.float64), centre.unsqueeze(0)])
-        total += kl_divergence(q, MatrixNormal(mean, math.sqrt(variance) * torch.ones(4).double(), torch.ones(len(centre)).double()))
+        total += kl_divergence(
+            q,
+            MatrixNormal(
+                mean, math.sqrt(variance) * torch.ones(4).double(), torch.ones(len(centre)).double()
+            ),
+        )
     assert_close(layer.kl(), total, rtol=1e-8, atol=1e-8)
 
 
 def test_kl_is_zero_at_the_prior():
-    layer = MatrixGaussianLinear(torch.tensor([[0.0]] * 3 + [[1.0]]).expand(4, 5).clone(), log_variance=0.0, prior_bias=torch.ones(5))
+    layer = MatrixGaussianLinear(
+        torch.tensor([[0.0]] * 3 + [[1.0]]).expand(4, 5).clone(), log_variance=0.0, prior_bias=torch.ones(5)
+    )
     assert_close(layer.kl(), torch.zeros(()))
 
 
@@ -206,7 +226,12 @@ def test_shared_rows_have_the_joint_law_of_one_common_matrix():
     shared, n = 3, 30_000
     x = make(shared, 1, 3).expand(shared, n, 3).reshape(-1, 3)  # part s of every row has input s
     with torch.no_grad():
-        fast = layer(wide(x), named_generator(10, "fast"), shared).unflatten(0, (shared, n)).transpose(0, 1).flatten(1)
+        fast = (
+            layer(wide(x), named_generator(10, "fast"), shared)
+            .unflatten(0, (shared, n))
+            .transpose(0, 1)
+            .flatten(1)
+        )
         (q,) = matrix_normals(layer)
         w = q.rsample((n,), generator=named_generator(10, "slow"))
         slow = torch.stack([wide(x[s * n : s * n + 1]) @ w for s in range(shared)], 1).squeeze(2).flatten(1)
@@ -267,10 +292,15 @@ def test_expected_softmax_against_a_fine_grid_and_monte_carlo(scale):
 
 
 def test_expected_softmax_of_two_classes_is_the_logistic_normal_integral():
-    mean, std = torch.tensor([[0.7, -0.4]], dtype=torch.float64), torch.tensor([[1.3, 0.8]], dtype=torch.float64)
+    mean, std = (
+        torch.tensor([[0.7, -0.4]], dtype=torch.float64),
+        torch.tensor([[1.3, 0.8]], dtype=torch.float64),
+    )
     gap, spread = 1.1, math.sqrt(1.3**2 + 0.8**2)
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
-    exact = torch.trapezoid(torch.sigmoid(gap + spread * z) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), z)
+    exact = torch.trapezoid(
+        torch.sigmoid(gap + spread * z) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), z
+    )
     assert_close(expected_softmax(mean, std)[0, 0], exact, rtol=0, atol=1e-9)
 
 

@@ -56,7 +56,10 @@ def write(content: str, path: str = "t.csv") -> Path:
 @pytest.mark.parametrize(
     "lines,line",
     [
-        (["1,x"] * 20 + ['1,"x'] + ["2,y"] * 20 + ['3,"z'] + ["4,x"] * 18, 22),  # closed in the middle of a value
+        (
+            ["1,x"] * 20 + ['1,"x'] + ["2,y"] * 20 + ['3,"z'] + ["4,x"] * 18,
+            22,
+        ),  # closed in the middle of a value
         (['1,"', '2,"'] * 30, 2),  # inches without a number: 60 rows would be read as 30
         (["1,5"] * 9 + ['2,"5', "3,6", '4,7"'] + ["5,8"] * 9, 11),  # swallows numbers
         (["1,x"] * 20 + ['1,"x'] + ["2,y"] * 20, 22),  # never closed
@@ -77,7 +80,9 @@ def test_quotes_that_belong_are_read():
     table = read_table(path)
     assert table["text"].tolist() == ["Hello, dear,\nbye, you", '5" pipe', '5" pipe', "a\n\nb"]
     assert table["n"].tolist() == [3, 4, 5, 6]
-    path = write('id,text\n7,"Hello\nDear Ann, bye"\n')  # two lines of two entries, but a row starts with a number
+    path = write(
+        'id,text\n7,"Hello\nDear Ann, bye"\n'
+    )  # two lines of two entries, but a row starts with a number
     assert read_table(path)["text"].tolist() == ["Hello\nDear Ann, bye"]
 
 
@@ -116,9 +121,17 @@ NESTED = {
 
 @pytest.mark.parametrize("kind", NESTED)
 def test_parquet_columns_of_other_kinds_are_refused_or_dropped(kind: str):
-    table = pa.table({"a": [float(i % 6) for i in range(20)], "odd": NESTED[kind], "y": [i / 2 for i in range(20)]})
+    table = pa.table(
+        {"a": [float(i % 6) for i in range(20)], "odd": NESTED[kind], "y": [i / 2 for i in range(20)]}
+    )
     pyarrow.parquet.write_table(table, "t.parquet")
-    refused(run("fit", "t.parquet", "--target", "y"), "t.parquet", "'odd'", "times" if kind in ("date", "duration") else kind, "--drop")
+    refused(
+        run("fit", "t.parquet", "--target", "y"),
+        "t.parquet",
+        "'odd'",
+        "times" if kind in ("date", "duration") else kind,
+        "--drop",
+    )
     refused(run("fit", "t.parquet", "--target", "odd"), "'odd'")
     good("fit", "t.parquet", "--target", "y", "--drop", "odd", "--method", "map", "--epochs", 1)
     good("predict", "t.model", "t.parquet", "--out", "a.parquet")
@@ -165,7 +178,9 @@ def test_a_code_is_the_same_in_every_form(form: str, codes: list[int]):
     column = codes * 4
     encoder = Encoder.fit(pd.DataFrame({"c": FORMS["categories"](column)}))
     assert isinstance(encoder.columns[0], Category) and encoder.width == 3
-    assert np.array_equal(encoder.transform(pd.DataFrame({"c": FORMS[form](column)})), np.tile(np.eye(3), (4, 1)))
+    assert np.array_equal(
+        encoder.transform(pd.DataFrame({"c": FORMS[form](column)})), np.tile(np.eye(3), (4, 1))
+    )
     numbers = Encoder.fit(pd.DataFrame({"c": FORMS["integers"](column)}))
     assert isinstance(numbers.columns[0], Number)
     exact = numbers.transform(pd.DataFrame({"c": FORMS["floats"](column)}))
@@ -174,7 +189,11 @@ def test_a_code_is_the_same_in_every_form(form: str, codes: list[int]):
 
 def test_truth_values_are_the_same_in_every_form():
     truths = [True, False, True, False]
-    for form in (pd.Series(truths), pd.Series(pd.Categorical(truths)), pd.Series([*truths[:3], None], dtype=object)):
+    for form in (
+        pd.Series(truths),
+        pd.Series(pd.Categorical(truths)),
+        pd.Series([*truths[:3], None], dtype=object),
+    ):
         table = pd.DataFrame({"c": form, "d": [0.0, 1.0, 2.0, 3.0]})
         model = CompoundRegressor(Method("map", widths=(3,)), **SMALL).fit(table, [0.0, 1.0, 2.0, 3.0])
         as_ones = table.assign(c=[1.0, 0.0, 1.0, np.nan if form.isna().any() else 0.0])
@@ -203,7 +222,9 @@ def test_dates_in_a_frame_are_refused_by_name(kind: str, words: bool):
     table = pd.DataFrame({"a": np.arange(20.0), "day": made.get(kind, days)})
     if words:
         table["city"] = "Ulm"
-    with pytest.raises(ValueError, match="column 'day' holds times: give numbers instead, such as days, or leave it out"):
+    with pytest.raises(
+        ValueError, match="column 'day' holds times: give numbers instead, such as days, or leave it out"
+    ):
         CompoundRegressor(Method("map", widths=(3,)), **SMALL).fit(table, np.arange(20.0))
 
 
@@ -215,7 +236,13 @@ def test_targets_that_teach_nothing_are_refused_before_any_work():
     refused(run("fit", "t.csv", "--target", "name"), "'name'", "2,000 classes in 2,000 rows")
     line = refused(run("fit", "t.csv", "--target", "five"), "'five'", "one class only, 5")
     assert "float64" not in line
-    refused(run("fit", "t.csv", "--target", "y", "--task", "classification"), "line 2", "'y'", "0.5", "--task regression")
+    refused(
+        run("fit", "t.csv", "--target", "y", "--task", "classification"),
+        "line 2",
+        "'y'",
+        "0.5",
+        "--task regression",
+    )
     with pytest.raises(ValueError, match=r"one class only, 5\.0:"):
         CompoundClassifier(**SMALL).fit(np.arange(4.0)[:, None], np.full(4, 5.0))
 
@@ -248,9 +275,18 @@ def test_what_does_not_fit_is_refused_while_it_is_read(packed: bool, monkeypatch
     path.write_bytes(gzip.compress(content) if packed else content)
     seen = []
     plain = tabular._tables
-    monkeypatch.setattr(tabular, "_tables", lambda *a: (seen.append(len(part[0])) or part for part in plain(*a)))
+    monkeypatch.setattr(
+        tabular, "_tables", lambda *a: (seen.append(len(part[0])) or part for part in plain(*a))
+    )
     monkeypatch.setattr(reading.memory, "available", lambda: 50_000_000)
-    refused(run("fit", path, "--target", "y"), str(path), "holds about", "rows of 3 columns", "0.1 GB are free", "sample")
+    refused(
+        run("fit", path, "--target", "y"),
+        str(path),
+        "holds about",
+        "rows of 3 columns",
+        "0.1 GB are free",
+        "sample",
+    )
     assert sum(seen) < 500_000  # a few blocks, some of them read ahead
 
 

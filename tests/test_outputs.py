@@ -15,7 +15,9 @@ from compound.io.persist import write_atomic
 NOWHERE = Path("/proc/nothing")  # where not even root can write
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to, such as /proc")
+@pytest.mark.skipif(
+    not Path("/proc").is_dir(), reason="needs a folder that nobody can write to, such as /proc"
+)
 def test_what_cannot_be_written_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for path in (NOWHERE / "a.json", tmp_path / "file" / "a.json", tmp_path):
@@ -37,8 +39,16 @@ def test_a_read_only_file_is_refused(tmp_path: Path):
 
 
 def test_temporary_names_are_known():
-    assert is_temporary(".report.html.0123abcd.new") and is_temporary(".report.html.0123abcd.new", "report.html")
-    for name in ("report.html", ".report.html.new", ".report.html.0123abcx.new", "report.html.0123abcd.new", ".x.0123abcd.old"):
+    assert is_temporary(".report.html.0123abcd.new") and is_temporary(
+        ".report.html.0123abcd.new", "report.html"
+    )
+    for name in (
+        "report.html",
+        ".report.html.new",
+        ".report.html.0123abcx.new",
+        "report.html.0123abcd.new",
+        ".x.0123abcd.old",
+    ):
         assert not is_temporary(name)
     assert not is_temporary(".other.html.0123abcd.new", "report.html")
 
@@ -98,10 +108,15 @@ for i in range(300):
 
 def test_many_writers_of_one_file_do_not_hinder_each_other(tmp_path: Path):
     """Each sweeps while the others begin: a name that was swept before it was locked is given up for another."""
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "a"], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "a"], stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     for writer in writers:
         assert writer.communicate()[1] == "" and writer.returncode == 0
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"x" * 100
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"] and (
+        tmp_path / "a"
+    ).read_bytes() == b"x" * 100
 
 
 TERMINATED = """
@@ -129,7 +144,9 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path):
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         time.sleep(0.05)
         process.send_signal(number)
-        process.send_signal(number) if number == signal.SIGTERM else None  # a group's signal reaches a process twice
+        process.send_signal(
+            number
+        ) if number == signal.SIGTERM else None  # a group's signal reaches a process twice
         assert process.communicate(timeout=30)[1].strip() == "stopped"
         assert process.returncode == 128 + number
         assert not list(tmp_path.iterdir())

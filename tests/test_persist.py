@@ -25,19 +25,28 @@ CONFIG = {"method": "some", "widths": [3, 4], "rate": 0.1, "empty": None, "grÃ¶Ã
 
 
 def tensors(shift: float = 0.0) -> dict[str, Tensor]:
-    return {"weight": torch.arange(6.0).reshape(2, 3) + shift, "count": torch.tensor(3), "on": torch.tensor([True, False])}
+    return {
+        "weight": torch.arange(6.0).reshape(2, 3) + shift,
+        "count": torch.tensor(3),
+        "on": torch.tensor([True, False]),
+    }
 
 
 def same(a: Bundle, b: Bundle) -> bool:
     """To the bit, types and shapes included."""
     described = [
-        {name: (t.dtype, t.shape, t.detach().reshape(-1).contiguous().view(torch.uint8).tolist()) for name, t in bundle.tensors.items()}
+        {
+            name: (t.dtype, t.shape, t.detach().reshape(-1).contiguous().view(torch.uint8).tolist())
+            for name, t in bundle.tensors.items()
+        }
         for bundle in (a, b)
     ]
     return a.config == b.config and described[0] == described[1]
 
 
-KINDS = pytest.mark.parametrize("write, read", [(save, load), (save_file, load_file)], ids=["directory", "file"])
+KINDS = pytest.mark.parametrize(
+    "write, read", [(save, load), (save_file, load_file)], ids=["directory", "file"]
+)
 
 
 def contents(path: Path) -> list[Path]:
@@ -195,7 +204,14 @@ def dying(monkeypatch, moment: int) -> None:
 
         return wrapped
 
-    for home, name in ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"), (Path, "unlink"), (Path, "mkdir")):
+    for home, name in (
+        (os, "rename"),
+        (os, "replace"),
+        (os, "fsync"),
+        (shutil, "rmtree"),
+        (Path, "unlink"),
+        (Path, "mkdir"),
+    ):
         monkeypatch.setattr(home, name, wrap(getattr(home, name)))
 
 
@@ -218,7 +234,9 @@ def test_a_save_cut_off_at_any_moment_leaves_the_old_or_the_new(write, read, tmp
             write(path, *new)  # the next save is not in the way of the one cut off
             assert same(read(path), new)
         assert not any(entry.suffix == ".old" for entry in path.parent.iterdir())
-    assert [entry.name for entry in path.parent.iterdir()] == ["m"]  # where nothing was cut off nothing is left over
+    assert [entry.name for entry in path.parent.iterdir()] == [
+        "m"
+    ]  # where nothing was cut off nothing is left over
     assert len(seen) > 3 and seen == sorted(seen) and not seen[0] and seen[-1]
 
 
@@ -226,7 +244,9 @@ def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatc
     write_atomic(tmp_path / "a", b"oldest")
     os.link(tmp_path / "a", tmp_path / "b")
     write_atomic(tmp_path / "a", b"old")
-    assert (tmp_path / "b").read_bytes() == b"oldest"  # a new file took its place, the old one was not written over
+    assert (
+        tmp_path / "b"
+    ).read_bytes() == b"oldest"  # a new file took its place, the old one was not written over
     (tmp_path / "b").unlink()
 
     def full(_):
@@ -382,7 +402,9 @@ def test_what_was_cut_off_is_swept_and_what_is_being_written_is_not(tmp_path):
     with temporary(tmp_path / "m", folder=True) as busy:
         save(tmp_path / "m", CONFIG, tensors())
         assert not stale.exists() and busy.exists()
-    assert (tmp_path / ".m.other.new").exists() and (tmp_path / ".n.00000000.new").exists()  # not names of ours, not of this model
+    assert (tmp_path / ".m.other.new").exists() and (
+        tmp_path / ".n.00000000.new"
+    ).exists()  # not names of ours, not of this model
 
 
 def in_threads(*jobs) -> list[BaseException]:
@@ -424,7 +446,9 @@ def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=["regression", "classification"])
+@pytest.mark.parametrize(
+    "task", [Task("regression", 2), Task("classification", 3)], ids=["regression", "classification"]
+)
 def test_shapes_are_known_without_memory(method, task):
     """Names, types and shapes on the meta device are those of a real model, whatever the method draws or works out when it is built."""
     model = build(method, 3, task)
@@ -469,7 +493,20 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", ["exp_avg", "exp_avg_sq", "step", "averaged", "best", "sums", "groups", "negative", "huge", "far out", "missing"]
+    "damage",
+    [
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+        "averaged",
+        "best",
+        "sums",
+        "groups",
+        "negative",
+        "huge",
+        "far out",
+        "missing",
+    ],
 )
 def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     """A shrunken moment would be read beyond its end by the fused step."""
@@ -491,7 +528,10 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
         states[0]["exp_avg"] += 1e9
     elif damage == "far out":
         state["averaged"][0].fill_(3e38)
-        state["best"], state["best_value"] = [tensor.clone().fill_(3e38) for tensor in state["best"]], -1e9  # kept at the end
+        state["best"], state["best_value"] = (
+            [tensor.clone().fill_(3e38) for tensor in state["best"]],
+            -1e9,
+        )  # kept at the end
     else:
         del states[0]["exp_avg"]
     save_file(path, *pack(tree))
@@ -504,7 +544,8 @@ def test_a_model_that_cannot_answer_is_refused(tmp_path):
     for value in (math.nan, math.inf, 3e38):
         save_model(model, tmp_path / "m")
         spoilt = {
-            name: torch.full_like(tensor, value) if name.endswith("weight") else tensor for name, tensor in model.state_dict().items()
+            name: torch.full_like(tensor, value) if name.endswith("weight") else tensor
+            for name, tensor in model.state_dict().items()
         }
         sealed(tmp_path / "m", tensors=spoilt)
         with pytest.raises(ValueError, match="does not hold a model that works"):

@@ -39,10 +39,16 @@ def layers() -> dict[str, Callable[[Tensor], tuple[Tensor, ...]]]:
         "V with a posterior": CompoundConfig((4,), bayes=True, basis="vmg"),
     }
     compound = {name: CompoundLinear(5, 3, form, named_generator(1)) for name, form in forms.items()}
-    gaussian, factorised = (kind(standard_normal(named_generator(2), (6, 3), X)) for kind in (MatrixGaussianLinear, MeanFieldLinear))
+    gaussian, factorised = (
+        kind(standard_normal(named_generator(2), (6, 3), X))
+        for kind in (MatrixGaussianLinear, MeanFieldLinear)
+    )
     scaled = MultiplicativeLinear(5, 3, named_generator(3))
     return {
-        **{name: lambda x, layer=layer: tuple(layer(x, named_generator(4))) for name, layer in compound.items()},
+        **{
+            name: lambda x, layer=layer: tuple(layer(x, named_generator(4)))
+            for name, layer in compound.items()
+        },
         "vb, shared draws": lambda x: tuple(compound["vb"](x, named_generator(4), (2, 2))),
         "noisy map": lambda x: (gaussian(append_ones(x), named_generator(5)), gaussian.kl() * x.sum()),
         "matrix Gaussian": lambda x: gaussian.sample(x, standard_normal(named_generator(6), (2, 12, 3), X)),
@@ -87,7 +93,9 @@ def test_checkpoints(name):
             assert torch.equal(x.grad, expected[k])
     x = X.clone().requires_grad_()
     each = checkpoint(lambda x: sums(name, x), x, use_reentrant=False)
-    assert torch.equal(torch.stack([torch.autograd.grad(value, x, retain_graph=True)[0] for value in each]), expected)
+    assert torch.equal(
+        torch.stack([torch.autograd.grad(value, x, retain_graph=True)[0] for value in each]), expected
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -116,7 +124,9 @@ def test_layers_under_autocast(name):
                 (gradient,) = torch.autograd.grad(loss, h)
         found.append([*(value.detach() for value in out), gradient])
     for mixed, full in zip(*found, strict=True):
-        assert_close(mixed.float(), full, rtol=2**-7, atol=2**-7 * float(full.abs().max()))  # bfloat16 has 8 bits
+        assert_close(
+            mixed.float(), full, rtol=2**-7, atol=2**-7 * float(full.abs().max())
+        )  # bfloat16 has 8 bits
 
 
 @pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["regression", "classification"])
@@ -130,7 +140,9 @@ def test_methods_under_autocast(method, task):
             model.start(data, named_generator(0))
             for _ in range(3):
                 model.zero_grad()
-                total = model.loss(data, tuple(named_generator(k, "noise") for k in range(model.members))).total
+                total = model.loss(
+                    data, tuple(named_generator(k, "noise") for k in range(model.members))
+                ).total
                 total.backward()
             answer = model.predict(X, Draws(4, 2), named_generator(1)).log_prob(data.y)
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -138,7 +150,9 @@ def test_methods_under_autocast(method, task):
     for k, (mixed, full) in enumerate(zip(*found, strict=True)):
         assert mixed.dtype == full.dtype
         # a sum of n products, each rounded to 8 bits at random, is off by 2^-8 of its norm; twice for two factors, and a layer on the way
-        assert torch.equal(mixed, full) if k < 2 else float((mixed - full).norm()) <= 2**-6 * float(full.norm())
+        assert (
+            torch.equal(mixed, full) if k < 2 else float((mixed - full).norm()) <= 2**-6 * float(full.norm())
+        )
 
 
 @pytest.fixture
@@ -156,7 +170,9 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
         torch.set_default_dtype(default)
         model = build(method, 5, task)
         fit(model, data, TrainConfig(steps=3, batch_size=6))
-        found.append([*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)])
+        found.append(
+            [*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)]
+        )
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
@@ -166,22 +182,26 @@ def test_draws_have_the_dtype_they_are_asked_for(double_by_default):
         torch.set_default_dtype(torch.float64)
         found = standard_normal(named_generator(0), shape, torch.empty(0, dtype=torch.float32))
         torch.set_default_dtype(torch.float32)
-        assert found.dtype is torch.float32 and torch.equal(found, standard_normal(named_generator(0), shape, found))
+        assert found.dtype is torch.float32 and torch.equal(
+            found, standard_normal(named_generator(0), shape, found)
+        )
         assert float(found.abs().min()) > 1e-6  # memory of another type would read as 4e-310
 
 
 MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "tensor", "eye", "linspace"}
-TAKEN = {"digits.py", "row_predictions.py", "far.py"}  # of numpy arrays, or replaced by what is fitted
+TAKEN = {"digits.py", "row_predictions.py", "noise.py"}  # of numpy arrays, or replaced by what is fitted
 
 
 def test_new_tensors_say_their_dtype():
     root = Path(compound.__file__).parent
     for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] == "bench" or path.name in TAKEN:
+        if path.relative_to(root).parts[0] in ("bench", "experiments") or path.name in TAKEN:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in MAKERS}:
-                assert "dtype" in {word.arg for word in node.keywords}, f"{path.name}, line {node.lineno}: {ast.unparse(node)}"
+                assert "dtype" in {word.arg for word in node.keywords}, (
+                    f"{path.name}, line {node.lineno}: {ast.unparse(node)}"
+                )
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("mdn", "dpn")])

@@ -16,13 +16,18 @@ DOUBLE = torch.float64
 def gaussian(seed: int = 0, outer: int = 4, inner: int = 3) -> GaussianPredictive:
     g = named_generator(seed)
     draw = lambda: torch.randn(outer, inner, 5, 2, generator=g, dtype=DOUBLE)  # noqa: E731
-    return GaussianPredictive.of(draw(), 0.1 + draw().square(), draw().square(), torch.rand(5, 1, generator=g, dtype=DOUBLE))
+    return GaussianPredictive.of(
+        draw(), 0.1 + draw().square(), draw().square(), torch.rand(5, 1, generator=g, dtype=DOUBLE)
+    )
 
 
 def test_variance_shares_add_up_to_the_variance_of_the_mixture():
     """Members without draws of their own are all there is: nothing is estimated."""
     g = named_generator(0)
-    means, noise = torch.randn(4, 1, 5, 2, generator=g, dtype=DOUBLE), torch.rand(4, 1, 5, 2, generator=g, dtype=DOUBLE)
+    means, noise = (
+        torch.randn(4, 1, 5, 2, generator=g, dtype=DOUBLE),
+        torch.rand(4, 1, 5, 2, generator=g, dtype=DOUBLE),
+    )
     p = GaussianPredictive.of(means, noise, 2 * noise, members=4)
     mixture = p.variances.mean(0) + p.means.var(0, correction=0)
     assert_close(p.variance, mixture, rtol=1e-12, atol=0)
@@ -49,13 +54,18 @@ def test_samples_follow_the_predictive():
 def weighted_mixture() -> tuple[GaussianPredictive, MixtureSameFamily]:
     """Three unequal components of five rows and two targets, and the same in torch."""
     g = named_generator(7)
-    means, variances = 2 * torch.randn(3, 5, 2, generator=g, dtype=DOUBLE), 0.1 + torch.rand(3, 5, 2, generator=g, dtype=DOUBLE)
+    means, variances = (
+        2 * torch.randn(3, 5, 2, generator=g, dtype=DOUBLE),
+        0.1 + torch.rand(3, 5, 2, generator=g, dtype=DOUBLE),
+    )
     log_weights = torch.log_softmax(torch.randn(3, 5, 1, generator=g, dtype=DOUBLE), 0)
     parts = torch.zeros(3, 5, 2, dtype=DOUBLE)
     parts[0] = (log_weights.exp() * variances).sum(0)
     parts[1] = (log_weights.exp() * means.square()).sum(0) - (log_weights.exp() * means).sum(0).square()
     normals = Independent(Normal(means.transpose(0, 1), variances.transpose(0, 1).sqrt()), 1)
-    return GaussianPredictive(*parts, means, variances, log_weights), MixtureSameFamily(Categorical(logits=log_weights[..., 0].T), normals)
+    return GaussianPredictive(*parts, means, variances, log_weights), MixtureSameFamily(
+        Categorical(logits=log_weights[..., 0].T), normals
+    )
 
 
 def test_unequal_weights_against_torch():
@@ -87,7 +97,9 @@ def test_joining_chunks_keeps_the_weights():
     p = weighted_mixture()[0]
     fields = (p.component, p.mixing, p.posterior)
     parts = [
-        GaussianPredictive(*(f[rows] for f in fields), p.means[:, rows], p.variances[:, rows], p.log_weights[:, rows])
+        GaussianPredictive(
+            *(f[rows] for f in fields), p.means[:, rows], p.variances[:, rows], p.log_weights[:, rows]
+        )
         for rows in (slice(0, 2), slice(2, 5))
     ]
     assert torch.equal(Predictive.join(parts).log_weights, p.log_weights)
@@ -102,7 +114,11 @@ def test_samples_of_classes_follow_the_probabilities():
 
 
 def test_rescaling_is_a_change_of_units():
-    p, shift, scale = gaussian(), torch.tensor([2.0, -1.0], dtype=DOUBLE), torch.tensor([3.0, 0.5], dtype=DOUBLE)
+    p, shift, scale = (
+        gaussian(),
+        torch.tensor([2.0, -1.0], dtype=DOUBLE),
+        torch.tensor([3.0, 0.5], dtype=DOUBLE),
+    )
     q = p.rescale(shift, scale)
     y = torch.randn(5, 2, generator=named_generator(6), dtype=DOUBLE)
     assert_close(q.log_prob(shift + scale * y), p.log_prob(y) - scale.log().sum())
@@ -114,7 +130,9 @@ def test_rescaling_is_a_change_of_units():
 def test_joining_chunks_keeps_rows_in_order():
     p = gaussian()
     parts = [
-        GaussianPredictive(p.component[rows], p.mixing[rows], p.posterior[rows], p.means[:, rows], p.variances[:, rows])
+        GaussianPredictive(
+            p.component[rows], p.mixing[rows], p.posterior[rows], p.means[:, rows], p.variances[:, rows]
+        )
         for rows in (slice(0, 2), slice(2, 5))
     ]
     joined = Predictive.join(parts)

@@ -15,7 +15,9 @@ from compound.cli.app import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [page for page in PAGES if page.stem != "tables"]  # that one needs real tables: test_tutorial.py runs it
+RUN = [
+    page for page in PAGES if page.stem != "tables"
+]  # that one needs real tables: test_tutorial.py runs it
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -47,13 +49,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_worked_example_obeys_every_law(monkeypatch: pytest.MonkeyPatch, methods, tmp_path: Path):
     name = "gaussian-dropout"
     words = execute(ROOT / "docs" / "adding-a-method.md")
-    (line,) = re.findall(rf'"{name}": (Row.*),$', (ROOT / "docs" / "adding-a-method.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(
+        rf'"{name}": (Row.*),$', (ROOT / "docs" / "adding-a-method.md").read_text(), re.MULTILINE
+    )
     row = eval(line, {"Row": test_laws.Row})
     monkeypatch.setitem(test_laws.TABLE, name, row)
     monkeypatch.setattr(limits, "gaussian_dropout", words["gaussian_dropout"], raising=False)
     laws = [law for law in vars(test_laws.TestLaws) if law.startswith("test_")]
     assert len(laws) >= 12
-    for number, (law, options, task) in enumerate(product(laws, row.cases, (test_laws.CLASSES, test_laws.TARGETS))):
+    for number, (law, options, task) in enumerate(
+        product(laws, row.cases, (test_laws.CLASSES, test_laws.TARGETS))
+    ):
         test = getattr(test_laws.TestLaws(), law)
         folder = tmp_path / str(number)
         folder.mkdir()

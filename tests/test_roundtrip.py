@@ -26,9 +26,17 @@ MANY = settings(max_examples=25, deadline=None)
 def model() -> CompoundRegressor:
     """Reads a number, a truth value and a word."""
     rows = 60
-    table = pd.DataFrame({"number": np.arange(rows) % 7 / 3, "truth": np.arange(rows) % 2 == 0, "word": ["a", "b", "1"] * (rows // 3)})
+    table = pd.DataFrame(
+        {
+            "number": np.arange(rows) % 7 / 3,
+            "truth": np.arange(rows) % 2 == 0,
+            "word": ["a", "b", "1"] * (rows // 3),
+        }
+    )
     table.loc[5, "number"] = np.nan
-    return CompoundRegressor(Method("map", widths=(3,)), max_epochs=1, random_state=0).fit(table, table["number"].fillna(0))
+    return CompoundRegressor(Method("map", widths=(3,)), max_epochs=1, random_state=0).fit(
+        table, table["number"].fillna(0)
+    )
 
 
 def answered(model: CompoundRegressor, source: bytes, kind: str, out: str) -> bytes:
@@ -52,13 +60,24 @@ numerals = st.one_of(
     truths,
 )
 dates = st.datetimes().map(lambda day: day.isoformat(" "))
-anything = st.one_of(letters, numerals, dates, st.sampled_from(["a,b", 'say "no"', "two\nlines", "a\tb", "Zürich", '"', ";", " a "]))
+anything = st.one_of(
+    letters,
+    numerals,
+    dates,
+    st.sampled_from(["a,b", 'say "no"', "two\nlines", "a\tb", "Zürich", '"', ";", " a "]),
+)
 
 
 @MANY
 @given(
-    rows=st.lists(st.tuples(anything, numerals, anything, truths | gaps, anything, dates | gaps), min_size=1, max_size=12),
-    form=st.sampled_from([(csv.QUOTE_ALL, "\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_MINIMAL, "\r\n")]),  # with \n alone \r gets no quotes
+    rows=st.lists(
+        st.tuples(anything, numerals, anything, truths | gaps, anything, dates | gaps),
+        min_size=1,
+        max_size=12,
+    ),
+    form=st.sampled_from(
+        [(csv.QUOTE_ALL, "\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_MINIMAL, "\r\n")]
+    ),  # with \n alone \r gets no quotes
     kind=st.sampled_from(["csv", "tsv"]),
 )
 def test_csv_comes_out_letter_by_letter(model, rows, form, kind):
@@ -110,7 +129,13 @@ def test_parquet_comes_out_with_its_types(model, data, rows):
 
 def test_what_pandas_says_about_its_columns_is_kept(model):
     table = pd.DataFrame(
-        {"number": [1.0, 2.0], "truth": [True, False], "word": ["a", "b"], "id": pd.array([2**62 + 1, None], "Int64")}, index=[7, 9]
+        {
+            "number": [1.0, 2.0],
+            "truth": [True, False],
+            "word": ["a", "b"],
+            "id": pd.array([2**62 + 1, None], "Int64"),
+        },
+        index=[7, 9],
     )
     page = io.BytesIO()
     table.to_parquet(page)
@@ -139,7 +164,9 @@ def test_parquet_as_csv_is_spelt_out(model):
 def test_csv_as_parquet_has_numbers_where_nothing_is_lost(model):
     names = b"number,truth,word,id,zip,price,long,day,none"
     lines = [b"9007199254740993,True,a,-3,007,1.50,9007199254740993,2024-05-01,", b",False,b,4,8,,1.5,,"]
-    found = pyarrow.parquet.read_table(io.BytesIO(answered(model, b"\n".join([names, *lines]), "csv", "parquet")))
+    found = pyarrow.parquet.read_table(
+        io.BytesIO(answered(model, b"\n".join([names, *lines]), "csv", "parquet"))
+    )
     assert [str(field.type) for field in found.schema][:9] == [
         "int64",
         "bool",
@@ -170,4 +197,8 @@ def test_what_text_becomes_tells_all_of_it(texts):
                 elif isinstance(value, bool):
                     assert text.lower() == str(value).lower()
                 else:  # the nearest number of as many digits is the one that was written
-                    assert Decimal(text) == value or Decimal(text) == Decimal(repr(value)) or f"{value:.15g}" == f"{Decimal(text):.15g}"
+                    assert (
+                        Decimal(text) == value
+                        or Decimal(text) == Decimal(repr(value))
+                        or f"{value:.15g}" == f"{Decimal(text):.15g}"
+                    )

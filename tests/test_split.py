@@ -11,7 +11,13 @@ from torch.testing import assert_close
 
 from compound import predictive
 from compound.models import Draws, Method, build
-from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy, entropy_parts, variance_parts
+from compound.predictive import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    entropy,
+    entropy_parts,
+    variance_parts,
+)
 from compound.random import named_generator
 from compound.types import Task
 
@@ -25,7 +31,9 @@ def noise(variance: float, shape: tuple[int, ...], seed: int) -> Tensor:
 
 def right(values: Tensor, truth: float, bound: float = 0.0) -> bool:
     """Whether the mean of the repetitions lies within three standard errors of the truth, and a bound on its bias."""
-    return abs(float(values.mean()) - truth) <= 3 * float(values.std()) / math.sqrt(len(values)) + bound + 1e-12
+    return (
+        abs(float(values.mean()) - truth) <= 3 * float(values.std()) / math.sqrt(len(values)) + bound + 1e-12
+    )
 
 
 # component, mixing drawn, mixing integrated, posterior drawn within members, far
@@ -35,13 +43,17 @@ PARTS = [
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-@pytest.mark.parametrize("members, outer, inner", [(1, 20, 5), (1, 20, 20), (3, 4, 5), (5, 1, 20), (2, 10, 1), (1, 1, 20)])
+@pytest.mark.parametrize(
+    "members, outer, inner", [(1, 20, 5), (1, 20, 20), (3, 4, 5), (5, 1, 20), (2, 10, 1), (1, 1, 20)]
+)
 def test_variances(parts, members, outer, inner):
     component, mixing, integrated, posterior, far = parts
     posterior = posterior if outer > 1 else 0.0  # one draw of ψ is all there is
     centres = torch.arange(members, dtype=DOUBLE)  # members differ by what they are, not by chance
     rows = (REPETITIONS, 1)
-    psi = centres.repeat_interleave(outer)[:, None, None, None] + noise(posterior, (members * outer, 1, *rows), 1)
+    psi = centres.repeat_interleave(outer)[:, None, None, None] + noise(
+        posterior, (members * outer, 1, *rows), 1
+    )
     means = psi + noise(mixing, (members * outer, inner, *rows), 2)
     epistemic = posterior + float(centres.var(correction=0))
 
@@ -52,9 +64,13 @@ def test_variances(parts, members, outer, inner):
         assert right(drawn + between, mixing + epistemic)
 
     ones = torch.ones((), dtype=DOUBLE)
-    p = GaussianPredictive.of(means, component * ones, integrated * ones, far * torch.ones(REPETITIONS, 1, dtype=DOUBLE), members)
+    p = GaussianPredictive.of(
+        means, component * ones, integrated * ones, far * torch.ones(REPETITIONS, 1, dtype=DOUBLE), members
+    )
     assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
-    assert (p.mixing >= integrated * (1 - 1e-12)).all() and (p.posterior >= far).all()  # what is known exactly is not corrected away
+    assert (p.mixing >= integrated * (1 - 1e-12)).all() and (
+        p.posterior >= far
+    ).all()  # what is known exactly is not corrected away
     assert_close(p.component, torch.full_like(p.component, component))
     assert_close(p.total, component + integrated + far + drawn + between, rtol=1e-12, atol=1e-12)
     assert right(p.variance, component + integrated + far + mixing + epistemic)
@@ -80,11 +96,21 @@ def truth(centre: float, posterior: float, hidden: float, logit: float) -> tuple
     psi = centre + math.sqrt(posterior) * NODES
     p = torch.sigmoid(psi[:, None] + math.sqrt(hidden + logit) * NODES)  # (ψ, θ)
     given = p @ WEIGHTS
-    component, within, total = float(WEIGHTS @ (binary(p) @ WEIGHTS)), float(WEIGHTS @ binary(given)), float(binary(WEIGHTS @ given))
+    component, within, total = (
+        float(WEIGHTS @ (binary(p) @ WEIGHTS)),
+        float(WEIGHTS @ binary(given)),
+        float(binary(WEIGHTS @ given)),
+    )
     return component, within - component, total - within
 
 
-LOGITS = [(0.5, 0.6, 0.0, 0.0), (0.5, 0.0, 1.0, 0.0), (-1.0, 0.3, 0.0, 2.0), (0.0, 1.0, 0.5, 0.5), (2.0, 0.2, 3.0, 1.0)]
+LOGITS = [
+    (0.5, 0.6, 0.0, 0.0),
+    (0.5, 0.0, 1.0, 0.0),
+    (-1.0, 0.3, 0.0, 2.0),
+    (0.0, 1.0, 0.5, 0.5),
+    (2.0, 0.2, 3.0, 1.0),
+]
 
 
 @pytest.mark.parametrize("parts", LOGITS, ids=str)
@@ -93,7 +119,11 @@ def test_entropies(parts, outer, inner):
     """Logits come in antithetic pairs that share their hidden draw: a pair is one inner draw, not two."""
     centre, posterior, hidden, logit = parts
     pair = noise(logit, (outer, inner, 1, REPETITIONS), 3)
-    z = centre + noise(posterior, (outer, 1, 1, REPETITIONS), 1) + noise(hidden, (outer, inner, 1, REPETITIONS), 2)
+    z = (
+        centre
+        + noise(posterior, (outer, 1, 1, REPETITIONS), 1)
+        + noise(hidden, (outer, inner, 1, REPETITIONS), 2)
+    )
     z = (z + torch.cat([pair, -pair], 2)).flatten(1, 2)  # (outer, 2 inner, rows)
     logs = torch.nn.functional.logsigmoid(torch.stack([z, -z], -1))
     p = CategoricalPredictive.of(logs, paired=2)
@@ -103,10 +133,14 @@ def test_entropies(parts, outer, inner):
     own = -(logs.exp() * logs).sum(-1).mean((0, 1))
     total = entropy(p.probs)
     drawn, between = entropy_parts(units, own, total)
-    low = (epistemic + mixing / inner) / outer  # by which the entropy of a mean of draws is too low, to first order
+    low = (
+        epistemic + mixing / inner
+    ) / outer  # by which the entropy of a mean of draws is too low, to first order
     assert right(own, component)
     if inner > 1:
-        assert right(drawn, mixing, mixing / inner**2) and right(between, epistemic, 1.5 * low + mixing / inner**2)
+        assert right(drawn, mixing, mixing / inner**2) and right(
+            between, epistemic, 1.5 * low + mixing / inner**2
+        )
     else:
         assert right(drawn + between, mixing + epistemic, 1.5 * low)
     assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
@@ -118,7 +152,9 @@ def test_entropies(parts, outer, inner):
 def test_unknown_inputs_are_epistemic(log_odds):
     """Where the network is believed with probability 1 - π only that part of its noise counts, also where it was uniform itself."""
     probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
-    p = CategoricalPredictive.of(probs.log()[None, None]).mix_with_uniform(torch.full((2,), log_odds, dtype=DOUBLE))
+    p = CategoricalPredictive.of(probs.log()[None, None]).mix_with_uniform(
+        torch.full((2,), log_odds, dtype=DOUBLE)
+    )
     believed = 1 / (1 + math.exp(log_odds))
     assert_close(p.aleatoric, believed * entropy(probs), rtol=1e-9, atol=1e-15)
     assert_close(p.total, entropy(p.probs), rtol=1e-12, atol=1e-12)
@@ -143,14 +179,18 @@ def test_counts_of_draws_do_not_change_what_is_split():
 
 def few_and_many(name: str, kind: str, monkeypatch):
     """A network with random weights and lively noise: shares from few draws, many times over, and once from many."""
-    options = {"bnn-lv": {"prior_variance": 1.0}}.get(name, {"hyper": (8,), "log_col": (-1.0,), "members": 2, "far": 0.0})
+    options = {"bnn-lv": {"prior_variance": 1.0}}.get(
+        name, {"hyper": (8,), "log_col": (-1.0,), "members": 2, "far": 0.0}
+    )
     model = build(Method(name, widths=(10,), **options), 3, Task(kind, 2), seed=1).double()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
     if kind == "regression":
-        getattr(model, "likelihood", getattr(model, "head", None)).start(torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE))
+        getattr(model, "likelihood", getattr(model, "head", None)).start(
+            torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE)
+        )
     x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)
     raw = []
 
@@ -174,7 +214,11 @@ def few_and_many(name: str, kind: str, monkeypatch):
 def test_methods_that_nest_their_draws(name, kind, monkeypatch):
     """Mixing and posterior before they are cut off at 0: on average the same from 16 x 5 draws as from 1,200 x 60."""
     few, many = few_and_many(name, kind, monkeypatch)
-    error = 4 * few.std(0) / math.sqrt(len(few)) * math.sqrt(1 + len(few) * 80 / 72_000)  # many draws err a little, too
+    error = (
+        4 * few.std(0) / math.sqrt(len(few)) * math.sqrt(1 + len(few) * 80 / 72_000)
+    )  # many draws err a little, too
     mixing, posterior = many.abs()
-    bias = 0.0 if kind == "regression" else 1.5 * (posterior + mixing / 5) / 16 + mixing / 5**2  # as `entropy_parts` says
+    bias = (
+        0.0 if kind == "regression" else 1.5 * (posterior + mixing / 5) / 16 + mixing / 5**2
+    )  # as `entropy_parts` says
     assert ((few.mean(0) - many).abs() <= error + bias + 1e-9).all()

@@ -17,7 +17,9 @@ from compound.tables.tabular import read_chunks, read_table
 
 def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
-    out = pd.DataFrame({"age": draw.normal(40, 10, rows), "city": draw.choice(["Bern", "Oslo", "Rome"], rows)})
+    out = pd.DataFrame(
+        {"age": draw.normal(40, 10, rows), "city": draw.choice(["Bern", "Oslo", "Rome"], rows)}
+    )
     out["paid"] = draw.random(rows) < 0.3
     out.loc[::9, "age"] = np.nan
     out.loc[4, "city"] = None
@@ -30,12 +32,22 @@ def test_encoding_is_that_of_scikit_learns_transformers():
     fresh.loc[0, "city"] = "Lima"  # never seen
     numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
     words = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-    oracle = make_column_transformer((numbers, ["age"]), (words, ["city"]), (StandardScaler(), ["paid", "flat"]))
+    oracle = make_column_transformer(
+        (numbers, ["age"]), (words, ["city"]), (StandardScaler(), ["paid", "flat"])
+    )
     table["city"] = table["city"].fillna("Bern")
     oracle.fit(table)
     encoder = Encoder.fit(table)
     mine, theirs = encoder.transform(fresh), oracle.transform(fresh)
-    assert encoder.names == ["age", "age missing", "city = Bern", "city = Oslo", "city = Rome", "paid", "flat"]
+    assert encoder.names == [
+        "age",
+        "age missing",
+        "city = Bern",
+        "city = Oslo",
+        "city = Rome",
+        "paid",
+        "flat",
+    ]
     np.testing.assert_allclose(np.delete(mine, 1, axis=1), theirs, atol=1e-6)
     np.testing.assert_array_equal(mine[:, 1], fresh["age"].isna())
 
@@ -65,7 +77,12 @@ def test_arrays_and_frames_of_numbers_are_the_same():
     values[3, 1] = np.nan
     mine = Encoder.fit(values).transform(values)
     np.testing.assert_array_equal(Encoder.fit(pd.DataFrame(values)).transform(pd.DataFrame(values)), mine)
-    assert (np.abs(mine.mean(0)) < 1e-6).tolist() == [True, True, False, True]  # the third tells where the gap is
+    assert (np.abs(mine.mean(0)) < 1e-6).tolist() == [
+        True,
+        True,
+        False,
+        True,
+    ]  # the third tells where the gap is
 
 
 def test_extreme_numbers_saturate_and_impossible_ones_are_refused():
@@ -79,11 +96,19 @@ def test_extreme_numbers_saturate_and_impossible_ones_are_refused():
 
 @pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "string", "datetime", "Float64"])
 def test_columns_of_every_type_are_understood(kind):
-    values = {"category": ["a", "b", None] * 2, "string": ["a", "b", None] * 2, "boolean": [True, False, None] * 2}
+    values = {
+        "category": ["a", "b", None] * 2,
+        "string": ["a", "b", None] * 2,
+        "boolean": [True, False, None] * 2,
+    }
     table = pd.DataFrame({"c": values.get(kind, [3, 4, None] * 2)})
     table["c"] = pd.to_datetime(table["c"], unit="D") if kind == "datetime" else table["c"].astype(kind)
     coded = Encoder.fit(table).transform(table)
-    assert np.array_equal(coded[0], coded[3]) and not np.array_equal(coded[0], coded[1]) and not np.array_equal(coded[1], coded[2])
+    assert (
+        np.array_equal(coded[0], coded[3])
+        and not np.array_equal(coded[0], coded[1])
+        and not np.array_equal(coded[1], coded[2])
+    )
 
 
 def test_polars_frames_are_frames():
@@ -109,7 +134,9 @@ def test_every_kind_of_file_gives_the_same_rows_whole_or_in_pieces(name, tmp_pat
     assert np.array_equal(encoder.transform(whole), encoder.transform(table))
     pieces = [piece.frame for piece in read_chunks(tmp_path / name, encoder.types(), rows=7)]
     assert max(map(len, pieces)) <= 7
-    assert np.array_equal(np.concatenate([encoder.transform(piece) for piece in pieces]), encoder.transform(table))
+    assert np.array_equal(
+        np.concatenate([encoder.transform(piece) for piece in pieces]), encoder.transform(table)
+    )
 
 
 BAD = {

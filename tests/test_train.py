@@ -23,6 +23,7 @@ from compound.models.base import Draws, Loss, Model
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import member_seed, named_generator
+from compound.train import loop as train
 from compound.train.gradients import clip_gradients, clipper
 from compound.train.loop import (
     COLUMNS,
@@ -36,7 +37,6 @@ from compound.train.loop import (
     progress_bar,
     stratified_sample,
 )
-from compound.train.loop import loop as train
 from compound.types import Batch, Task, make_dataset
 
 TASK = Task("regression", 1)
@@ -50,7 +50,13 @@ class Config:
 class Small(Model):
     """A hidden layer, noise on the inputs, members side by side; remembers what it is given."""
 
-    def __init__(self, members: int = 1, config: Config = Config(), dtype: torch.dtype = torch.float32, pause: float = 0.0):  # noqa: B008
+    def __init__(
+        self,
+        members: int = 1,
+        config: Config = Config(),
+        dtype: torch.dtype = torch.float32,
+        pause: float = 0.0,
+    ):  # noqa: B008
         super().__init__()
         self.inputs, self.task, self.members, self.config, self.pause = 3, TASK, members, config, pause
         streams = [named_generator(member_seed(9, k), "weights") for k in range(members)]
@@ -68,7 +74,9 @@ class Small(Model):
         self.centre.copy_(data.x.mean() + torch.rand(1, generator=generator))
 
     def finish(self, data: Batch, generator: torch.Generator) -> None:
-        self.far = data.x[: 4 + len(data) % 3, 0] + self.last.detach().sum() + torch.rand(1, generator=generator)
+        self.far = (
+            data.x[: 4 + len(data) % 3, 0] + self.last.detach().sum() + torch.rand(1, generator=generator)
+        )
 
     def _load_from_state_dict(self, state, prefix, *others):
         self.far = torch.empty_like(state[prefix + "far"])
@@ -79,7 +87,9 @@ class Small(Model):
 
     def values(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
         mean = ((x - self.centre) @ self.first).tanh() @ self.last
-        return 0.5 * ((y - mean).square().squeeze(-1) * (-2 * self.log_noise).exp().unsqueeze(-1)) + self.log_noise.unsqueeze(-1)
+        return 0.5 * (
+            (y - mean).square().squeeze(-1) * (-2 * self.log_noise).exp().unsqueeze(-1)
+        ) + self.log_noise.unsqueeze(-1)
 
     def loss(self, batch: Batch, generator) -> Loss:
         if len(self.batches) == self.stop_at:
@@ -94,7 +104,10 @@ class Small(Model):
 
     def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
         with torch.no_grad():
-            return weighted(self.values(batch.x + self.config.noise * torch.randn(3, generator=generator), batch.y), batch.weight)
+            return weighted(
+                self.values(batch.x + self.config.noise * torch.randn(3, generator=generator), batch.y),
+                batch.weight,
+            )
 
     def answer(self, x: Tensor, n: Draws, generator: torch.Generator) -> Predictive:
         mean = ((x - self.centre) @ self.first).tanh() @ self.last  # (members, rows, 1)
@@ -128,7 +141,10 @@ class Momentum(Small):
 
     def optimizer(self, settings):
         optimizer = torch.optim.RMSprop(self.parameters(), lr=1.0, momentum=0.9)
-        optimizer.param_groups[0]["notes"] = {"seen": [1, None, "x", (True, 0.5)], 3: torch.ones(2, dtype=torch.float32)}
+        optimizer.param_groups[0]["notes"] = {
+            "seen": [1, None, "x", (True, 0.5)],
+            3: torch.ones(2, dtype=torch.float32),
+        }
         return optimizer
 
 
@@ -140,11 +156,27 @@ class Overfitting(Small):
 
 
 CASES = {
-    "stopped early": (Overfitting, TrainConfig(steps=10, batch_size=100, n_evals=10, patience=4), lambda: holdout_weights(40, 3, 0.2, 0)),
+    "stopped early": (
+        Overfitting,
+        TrainConfig(steps=10, batch_size=100, n_evals=10, patience=4),
+        lambda: holdout_weights(40, 3, 0.2, 0),
+    ),
     "averaged": (Small, TrainConfig(steps=10, batch_size=8), lambda: None),
-    "best of checks": (Small, TrainConfig(steps=10, batch_size=8, n_evals=5, patience=2), lambda: holdout_weights(40, 3, 0.2, 0)),
-    "all rows at once": (Small, TrainConfig(steps=10, batch_size=100, ema_decay=0.0, n_evals=3), lambda: holdout_weights(40, 3, 0.2, 0)),
-    "own optimizer": (Momentum, TrainConfig(steps=10, batch_size=16, clip_norm=None, clip_value=0.1, ema_decay=0.5), lambda: None),
+    "best of checks": (
+        Small,
+        TrainConfig(steps=10, batch_size=8, n_evals=5, patience=2),
+        lambda: holdout_weights(40, 3, 0.2, 0),
+    ),
+    "all rows at once": (
+        Small,
+        TrainConfig(steps=10, batch_size=100, ema_decay=0.0, n_evals=3),
+        lambda: holdout_weights(40, 3, 0.2, 0),
+    ),
+    "own optimizer": (
+        Momentum,
+        TrainConfig(steps=10, batch_size=16, clip_norm=None, clip_value=0.1, ema_decay=0.5),
+        lambda: None,
+    ),
 }
 
 
@@ -203,7 +235,14 @@ LONG = TrainConfig(steps=120, batch_size=8, n_evals=12, patience=0)
 def work(path: str) -> None:
     """What the killed process does: every step is saved, so that many kills fall into saving."""
     torch.set_num_threads(1)
-    fit(Small(2, pause=0.004), table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path, save_every=0)
+    fit(
+        Small(2, pause=0.004),
+        table(40, holdout_weights(40, 2, 0.2, 0)),
+        LONG,
+        seed=2,
+        checkpoint=path,
+        save_every=0,
+    )
 
 
 def test_a_killed_process_ends_with_the_same_bits(tmp_path):
@@ -219,10 +258,14 @@ def test_a_killed_process_ends_with_the_same_bits(tmp_path):
         child.send_signal(signal.SIGKILL)
         assert child.wait(60) == -signal.SIGKILL
         reached.append(persist.unpack(persist.load_file(path))["state"]["step"])
-    assert reached == sorted(set(reached)) and reached[-1] < LONG.steps  # it went on after each kill, and was not done
+    assert (
+        reached == sorted(set(reached)) and reached[-1] < LONG.steps
+    )  # it went on after each kill, and was not done
     wanted, again = Small(2), Small(2)
     history = fit(wanted, table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2)
-    assert row(fit(again, table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(history)
+    assert row(fit(again, table(40, holdout_weights(40, 2, 0.2, 0)), LONG, seed=2, checkpoint=path)) == row(
+        history
+    )
     assert bits(again) == bits(wanted) and len(again.batches) == LONG.steps - reached[-1]
 
 
@@ -249,7 +292,9 @@ def naive_clip(gradients: list[Tensor], members: int, value: float | None, norm:
 @pytest.mark.parametrize("value, norm", [(None, 1.0), (0.3, None), (0.3, 1.0), (None, None)])
 @pytest.mark.parametrize("trouble", ["", "nan", "inf", "huge", "small", "turned"])
 def test_clipping_is_that_of_a_plain_loop(members, value, norm, trouble):
-    gradients = [torch.randn(members, *shape, generator=named_generator(3)) for shape in ((3, 5), (2,), (), (4, 1))]
+    gradients = [
+        torch.randn(members, *shape, generator=named_generator(3)) for shape in ((3, 5), (2,), (), (4, 1))
+    ]
     gradients[0][0] *= 0.01
     where = gradients[0][-1]
     if trouble in ("nan", "inf", "huge"):
@@ -285,7 +330,9 @@ class Faulty(Small):
         return found
 
 
-@pytest.mark.parametrize("how", [TrainConfig(steps=8, clip_norm=1.0), TrainConfig(steps=8, clip_norm=None, clip_value=5.0)])
+@pytest.mark.parametrize(
+    "how", [TrainConfig(steps=8, clip_norm=1.0), TrainConfig(steps=8, clip_norm=None, clip_value=5.0)]
+)
 def test_a_member_with_an_infinite_gradient_sits_out(how):
     model, well = Faulty(3), Small(3)
     history = fit(model, table(), how)
@@ -351,7 +398,9 @@ def test_few_rows_are_passed_as_they_are():
     assert all(b.x is data.x and b.y is data.y for b in model.batches)
     data = table(40, holdout_weights(40, 1, 0.1, 0))
     fit(model, data, TrainConfig(steps=2, batch_size=40, n_evals=0))
-    assert model.batches[-1].x is model.batches[-2].x and torch.equal(model.batches[-1].index, (data.weight[0] > 0).nonzero().squeeze(1))
+    assert model.batches[-1].x is model.batches[-2].x and torch.equal(
+        model.batches[-1].index, (data.weight[0] > 0).nonzero().squeeze(1)
+    )
 
 
 @pytest.mark.parametrize("batch", [8, 100])
@@ -373,7 +422,9 @@ def test_a_row_of_weight_two_counts_as_two_rows():
     weight = torch.bincount(twice).double()
     models = [Small(config=Config(noise=0.0), dtype=torch.float64) for _ in range(3)]
     for model, rows in zip(
-        models, (make_dataset(data.x, data.y, TASK, weight), make_dataset(data.x[twice], data.y[twice], TASK), data), strict=True
+        models,
+        (make_dataset(data.x, data.y, TASK, weight), make_dataset(data.x[twice], data.y[twice], TASK), data),
+        strict=True,
     ):
         model.start = lambda data, generator: None
         fit(model, rows, TrainConfig(steps=20))
@@ -396,7 +447,9 @@ class Scripted(Small):
     def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
         self.asked.append([p.detach().clone() for p in self.parameters()])
         self.checked.append((batch, n, generator.initial_seed()))
-        offset = torch.arange(self.members) - (self.members - 1) / 2  # members differ, their mean is the script's
+        offset = (
+            torch.arange(self.members) - (self.members - 1) / 2
+        )  # members differ, their mean is the script's
         return self.answers[len(self.asked) - 1] + offset
 
 
@@ -407,7 +460,10 @@ def test_training_stops_after_patience_and_keeps_the_best_check(average):
     history = fit(model, table(40, holdout_weights(40, 1, 0.2, 0)), how)
     assert history["step"] == [10, 20, 30, 40, 50, 60] and history.best_step == 30
     assert repr(history["held_out"]) == repr([3.0, 2.0, 1.0, 1.5, math.nan, 1.0])
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True)) and model.running == 30
+    assert (
+        all(torch.equal(a, b) for a, b in zip(model.parameters(), model.asked[2], strict=True))
+        and model.running == 30
+    )
     averaged = model.weights[0][0]
     for t in range(10):
         decay = min(average, (1 + t) / (10 + t))
@@ -427,7 +483,9 @@ def test_checks_see_each_members_own_held_out_rows():
     history = fit(model, data, TrainConfig(steps=9, n_evals=3, eval_samples=7, check_rows=12))
     batch, draws, _ = model.checked[0]
     assert draws == 7 and len(batch) == 24 and batch.weight.sum(1).tolist() == [12, 12, 0]
-    assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(batch.y, data.y[batch.index])
+    assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(
+        batch.y, data.y[batch.index]
+    )
     assert len({seed for *_, seed in model.checked}) == 1  # the same noise at every check
     assert history["held_out"] == [4.5] * 3  # the mean of members 0 and 1
 
@@ -443,14 +501,20 @@ def test_without_held_out_rows_the_last_averaged_weights_are_kept():
         decay = min(0.9, (1 + t) / (10 + t))
         averaged = decay * averaged + (1 - decay) * value
     assert_close(model.first.detach().double(), averaged, rtol=1e-5, atol=1e-6)
-    assert history.best_step == 30 and all(map(math.isnan, history["held_out"])) and history["step"] == list(range(1, 31))
+    assert (
+        history.best_step == 30
+        and all(map(math.isnan, history["held_out"]))
+        and history["step"] == list(range(1, 31))
+    )
 
 
 class Noted(Small):
     def optimizer(self, settings):
         optimizer = super().optimizer(settings)
         self.rates: list[list[float]] = []
-        optimizer.register_step_pre_hook(lambda optimizer, *_: self.rates.append([g["lr"] for g in optimizer.param_groups]))
+        optimizer.register_step_pre_hook(
+            lambda optimizer, *_: self.rates.append([g["lr"] for g in optimizer.param_groups])
+        )
         return optimizer
 
 
@@ -458,7 +522,9 @@ class Noted(Small):
 def test_the_rate_falls_along_a_half_cosine(end):
     model = Noted()
     history = fit(model, table(), TrainConfig(steps=11, n_evals=0, lr=0.02, final_lr_ratio=end))
-    wanted = [0.02 * (end + (1 - end) * math.cos(math.pi * t / 22) ** 2) for t in range(11)]  # (1 + cos 2a) / 2 = cos² a
+    wanted = [
+        0.02 * (end + (1 - end) * math.cos(math.pi * t / 22) ** 2) for t in range(11)
+    ]  # (1 + cos 2a) / 2 = cos² a
     assert [rates[0] for rates in model.rates] == pytest.approx(wanted)
     assert [rates[1] for rates in model.rates] == pytest.approx([5 * rate for rate in wanted])
     assert history["rate"] == pytest.approx(wanted)
@@ -469,7 +535,9 @@ def test_the_history_holds_means_of_each_interval(tmp_path):
     seen = []
     loss = model.loss
     model.loss = lambda *given: seen.append(loss(*given)) or seen[-1]
-    history = fit(model, table(40, holdout_weights(40, 2, 0.2, 0)), TrainConfig(steps=10, batch_size=8, n_evals=3))
+    history = fit(
+        model, table(40, holdout_weights(40, 2, 0.2, 0)), TrainConfig(steps=10, batch_size=8, n_evals=3)
+    )
     assert history["step"] == [3, 6, 9, 10]
     for name in ("nll", "kl"):
         values = [float(getattr(entry, name).mean()) for entry in seen]
@@ -477,15 +545,23 @@ def test_the_history_holds_means_of_each_interval(tmp_path):
         assert history[name] == pytest.approx([sum(part) / len(part) for part in parts])
     history.save_csv(tmp_path / "h.csv")
     lines = (tmp_path / "h.csv").read_text().splitlines()
-    assert lines[0] == ",".join(COLUMNS) and [float(line.split(",")[4]) for line in lines[1:]] == history["held_out"]
+    assert (
+        lines[0] == ",".join(COLUMNS)
+        and [float(line.split(",")[4]) for line in lines[1:]] == history["held_out"]
+    )
 
 
 def test_noise_is_named_by_member_and_step():
     model, seeds = Small(2), []
     loss = model.loss
-    model.loss = lambda batch, streams: seeds.append([s.initial_seed() for s in streams]) or loss(batch, streams)
+    model.loss = lambda batch, streams: (
+        seeds.append([s.initial_seed() for s in streams]) or loss(batch, streams)
+    )
     fit(model, table(), TrainConfig(steps=3), seed=5)
-    assert seeds == [[named_generator(member_seed(5, k), "noise", step).initial_seed() for k in range(2)] for step in range(3)]
+    assert seeds == [
+        [named_generator(member_seed(5, k), "noise", step).initial_seed() for k in range(2)]
+        for step in range(3)
+    ]
 
 
 @settings(deadline=None, max_examples=60)
@@ -495,7 +571,9 @@ def test_held_out_parts(rows, members, fraction, seed):
     held = (weight == 0).sum(1)
     assert weight.shape == (members, rows) and bool(((weight == 0) | (weight == 1)).all())
     assert len(set(held.tolist())) == 1 and int(held[0]) < rows
-    assert int(held[0]) >= int(rows * fraction) and (int(held[0]) <= rows * fraction + 1e-6 or int(held[0]) == min(2, rows // 3))
+    assert int(held[0]) >= int(rows * fraction) and (
+        int(held[0]) <= rows * fraction + 1e-6 or int(held[0]) == min(2, rows // 3)
+    )
     assert int(held[0]) >= min(2, rows // 3) or fraction == 0
     if members * int(held[0]) <= rows:
         assert int((weight == 0).sum(0).max()) <= 1  # disjoint
@@ -535,7 +613,13 @@ def test_every_row_is_as_likely_to_be_in_a_stratified_sample():
 
 def test_recipes():
     assert default_train_config(TASK, 500) == TrainConfig(
-        steps=2000, batch_size=100, lr=1e-2, final_lr_ratio=0.1, clip_norm=1.0, clip_value=None, ema_decay=0.98
+        steps=2000,
+        batch_size=100,
+        lr=1e-2,
+        final_lr_ratio=0.1,
+        clip_norm=1.0,
+        clip_value=None,
+        ema_decay=0.98,
     )
     assert (
         default_train_config(TASK, 8000).steps,
@@ -554,8 +638,23 @@ def test_recipes():
 @pytest.mark.parametrize(
     "name, value",
     [
-        *(("steps", 0), ("steps", 10.5), ("batch_size", 0), ("lr", 0.0), ("lr", math.nan), ("final_lr_ratio", 1.5), ("clip_value", 0.0)),
-        *(("clip_norm", math.nan), ("ema_decay", 1.0), ("n_evals", -1), ("patience", -1), ("eval_samples", 0), ("check_rows", 0)),
+        *(
+            ("steps", 0),
+            ("steps", 10.5),
+            ("batch_size", 0),
+            ("lr", 0.0),
+            ("lr", math.nan),
+            ("final_lr_ratio", 1.5),
+            ("clip_value", 0.0),
+        ),
+        *(
+            ("clip_norm", math.nan),
+            ("ema_decay", 1.0),
+            ("n_evals", -1),
+            ("patience", -1),
+            ("eval_samples", 0),
+            ("check_rows", 0),
+        ),
     ],
 )
 def test_settings_are_checked(name, value):
@@ -586,7 +685,9 @@ def test_watch_is_told_now_and_then(monkeypatch):
     loss = model.loss
     model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
     fit(model, table(40, holdout_weights(40, 1, 0.1, 0)), TrainConfig(steps=10, n_evals=5), watch=told.append)
-    assert [w.step for w in told] == [4, 8, 10] and all(w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told)
+    assert [w.step for w in told] == [4, 8, 10] and all(
+        w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told
+    )
     assert [w.rate_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
 
 
@@ -625,7 +726,9 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
     """Left below 1e-38 they would slow every product down."""
     seen = []
     monkeypatch.setattr(
-        train, "flush_denormals", lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])])
+        train,
+        "flush_denormals",
+        lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]),
     )
     fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
@@ -643,7 +746,10 @@ class Diverging(Small):
 def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
     data, how = table(), TrainConfig(steps=100, n_evals=20, patience=0)
     model = Diverging()
-    with pytest.raises(ValueError, match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one"):
+    with pytest.raises(
+        ValueError,
+        match=r"training diverged: after 15 steps the NLL is nan at learning rate 0\.01: give a smaller one",
+    ):
         fit(model, data, how)
     assert len(model.batches) == 15  # it stops at the first look
     held = replace(data, weight=holdout_weights(len(data), 1, 0.25, 0))
@@ -661,4 +767,6 @@ def test_a_fit_that_diverges_is_refused_or_keeps_its_last_good_weights():
 def test_no_answer_is_nan_whatever_the_learning_rate(name, early_stopping):
     x = torch.linspace(-1, 1, 40).unsqueeze(1).numpy()
     with pytest.raises(ValueError, match="training diverged"):
-        CompoundRegressor(name, lr=100.0, max_epochs=10, early_stopping=early_stopping, random_state=0).fit(x, x[:, 0])
+        CompoundRegressor(name, lr=100.0, max_epochs=10, early_stopping=early_stopping, random_state=0).fit(
+            x, x[:, 0]
+        )

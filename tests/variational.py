@@ -40,7 +40,9 @@ def model_of(method: Method, inputs: int, task: Task) -> Model:
 def law(layer) -> Normal:
     """Of every weight, (in + 1, out)."""
     if hasattr(layer, "log_row"):
-        return Normal(layer.mean.detach(), (layer.log_row.exp().T @ layer.log_col.exp().unsqueeze(0)).sqrt().detach())
+        return Normal(
+            layer.mean.detach(), (layer.log_row.exp().T @ layer.log_col.exp().unsqueeze(0)).sqrt().detach()
+        )
     return Normal(layer.mean.detach(), layer.log_std.exp().detach())
 
 
@@ -69,14 +71,20 @@ def elbo(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Of a linear model with Gaussian noise, exactly."""
     (layer,) = model.layers
     mean, std = layer.moments(x)
-    return model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(layer)
+    return model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(
+        layer
+    )
 
 
 def maximise(model: Model, x: Tensor, y: Tensor) -> None:
     """With a line search to the neighbourhood, then by gradients alone: values of the bound are good to 1e-7 in the parameters."""
     for search in ("strong_wolfe", None):
         optimizer = torch.optim.LBFGS(
-            model.stack.parameters(), max_iter=300, tolerance_grad=1e-12, tolerance_change=0, line_search_fn=search
+            model.stack.parameters(),
+            max_iter=300,
+            tolerance_grad=1e-12,
+            tolerance_change=0,
+            line_search_fn=search,
         )
 
         def closure(optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
@@ -212,7 +220,9 @@ def check_start(name: str, std: float) -> None:
     """The means are the weights of the plain network."""
     model, plain = build(name, 784, CLASSES, 4), build("map", 784, CLASSES, 4)
     for layer, other in zip(model.layers, plain.network.layers, strict=True):
-        assert_close(layer.mean.detach(), torch.cat([other.weight[0], other.bias[0]]).detach(), rtol=0, atol=0)
+        assert_close(
+            layer.mean.detach(), torch.cat([other.weight[0], other.bias[0]]).detach(), rtol=0, atol=0
+        )
         assert_close(law(layer).stddev, torch.full_like(layer.mean, std).detach())
 
 
@@ -223,5 +233,7 @@ def check_float32(name: str) -> None:
     (layer, _), (exact_layer, _) = model.layers, double.layers
     noise = torch.randn(1, 20, 100, generator=named_generator(1))
     ours, exact = layer.sample(x, noise.clone()), exact_layer.sample(x.double(), noise.double())
-    for value, correct in zip([*layer.moments(x), *ours], [*exact_layer.moments(x.double()), *exact], strict=True):
+    for value, correct in zip(
+        [*layer.moments(x), *ours], [*exact_layer.moments(x.double()), *exact], strict=True
+    ):
         assert ((value - correct).abs() <= 1e-5 * correct.abs().max()).all()

@@ -34,7 +34,9 @@ def odds_loss(log_probs: Function, y: Tensor) -> Function:
 
     def loss(x: Tensor) -> Tensor:  # (rows,)
         logs = log_probs(x)
-        others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(-1)  # (..., rows)
+        others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(
+            -1
+        )  # (..., rows)
         return log_mean_exp(others.reshape(-1, len(y)), 0) - _log_mean(logs, y)
 
     return loss
@@ -102,7 +104,9 @@ def gradient(loss: Function, x: Tensor) -> Tensor:
 
 def _even(x: Tensor, generator: Generator) -> Tensor:
     """Uniform in -1..1, of the shape of x."""
-    return 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
+    return (
+        2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
+    )
 
 
 def _within(x: Tensor, clip: Range | None) -> Tensor:

@@ -21,7 +21,9 @@ def private(path: str) -> Any:
             done = f"{done}.{word}"
             found = getattr(found, word) if hasattr(found, word) else import_module(done)
     except ImportError:
-        raise ValueError(f"torch {torch.__version__} has no {path}, which compound calls: install torch {TESTED}") from None
+        raise ValueError(
+            f"torch {torch.__version__} has no {path}, which compound calls: install torch {TESTED}"
+        ) from None
     return found
 
 
@@ -34,7 +36,9 @@ foreach_mul: Callable[..., tuple[torch.Tensor, ...]] = private("torch._foreach_m
 foreach_mul_: Callable[..., None] = private("torch._foreach_mul_")
 foreach_norm: Callable[..., tuple[torch.Tensor, ...]] = private("torch._foreach_norm")
 fused_adam_: Callable[..., None] = private("torch._fused_adam_")  # what torch.optim.Adam(fused=True) ends in
-adam_states: Callable[..., Any] = private("torch.optim.Adam._init_group")  # starts the states of a group's parameters
+adam_states: Callable[..., Any] = private(
+    "torch.optim.Adam._init_group"
+)  # starts the states of a group's parameters
 
 # Derivatives torch has by name.
 tanh_backward: Callable[..., torch.Tensor] = private("torch.ops.aten.tanh_backward")
@@ -43,8 +47,12 @@ hardtanh_backward: Callable[..., torch.Tensor] = private("torch.ops.aten.hardtan
 
 # Who is looking on.
 dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")  # traces, fake tensors
-transforms: Callable[[], Any] = private("torch._C._functorch.peek_interpreter_stack")  # torch.func: vmap, grad; None outside of them
-graph_is_kept: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")  # may this backward come again?
+transforms: Callable[[], Any] = private(
+    "torch._C._functorch.peek_interpreter_stack"
+)  # torch.func: vmap, grad; None outside of them
+graph_is_kept: Callable[[], bool] = private(
+    "torch._C._autograd._get_current_graph_task_keep_graph"
+)  # may this backward come again?
 
 
 TRACING = "torch.fx.experimental.proxy_tensor"  # fetched when asked for: it takes half a second to import

@@ -29,7 +29,9 @@ class MatrixNormal(Distribution):
         if mean.ndim < 2 or row.ndim < 1 or col.ndim < 1:
             raise ValueError("mean must have two axes, row and col one, besides batch axes")
         if mean.shape[-2:] != (row.shape[-1], col.shape[-1]):
-            raise ValueError(f"mean is {tuple(mean.shape[-2:])} but row has {row.shape[-1]} and col {col.shape[-1]} entries")
+            raise ValueError(
+                f"mean is {tuple(mean.shape[-2:])} but row has {row.shape[-1]} and col {col.shape[-1]} entries"
+            )
         batch = torch.broadcast_shapes(mean.shape[:-2], row.shape[:-1], col.shape[:-1])
         self.loc = mean.expand(batch + mean.shape[-2:])
         self.row = row.expand(batch + row.shape[-1:])
@@ -38,7 +40,9 @@ class MatrixNormal(Distribution):
         if validate_args if validate_args is not None else Distribution._validate_args:
             for name, value in (("row", row), ("col", col)):
                 if not bool((value > 0).all()):
-                    raise ValueError(f"{name} holds {value.min().item()}: standard deviations must be positive")
+                    raise ValueError(
+                        f"{name} holds {value.min().item()}: standard deviations must be positive"
+                    )
 
     @property
     def mean(self) -> Tensor:
@@ -60,7 +64,10 @@ class MatrixNormal(Distribution):
         batch = torch.Size(batch_shape)
         rows, cols = self.event_shape
         return MatrixNormal(
-            self.loc.expand((*batch, rows, cols)), self.row.expand((*batch, rows)), self.col.expand((*batch, cols)), validate_args=False
+            self.loc.expand((*batch, rows, cols)),
+            self.row.expand((*batch, rows)),
+            self.col.expand((*batch, cols)),
+            validate_args=False,
         )
 
     def rsample(self, sample_shape: Any = (), generator: Generator | None = None) -> Tensor:
@@ -74,7 +81,11 @@ class MatrixNormal(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         standard = (value - self.loc) / self.row.unsqueeze(-1) / self.col.unsqueeze(-2)
-        return -0.5 * standard.square().sum((-2, -1)) - self._log_det() - 0.5 * math.prod(self.event_shape) * LOG_2PI
+        return (
+            -0.5 * standard.square().sum((-2, -1))
+            - self._log_det()
+            - 0.5 * math.prod(self.event_shape) * LOG_2PI
+        )
 
     def entropy(self) -> Tensor:
         return self._log_det() + 0.5 * math.prod(self.event_shape) * (1 + LOG_2PI)
@@ -119,22 +130,32 @@ def weighted_mean(values: Tensor, log_weights: Tensor | None) -> Tensor:
     return values.mean(0) if log_weights is None else (log_weights.exp() * values).sum(0)
 
 
-def mixture_log_prob(y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows,)
+def mixture_log_prob(
+    y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
+) -> Tensor:  # (rows,)
     """Joint over targets: all targets of a row come from the same component."""
-    return weighted_log_sum(gaussian_log_prob(y, means, variances).sum(-1, keepdim=True), log_weights).squeeze(-1)
+    return weighted_log_sum(
+        gaussian_log_prob(y, means, variances).sum(-1, keepdim=True), log_weights
+    ).squeeze(-1)
 
 
-def mixture_cdf(y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows, targets)
+def mixture_cdf(
+    y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
+) -> Tensor:  # (rows, targets)
     return weighted_mean(torch.special.ndtr((y - means) / variances.sqrt()), log_weights)
 
 
-def mixture_quantile(q: float, means: Tensor, variances: Tensor, log_weights: Tensor | None = None) -> Tensor:  # (rows, targets)
+def mixture_quantile(
+    q: float, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
+) -> Tensor:  # (rows, targets)
     """By bisection on the cdf, in float64: 60 halvings of a bracket that is sure to hold the answer."""
     if not 0 < q < 1:
         raise ValueError(f"q is {q}: a quantile level must lie between 0 and 1")
     m, v = means.double(), variances.double()
     w = None if log_weights is None else torch.log_softmax(log_weights.double(), 0)
-    at = v.sqrt() * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) + m  # each component's own quantile
+    at = (
+        v.sqrt() * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) + m
+    )  # each component's own quantile
     low, high = at.amin(0), at.amax(0)
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -143,7 +164,9 @@ def mixture_quantile(q: float, means: Tensor, variances: Tensor, log_weights: Te
     return (0.5 * (low + high)).to(means.dtype)
 
 
-def mixture_entropy(means: Tensor, variances: Tensor, log_weights: Tensor | None = None, points: int = 24) -> Tensor:  # (rows, targets)
+def mixture_entropy(
+    means: Tensor, variances: Tensor, log_weights: Tensor | None = None, points: int = 24
+) -> Tensor:  # (rows, targets)
     """-E log p with Gauss-Hermite nodes of every component: exact for one, close for any mixture."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     out = torch.zeros_like(means[0])

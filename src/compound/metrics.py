@@ -52,7 +52,9 @@ def crps(answer: GaussianPredictive, y: Tensor) -> float:
     means, variances = answer.means.double(), answer.variances.double()  # (draws, rows, targets)
     n = len(means)
     even = means.new_full((n, 1, 1), 1 / n)
-    weights = even if answer.log_weights is None else answer.log_weights.double().exp()  # (draws, rows or 1, 1)
+    weights = (
+        even if answer.log_weights is None else answer.log_weights.double().exp()
+    )  # (draws, rows or 1, 1)
     near = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
     apart = torch.zeros_like(near)
     for i in range(n):  # one draw against itself and all later ones: memory stays that of the answer
@@ -99,7 +101,9 @@ def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """How many values lie below, and how many at or below, each entry of `at`."""
     for name, scores in (("ordinary", values), ("strange", at)):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
-            raise ValueError(f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each of the rows, {name} ones too")
+            raise ValueError(
+                f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each of the rows, {name} ones too"
+            )
     ordered = values.sort().values
     return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
 

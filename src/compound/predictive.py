@@ -17,7 +17,13 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from compound.distributions import mixture_cdf, mixture_entropy, mixture_log_prob, mixture_quantile, weighted_mean
+from compound.distributions import (
+    mixture_cdf,
+    mixture_entropy,
+    mixture_log_prob,
+    mixture_quantile,
+    weighted_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,9 @@ class CategoricalPredictive(Predictive):
         probs = logs.exp()
         if component is None:
             component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
-        units = probs.unflatten(1, (-1, paired)).mean(2).unflatten(0, (members, -1))  # (members, outer, inner, rows, classes)
+        units = (
+            probs.unflatten(1, (-1, paired)).mean(2).unflatten(0, (members, -1))
+        )  # (members, outer, inner, rows, classes)
         mean = units.mean(2).mean((0, 1))
         total = entropy(mean)
         _, posterior = entropy_parts(units, component, total)
@@ -91,10 +99,18 @@ class CategoricalPredictive(Predictive):
         more data would settle, also where the network itself had given up.
         """
         unknown = torch.sigmoid(log_odds)  # π
-        probs = torch.lerp(self.probs, torch.full_like(self.probs, 1 / self.probs.shape[-1]), unknown.unsqueeze(-1))
+        probs = torch.lerp(
+            self.probs, torch.full_like(self.probs, 1 / self.probs.shape[-1]), unknown.unsqueeze(-1)
+        )
         believed = torch.sigmoid(-log_odds)  # 1 - π, without rounding
         component, mixing = believed * self.component, believed * self.mixing
-        return replace(self, component=component, mixing=mixing, posterior=(entropy(probs) - component - mixing).clamp_min(0), probs=probs)
+        return replace(
+            self,
+            component=component,
+            mixing=mixing,
+            posterior=(entropy(probs) - component - mixing).clamp_min(0),
+            probs=probs,
+        )
 
     @property
     def label(self) -> Tensor:  # (rows,)
@@ -128,7 +144,9 @@ class GaussianPredictive(Predictive):
     log_weights: Tensor | None = None  # (draws, rows, 1), summing to one over the draws
 
     @classmethod
-    def of(cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None, members: int = 1) -> Self:
+    def of(
+        cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None, members: int = 1
+    ) -> Self:
         """From draws (members * outer, inner, rows, targets): means, the component's variance, the integrated last layer's variance.
 
         `far` (rows, 1 or targets) is variance that more data around x would remove: it goes to the posterior.
@@ -140,7 +158,13 @@ class GaussianPredictive(Predictive):
         added = torch.zeros_like(component) if far is None else far.expand_as(component)
         variances = (noise + spread + added).expand_as(means)
         integrated = spread.expand_as(means).mean((0, 1))
-        return cls(component, integrated + drawn - posterior, posterior + added, means.flatten(0, 1), variances.flatten(0, 1))
+        return cls(
+            component,
+            integrated + drawn - posterior,
+            posterior + added,
+            means.flatten(0, 1),
+            variances.flatten(0, 1),
+        )
 
     @property
     def mean(self) -> Tensor:  # (rows, targets)
@@ -180,7 +204,9 @@ class GaussianPredictive(Predictive):
         if self.log_weights is None:
             pick = torch.randint(len(self.means), (n, rows, 1), generator=generator)
         else:
-            pick = torch.multinomial(self.log_weights[..., 0].T.exp(), n, replacement=True, generator=generator).T.unsqueeze(-1)
+            pick = torch.multinomial(
+                self.log_weights[..., 0].T.exp(), n, replacement=True, generator=generator
+            ).T.unsqueeze(-1)
         pick = pick.expand(n, rows, targets)
         noise = torch.randn((n, rows, targets), generator=generator, dtype=self.means.dtype)
         return self.means.gather(0, pick) + self.variances.gather(0, pick).sqrt() * noise
@@ -195,7 +221,9 @@ class GaussianPredictive(Predictive):
         added = unit.square() * unknown
         component, mixing = believed * self.component, believed * self.mixing
         posterior = self.posterior + unknown * self.aleatoric + added
-        return replace(self, component=component, mixing=mixing, posterior=posterior, variances=self.variances + added)
+        return replace(
+            self, component=component, mixing=mixing, posterior=posterior, variances=self.variances + added
+        )
 
     def rescale(self, shift: Tensor | float, scale: Tensor | float) -> Self:
         """The same answer for shift + scale * y: from standard units back to the original ones."""
@@ -205,7 +233,10 @@ class GaussianPredictive(Predictive):
 
     def _joined(self, others: Sequence[Self]) -> Self:
         parts = ((o.component, o.mixing, o.posterior) for o in others)
-        draws = ((o.means, o.variances) if o.log_weights is None else (o.means, o.variances, o.log_weights) for o in others)
+        draws = (
+            (o.means, o.variances) if o.log_weights is None else (o.means, o.variances, o.log_weights)
+            for o in others
+        )
         return type(self)(
             *(torch.cat(column) for column in zip(*parts, strict=True)),
             *(torch.cat(column, 1) for column in zip(*draws, strict=True)),
@@ -247,5 +278,7 @@ def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tens
     if inner > 1:
         # (inner - 1) (H(mean) - H(mean of all but one)), on average a divergence of the latter from the former: no cancellation
         away = ((mean - probs) / ((inner - 1) * mean.clamp_min(torch.finfo(mean.dtype).tiny))).clamp_min(-1)
-        given = given + (inner - 1) * (mean * (torch.special.xlog1py(1 + away, away) - away)).sum(-1).mean((0, 1, 2))
+        given = given + (inner - 1) * (mean * (torch.special.xlog1py(1 + away, away) - away)).sum(-1).mean(
+            (0, 1, 2)
+        )
     return given - component, total - given

@@ -6,7 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-type_of = {"classification": "integer labels 0..size-1, shape (rows,)", "regression": "numbers, shape (rows, size)"}
+type_of = {
+    "classification": "integer labels 0..size-1, shape (rows,)",
+    "regression": "numbers, shape (rows, size)",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Batch:
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
 
 
-def make_dataset(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None, x_ood: Tensor | None = None) -> Batch:
+def make_dataset(
+    x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None, x_ood: Tensor | None = None
+) -> Batch:
     """All rows as one batch, checked: the one place where bad input is refused before any work."""
     check_inputs(x)
     if x_ood is not None:
@@ -55,20 +60,26 @@ def make_dataset(x: Tensor, y: Tensor, task: Task, weight: Tensor | None = None,
         raise ValueError(f"x has no rows (shape {tuple(x.shape)}): give at least one")
     shape = (len(x),) if task.kind == "classification" else (len(x), task.size)
     if tuple(y.shape) != shape:
-        raise ValueError(f"y has shape {tuple(y.shape)}: for {task.kind} of size {task.size} it must be {shape}, {type_of[task.kind]}")
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}: for {task.kind} of size {task.size} it must be {shape}, {type_of[task.kind]}"
+        )
     if task.kind == "classification":
         if y.is_floating_point() or y.dtype == torch.bool:
             raise ValueError(f"y has dtype {y.dtype}: labels must be integers, use y.long()")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= task.size:
-            raise ValueError(f"y holds label {low if low < 0 else high}: labels must lie in 0..{task.size - 1}")
+            raise ValueError(
+                f"y holds label {low if low < 0 else high}: labels must lie in 0..{task.size - 1}"
+            )
     elif not bool(torch.isfinite(y).all()):
         raise ValueError(f"y holds {_first_bad(y)}: drop or fill such rows before fitting")
     if weight is None:
         size: Tensor | float = float(len(x))
     else:
         if weight.ndim > 2 or weight.shape[-1] != len(x):
-            raise ValueError(f"weight has shape {tuple(weight.shape)}: it must be ({len(x)},) or (members, {len(x)})")
+            raise ValueError(
+                f"weight has shape {tuple(weight.shape)}: it must be ({len(x)},) or (members, {len(x)})"
+            )
         if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
             raise ValueError("weight holds a negative or non-finite number: weights must be >= 0")
         size = weight.sum(-1)
@@ -90,4 +101,6 @@ def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> Non
 
 def _first_bad(values: Tensor) -> str:
     place = (~torch.isfinite(values)).nonzero()[0].tolist()
-    return f"{values[tuple(place)].item()} at row {place[0]}" + (f", column {place[1]}" if len(place) > 1 else "")
+    return f"{values[tuple(place)].item()} at row {place[0]}" + (
+        f", column {place[1]}" if len(place) > 1 else ""
+    )

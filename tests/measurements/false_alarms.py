@@ -61,5 +61,7 @@ if __name__ == "__main__":
         for level, rate in enumerate(RATES):
             values = np.array([table[level][0] for table in found])
             promise = "promised" if found[0][level][1] else "not promised"
-            words.append(f"{rate:.0%}: {values.mean():.2%} ± {values.std() / math.sqrt(len(values)):.2%}, {promise}")
+            words.append(
+                f"{rate:.0%}: {values.mean():.2%} ± {values.std() / math.sqrt(len(values)):.2%}, {promise}"
+            )
         print(f"{kind.__name__:14s} {rows:5d} x {columns:3d}  {'; '.join(words)}", flush=True)

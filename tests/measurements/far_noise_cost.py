@@ -36,8 +36,14 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=list(SPLITS))
     options = parser.parse_args()
     for name in options.only:
-        found = np.array([cost(options.data, name, split, options.method) for split in range(min(options.splits, SPLITS[name]))])
+        found = np.array(
+            [
+                cost(options.data, name, split, options.method)
+                for split in range(min(options.splits, SPLITS[name]))
+            ]
+        )
         error = found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.nan
         print(
-            f"{name:28s} {options.method} cost {found.mean():.4f} ± {error:.4f}, worst {found.max():.4f}, {len(found)} splits", flush=True
+            f"{name:28s} {options.method} cost {found.mean():.4f} ± {error:.4f}, worst {found.max():.4f}, {len(found)} splits",
+            flush=True,
         )

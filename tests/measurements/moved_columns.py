@@ -34,8 +34,14 @@ def measure(name: str, x: pd.DataFrame, y: np.ndarray, rows: int, method: str) -
     train, test = order[:rows], order[rows : rows + 100] if len(y) > rows + 100 else order[-60:]
     train = np.setdiff1d(train, test)
     classes = name in CLASSES or y.dtype == object
-    model = (CompoundClassifier if classes else CompoundRegressor)(method, random_state=0).fit(x.iloc[train], y[train])
-    numeric = [column for column in x.columns if pd.api.types.is_numeric_dtype(x[column]) and x[column].iloc[train].nunique() > 1]
+    model = (CompoundClassifier if classes else CompoundRegressor)(method, random_state=0).fit(
+        x.iloc[train], y[train]
+    )
+    numeric = [
+        column
+        for column in x.columns
+        if pd.api.types.is_numeric_dtype(x[column]) and x[column].iloc[train].nunique() > 1
+    ]
     shares, widest, farthest = [], 0.0, 0.0
     for distance in DISTANCES:
         share = []
@@ -52,7 +58,10 @@ def measure(name: str, x: pd.DataFrame, y: np.ndarray, rows: int, method: str) -
                     farthest = max(farthest, float(np.maximum(mean - high, low - mean).max() / (high - low)))
         shares.append(float(np.mean(share)))
     falls = [round(b - a, 5) for a, b in zip(shares[1:], shares[2:], strict=False) if b < a]
-    print(f"{name:28s} std {widest:7.3f} beyond {farthest:6.3f} share {' '.join(f'{s:.4f}' for s in shares)} falls {falls}", flush=True)
+    print(
+        f"{name:28s} std {widest:7.3f} beyond {farthest:6.3f} share {' '.join(f'{s:.4f}' for s in shares)} falls {falls}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

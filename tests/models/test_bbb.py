@@ -38,19 +38,25 @@ def test_moments_are_those_of_drawn_weights():
     (layer,) = model_of(Method("bbb", widths=(), log_std=-1.0), 3, CLASSES).layers
     x = numbers(2, 3)
     (mean, std), q = layer.moments(x), law(layer)
-    drawn = wide(x) @ (q.loc + q.scale * torch.randn(MANY, 4, 3, generator=named_generator(1), dtype=torch.float64))  # (MANY, 2, out)
+    drawn = wide(x) @ (
+        q.loc + q.scale * torch.randn(MANY, 4, 3, generator=named_generator(1), dtype=torch.float64)
+    )  # (MANY, 2, out)
     variational.check_moments(drawn, mean, std)
 
 
 @pytest.mark.parametrize("outputs", [2, 20])  # few columns go their own way
 def test_draws_of_training_are_mean_plus_deviation_times_noise(outputs):
-    (layer,) = model_of(Method("bbb", widths=(), prior=0.5, log_std=-1.0), 3, Task("regression", outputs)).layers
+    (layer,) = model_of(
+        Method("bbb", widths=(), prior=0.5, log_std=-1.0), 3, Task("regression", outputs)
+    ).layers
     variational.check_draws_of_training(layer)
 
 
 @pytest.mark.parametrize("task", [CLASSES, TWO], ids=lambda t: t.kind)
 def test_gradient_of_the_loss_with_frozen_noise(task):
-    variational.check_gradient_of_loss(model_of(Method("bbb", widths=(3, 2), samples=2, log_std=-1.0), 3, task))
+    variational.check_gradient_of_loss(
+        model_of(Method("bbb", widths=(3, 2), samples=2, log_std=-1.0), 3, task)
+    )
 
 
 def test_prediction_is_that_of_drawn_networks():

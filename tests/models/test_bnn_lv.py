@@ -47,7 +47,9 @@ def grid(model: BNNLV, rows: int, points: int) -> tuple[Noise, torch.Tensor]:
     count = layer.mean.numel()
     nodes = torch.cartesian_prod(*[node] * (count + 1))  # (S, weights + 1)
     weights = torch.cartesian_prod(*[weight / weight.sum()] * (count + 1)).prod(1)
-    return Noise([nodes[:, :count].view(-1, *layer.mean.shape)], nodes[:, count:].unsqueeze(1).expand(-1, rows, -1)), weights
+    return Noise(
+        [nodes[:, :count].view(-1, *layer.mean.shape)], nodes[:, count:].unsqueeze(1).expand(-1, rows, -1)
+    ), weights
 
 
 def integrated(model: BNNLV, data: Batch, alpha: float, points: int) -> torch.Tensor:
@@ -70,7 +72,11 @@ def integrated(model: BNNLV, data: Batch, alpha: float, points: int) -> torch.Te
 
 def natural(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Natural parameters of Gaussians, and the logs of their normalisers."""
-    return mean / variance, -0.5 / variance, mean.square() / (2 * variance) + 0.5 * (2 * math.pi * variance).log()
+    return (
+        mean / variance,
+        -0.5 / variance,
+        mean.square() / (2 * variance) + 0.5 * (2 * math.pi * variance).log(),
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0])
@@ -80,7 +86,10 @@ def test_energy_is_that_of_the_published_site_form(alpha):
     noise, weight = grid(model, 3, 7)
     (layer,), local = model.layers, model.latents
     v, v_z = 1.7 * layer.rho.sigmoid(), 0.6 * local.rho.sigmoid()
-    w, z = layer.mean + v.sqrt() * noise.weights[0], local.mean + v_z.sqrt() * noise.latents  # (S, 3, 1), (S, rows, 1)
+    w, z = (
+        layer.mean + v.sqrt() * noise.weights[0],
+        local.mean + v_z.sqrt() * noise.latents,
+    )  # (S, 3, 1), (S, rows, 1)
     zero, ones = torch.zeros(()).double(), torch.ones(()).double()
     (a, b, log_z), (a0, b0, log_z0) = natural(layer.mean, v), natural(zero, 1.7 * ones)
     (c, d, log_zz), (c0, d0, log_zz0) = natural(local.mean, v_z), natural(zero, 0.6 * ones)
@@ -119,14 +128,18 @@ def test_alpha_0_is_evidence_minus_divergence_from_the_exact_posterior(seed):
     keep = [0, 2]  # weight and bias
     q = MultivariateNormal(layer.mean[keep, 0], torch.diag(layer.rho[keep, 0].sigmoid()))
     divergence = kl_divergence(q, MultivariateNormal(exact.mean[:, 0], exact.covariance))
-    assert_close(6 * integrated(model, data, 0.0, 3), (divergence - exact.log_evidence).detach(), rtol=1e-9, atol=0)
+    assert_close(
+        6 * integrated(model, data, 0.0, 3), (divergence - exact.log_evidence).detach(), rtol=1e-9, atol=0
+    )
 
 
 def evidence(x: float, y: float, noise: float, prior: float, latent: float) -> float:
     """p(y) of one row: W integrated on paper, z by adaptive quadrature."""
 
     def integrand(z: float) -> float:
-        return stats.norm.pdf(y, 0, math.sqrt(prior * (x * x + z * z + 1) + noise**2)) * stats.norm.pdf(z, 0, math.sqrt(latent))
+        return stats.norm.pdf(y, 0, math.sqrt(prior * (x * x + z * z + 1) + noise**2)) * stats.norm.pdf(
+            z, 0, math.sqrt(latent)
+        )
 
     return integrate.quad(integrand, -12, 12, epsabs=1e-13)[0]
 
@@ -173,7 +186,9 @@ def test_exact_posterior_makes_every_draw_tell_the_evidence(alpha):
     log_evidence = stats.norm.logpdf(1.3, 0, math.sqrt(2.64))
     exponents = (p.log_prob + p.weights.unsqueeze(-1) + p.latents).detach()
     assert_close(exponents, torch.full_like(exponents, log_evidence), rtol=1e-10, atol=0)
-    assert_close(float(model.loss(data, named_generator(6)).total.detach()), -log_evidence, rtol=1e-10, atol=0)
+    assert_close(
+        float(model.loss(data, named_generator(6)).total.detach()), -log_evidence, rtol=1e-10, atol=0
+    )
 
 
 def by_hand(model: BNNLV, x: torch.Tensor, z: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -189,11 +204,22 @@ def by_hand(model: BNNLV, x: torch.Tensor, z: torch.Tensor, weights: list[torch.
 @pytest.mark.parametrize("task", [CLASSES, Task("regression", 2)], ids=lambda task: task.kind)
 def test_loss_is_the_formula_written_as_loops(task, alpha):
     """A batch of some rows in any order, one of them held out, through two hidden layers."""
-    options = {"widths": (5, 4), "samples": 6, "latents": 2, "prior_variance": 0.7, "latent_variance": 1.4, "alpha": alpha}
+    options = {
+        "widths": (5, 4),
+        "samples": 6,
+        "latents": 2,
+        "prior_variance": 0.7,
+        "latent_variance": 1.4,
+        "alpha": alpha,
+    }
     model = build(Method("bnn-lv", **options), 3, task, 1).double()
     g = named_generator(2)
     x = torch.randn(9, 3, generator=g).double()
-    y = torch.randint(3, (9,), generator=g) if task.kind == "classification" else torch.randn(9, 2, generator=g).double()
+    y = (
+        torch.randint(3, (9,), generator=g)
+        if task.kind == "classification"
+        else torch.randn(9, 2, generator=g).double()
+    )
     weight = torch.ones(1, 9).double()
     weight[0, 4] = 0
     data = make_dataset(x, y, task, weight)
@@ -204,7 +230,9 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
     noise = model.noise(4, named_generator(3))
 
     def normals(part, prior):
-        return Normal(part.mean, (prior * part.rho.sigmoid()).sqrt()), Normal(torch.zeros_like(part.mean), math.sqrt(prior))
+        return Normal(part.mean, (prior * part.rho.sigmoid()).sqrt()), Normal(
+            torch.zeros_like(part.mean), math.sqrt(prior)
+        )
 
     laws, (q_z, p_z) = [normals(layer, 0.7) for layer in model.layers], normals(model.latents, 1.4)
     exponents, log_probs = torch.zeros(6, 4).double(), torch.zeros(6, 4).double()
@@ -214,9 +242,16 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
         for i, n in enumerate(rows.tolist()):
             z = q_z.loc[n] + q_z.scale[n] * noise.latents[s, i]
             f = by_hand(model, x[n], z, weights)
-            likelihood = Categorical(logits=f) if task.kind == "classification" else Normal(f, model.head.variance()[0].sqrt())
+            likelihood = (
+                Categorical(logits=f)
+                if task.kind == "classification"
+                else Normal(f, model.head.variance()[0].sqrt())
+            )
             log_probs[s, i] = likelihood.log_prob(y[n]).sum()
-            local = Normal(q_z.loc[n], q_z.scale[n]).log_prob(z), Normal(torch.zeros(2).double(), math.sqrt(1.4)).log_prob(z)
+            local = (
+                Normal(q_z.loc[n], q_z.scale[n]).log_prob(z),
+                Normal(torch.zeros(2).double(), math.sqrt(1.4)).log_prob(z),
+            )
             exponents[s, i] = log_probs[s, i] + ratio / 8 + (local[1] - local[0]).sum()
     mine = [0, 1, 3]  # not the held-out row
     if alpha:
@@ -224,7 +259,11 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
         nll = -(alpha * log_probs[:, mine]).exp().mean(0).log().mean() / alpha
     else:
         nll = -log_probs[:, mine].mean()
-        total = nll + sum(kl_divergence(*law).sum() for law in laws) / 8 + kl_divergence(q_z, p_z)[rows[mine]].sum(-1).mean()
+        total = (
+            nll
+            + sum(kl_divergence(*law).sum() for law in laws) / 8
+            + kl_divergence(q_z, p_z)[rows[mine]].sum(-1).mean()
+        )
     assert_close(loss.total.detach(), total.detach(), rtol=1e-10, atol=0)
     assert_close(loss.nll, nll.detach().reshape(1), rtol=1e-10, atol=0)
     assert_close(loss.kl, (total - nll).detach().reshape(1), rtol=1e-9, atol=0)
@@ -244,7 +283,10 @@ def test_split_of_a_linear_model_is_the_closed_form():
     (layer,) = model.layers
     x, outer, inner = torch.tensor([[-2.0], [0.0], [1.5]]).double(), 8000, 5
     p = model.predict(x, Draws(outer, inner), named_generator(1))
-    mean, variance = layer.mean.detach().squeeze(-1), (0.5 * layer.rho.sigmoid()).detach().squeeze(-1)  # w, u, u', b
+    mean, variance = (
+        layer.mean.detach().squeeze(-1),
+        (0.5 * layer.rho.sigmoid()).detach().squeeze(-1),
+    )  # w, u, u', b
     epistemic = variance[0] * x.square() + variance[3]
     square = mean[1:3].square() + variance[1:3]  # E u²
     mixing = (2.5 * square.sum()).expand(3, 1)
@@ -253,7 +295,9 @@ def test_split_of_a_linear_model_is_the_closed_form():
     assert_close(p.component, torch.full_like(p.component, 0.64), rtol=1e-10, atol=0)
     assert ((p.mixing - mixing).abs() < 4 * (scatter + mixing) / math.sqrt(outer)).all()
     assert ((p.epistemic - epistemic).abs() < 4 * math.sqrt(3 / outer) * (epistemic + mixing / inner)).all()
-    assert (4 * math.sqrt(3 / outer) * (epistemic + mixing / inner) < mixing / inner)[1]  # uncorrected draws would be seen
+    assert (4 * math.sqrt(3 / outer) * (epistemic + mixing / inner) < mixing / inner)[
+        1
+    ]  # uncorrected draws would be seen
     expected = mean[0] * x + mean[3]
     assert ((p.mean - expected).abs() < 4 * ((epistemic + mixing / inner) / outer).sqrt()).all()
     assert_close(p.aleatoric + p.epistemic, p.variance, rtol=1e-10, atol=0)
@@ -289,7 +333,9 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
     inner = torch.from_numpy(stats.entropy(probs.numpy(), axis=-1)).mean((0, 1))
     of_means = torch.from_numpy(stats.entropy(probs.mean(1).numpy(), axis=-1)).mean(0)
     assert_close(p.component, inner, rtol=1e-10, atol=0)
-    without = torch.stack([probs[:, [k for k in range(8) if k != t]].mean(1) for t in range(8)])  # the jackknife, draw by draw
+    without = torch.stack(
+        [probs[:, [k for k in range(8) if k != t]].mean(1) for t in range(8)]
+    )  # the jackknife, draw by draw
     corrected = 8 * of_means - 7 * torch.from_numpy(stats.entropy(without.numpy(), axis=-1)).mean((0, 1))
     assert_close(p.mixing, corrected - inner, rtol=1e-10, atol=0)
     assert (p.epistemic > 0).all()
@@ -329,7 +375,10 @@ class TestRows:
         def step(rows):
             optimizer.zero_grad(set_to_none=True)
             model.loss(data.take(torch.tensor(rows)), named_generator(1)).total.backward()
-            before = [p.detach().clone() for p in (model.latents.mean, model.latents.rho, model.layers[0].mean, model.layers[0].rho)]
+            before = [
+                p.detach().clone()
+                for p in (model.latents.mean, model.latents.rho, model.layers[0].mean, model.layers[0].rho)
+            ]
             optimizer.step()
             return before, [model.latents.mean, model.latents.rho, model.layers[0].mean, model.layers[0].rho]
 
@@ -346,13 +395,17 @@ class TestRows:
         optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         model.latents.mean.grad = torch.tensor([[0.0], [3.0], [0.0], [0.0], [0.0], [-2.0]]).double()
         optimizer.step()
-        assert_close(model.latents.mean[[1, 5], 0].detach(), torch.tensor([-0.02, 0.02]).double(), rtol=1e-6, atol=0)  # 4 / 2 of the rate
+        assert_close(
+            model.latents.mean[[1, 5], 0].detach(), torch.tensor([-0.02, 0.02]).double(), rtol=1e-6, atol=0
+        )  # 4 / 2 of the rate
 
     def test_fresh_model_takes_any_number_of_rows(self):
         model, data = linear(6)
         fresh = build(Method("bnn-lv", widths=(), noise=0.8), 1, ONE, seed=9).double()
         fresh.load_state_dict(model.state_dict())
-        assert torch.equal(fresh.loss(data, named_generator(1)).total, model.loss(data, named_generator(1)).total)
+        assert torch.equal(
+            fresh.loss(data, named_generator(1)).total, model.loss(data, named_generator(1)).total
+        )
         fresh.start(data.take(torch.arange(3)), named_generator(0))
         assert len(fresh.latents.mean) == 3
         wider = build(Method("bnn-lv", widths=(), noise=0.8, latents=2), 1, ONE).double()

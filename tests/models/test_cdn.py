@@ -33,7 +33,9 @@ def rows(task: Task, n: int = 30, features: int = 4, seed: int = 0):
 
 def test_one_sample_objective_is_its_closed_form():
     """S = 1: -log p(y; f(x; θ)) + λ KL[p(θ; g(x)) || p(θ)], layer by layer, every law written out."""
-    model = build(Method("ml-cdn", widths=(6,), hyper=(5,), last_draws=1, lam=0.03, members=1), 4, CLASSES, 0).double()
+    model = build(
+        Method("ml-cdn", widths=(6,), hyper=(5,), last_draws=1, lam=0.03, members=1), 4, CLASSES, 0
+    ).double()
     data = rows(CLASSES)
     x = data.x.double()
     loss = model.loss(replace(data, x=x), named_generator(1))
@@ -57,12 +59,22 @@ def test_one_sample_objective_is_its_closed_form():
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
 def test_without_noise_it_is_a_plain_network(name, monkeypatch):
-    for room in ("compound.models.cdn", "compound.models.likelihoods", "compound.nn.matrix_gaussian", "compound.nn.compound"):
-        monkeypatch.setattr(f"{room}.standard_normal", lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype))
+    for room in (
+        "compound.models.cdn",
+        "compound.models.likelihoods",
+        "compound.nn.matrix_gaussian",
+        "compound.nn.compound",
+    ):
+        monkeypatch.setattr(
+            f"{room}.standard_normal",
+            lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype),
+        )
     model = build(Method(name, widths=(7, 6), hyper=(5,), far=0.0, members=1), 4, CLASSES, 0).double()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=named_generator(parameter.numel()), dtype=torch.float64)
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=named_generator(parameter.numel()), dtype=torch.float64
+            )
     x = torch.randn(9, 4, generator=named_generator(2), dtype=torch.float64)
     h = x
     for k, layer in enumerate(model.layers):
@@ -92,7 +104,10 @@ class TestMembers:
     OPTIONS = {"widths": (10,), "hyper": (5,), "samples": 2}  # noqa: RUF012
 
     def data(self, task, dtype, *members):
-        batch, weight = rows(task, 40), 0.5 + torch.rand(3, 40, generator=named_generator(1), dtype=torch.float64)
+        batch, weight = (
+            rows(task, 40),
+            0.5 + torch.rand(3, 40, generator=named_generator(1), dtype=torch.float64),
+        )
         y = batch.y if task.kind == "classification" else batch.y.to(dtype)
         return make_dataset(batch.x.to(dtype), y, task, weight[list(members)].to(dtype))
 
@@ -113,14 +128,23 @@ class TestMembers:
         def gradients(model, k):
             data = self.data(task, torch.float32, *k)
             model.start(data, named_generator(0))
-            model.loss(data, [named_generator(member_seed(5, member), "noise") for member in k]).total.backward()
+            model.loss(
+                data, [named_generator(member_seed(5, member), "noise") for member in k]
+            ).total.backward()
             return [parameter.grad for parameter in model.parameters()]
 
         together = gradients(build(Method(name, members=3, **self.OPTIONS), 4, task, 5), (0, 1, 2))
         for k in range(3):
-            alone = gradients(build(Method(name, members=1, **self.OPTIONS), 4, task, member_seed(5, k)), (k,))
+            alone = gradients(
+                build(Method(name, members=1, **self.OPTIONS), 4, task, member_seed(5, k)), (k,)
+            )
             for one, many in zip(alone, together, strict=True):
-                assert_close(one[0], many[k], rtol=0, atol=200 * torch.finfo(torch.float32).eps * float(one.abs().max()))
+                assert_close(
+                    one[0],
+                    many[k],
+                    rtol=0,
+                    atol=200 * torch.finfo(torch.float32).eps * float(one.abs().max()),
+                )
 
 
 def test_sharing_psi_puts_the_expectation_outside_the_logarithm():
@@ -128,7 +152,9 @@ def test_sharing_psi_puts_the_expectation_outside_the_logarithm():
     data = rows(TARGET, 4000)
     losses = {}
     for objective in ("elbo", "official", "joint"):
-        model = build(Method("vb-cdn", widths=(8,), hyper=(4,), samples=8, objective=objective, members=1), 4, TARGET, 0)
+        model = build(
+            Method("vb-cdn", widths=(8,), hyper=(4,), samples=8, objective=objective, members=1), 4, TARGET, 0
+        )
         model.start(data, named_generator(0))
         with torch.no_grad():
             for layer in model.layers:
@@ -152,11 +178,21 @@ def test_lambda_runs_down_a_geometric_path():
 
 def test_exact_last_layer_is_the_limit_of_many_logit_draws():
     last = Gaussian(
-        torch.randn(1, 1, 6, 3, generator=named_generator(1)), torch.rand(1, 1, 6, 3, generator=named_generator(2)) * 2, torch.empty(0)
+        torch.randn(1, 1, 6, 3, generator=named_generator(1)),
+        torch.rand(1, 1, 6, 3, generator=named_generator(2)) * 2,
+        torch.empty(0),
     )
     y = torch.tensor([0, 1, 2, 0, 1, 2])
-    exact = build(Method("ml-cdn", last_layer="integrate"), 4, CLASSES).likelihood.log_prob(last, y, named_generator(3)).exp()
-    draws = build(Method("ml-cdn", last_draws=20_000), 4, CLASSES).likelihood.log_prob(last, y, named_generator(3)).exp()
+    exact = (
+        build(Method("ml-cdn", last_layer="integrate"), 4, CLASSES)
+        .likelihood.log_prob(last, y, named_generator(3))
+        .exp()
+    )
+    draws = (
+        build(Method("ml-cdn", last_draws=20_000), 4, CLASSES)
+        .likelihood.log_prob(last, y, named_generator(3))
+        .exp()
+    )
     error = draws.std(1) / math.sqrt(draws.shape[1])
     assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * error).all()
 
@@ -164,14 +200,22 @@ def test_exact_last_layer_is_the_limit_of_many_logit_draws():
 def test_sampled_and_integrated_targets_agree():
     """Integrating the last layer is the mean over its draws of the density."""
     last = Gaussian(
-        torch.randn(1, 1, 5, 1, generator=named_generator(1)), torch.rand(1, 1, 5, 1, generator=named_generator(2)), torch.empty(0)
+        torch.randn(1, 1, 5, 1, generator=named_generator(1)),
+        torch.rand(1, 1, 5, 1, generator=named_generator(2)),
+        torch.empty(0),
     )
     y = torch.randn(5, 1, generator=named_generator(3))
     n = 100_000
     many = Gaussian(last.mean.expand(1, n, 5, 1), last.std.expand(1, n, 5, 1), last.kl)
-    exact = floored(build(Method("ml-cdn", members=1), 4, TARGET)).likelihood.log_prob(last, y, named_generator(4)).exp()
+    exact = (
+        floored(build(Method("ml-cdn", members=1), 4, TARGET))
+        .likelihood.log_prob(last, y, named_generator(4))
+        .exp()
+    )
     draws = (
-        floored(build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET)).likelihood.log_prob(many, y, named_generator(4)).exp()
+        floored(build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET))
+        .likelihood.log_prob(many, y, named_generator(4))
+        .exp()
     )
     assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * draws.std(1) / math.sqrt(n)).all()
 
@@ -192,7 +236,10 @@ def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
     assert rounding(scores) == 1.0
     assert rounding(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
     model = build("ml-cdn", 4, TARGET)
-    model.start(make_dataset(torch.randn(500, 4, generator=named_generator(3)), scores.float().unsqueeze(-1), TARGET), named_generator(0))
+    model.start(
+        make_dataset(torch.randn(500, 4, generator=named_generator(3)), scores.float().unsqueeze(-1), TARGET),
+        named_generator(0),
+    )
     assert_close(model.likelihood.floor, torch.tensor([1 / 12]))
 
 
@@ -200,7 +247,10 @@ def test_tau_narrows_an_overwide_predictive_and_never_widens():
     likelihood = floored(build(Method("ml-cdn", members=1), 4, TARGET)).likelihood
     held = torch.ones(1, 400, dtype=torch.bool)
     y = torch.randn(400, 1, generator=named_generator(1))
-    wide_draws = (torch.zeros(1, 1, 1, 400, 1), torch.full((1, 1, 1, 400, 1), 9.0 - math.exp(-2)))  # sd 3 where 1 is right
+    wide_draws = (
+        torch.zeros(1, 1, 1, 400, 1),
+        torch.full((1, 1, 1, 400, 1), 9.0 - math.exp(-2)),
+    )  # sd 3 where 1 is right
     likelihood.calibrate(wide_draws, y, held)
     assert abs(float(likelihood.tau) - 1 / 3) < 0.03
     narrow = (torch.zeros(1, 1, 1, 400, 1), torch.zeros(1, 1, 1, 400, 1))
@@ -219,7 +269,9 @@ def test_several_targets_have_their_own_noise():
     task = Task("regression", 2)
     g = named_generator(1)
     x = torch.randn(600, 2, generator=g)
-    y = torch.stack([x[:, 0] + 0.5 * torch.randn(600, generator=g), x[:, 1] + 0.05 * torch.randn(600, generator=g)], -1)
+    y = torch.stack(
+        [x[:, 0] + 0.5 * torch.randn(600, generator=g), x[:, 1] + 0.05 * torch.randn(600, generator=g)], -1
+    )
     model = build(Method("ml-cdn", widths=(20,), hyper=(10,), members=1), 2, task, 0)
     fit(model, make_dataset(x, y, task), TrainConfig(steps=1200))
     std = model.predict(x, 50, named_generator(2)).std.median(0).values

@@ -22,17 +22,28 @@ CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 def rows(task: Task, n: int = 30, features: int = 4, weight: torch.Tensor | None = None) -> Batch:
     g = named_generator(0, "rows")
     x = torch.randn(n, features, generator=g, dtype=torch.float64)
-    y = torch.randint(task.size, (n,), generator=g) if task.kind == "classification" else torch.randn(n, task.size, generator=g).double()
+    y = (
+        torch.randint(task.size, (n,), generator=g)
+        if task.kind == "classification"
+        else torch.randn(n, task.size, generator=g).double()
+    )
     return make_dataset(x, y, task, weight)
 
 
 def ensemble(task: Task, seed: int = 0, features: int = 4, **options) -> DeepEnsemble:
     """In float64, with random biases."""
-    model = build(Method("deep-ensemble", **({"widths": (6,), "members": 3} | options)), features, task, seed).double()
+    model = build(
+        Method("deep-ensemble", **({"widths": (6,), "members": 3} | options)), features, task, seed
+    ).double()
     floored(model)
     with torch.no_grad():
         for layer in model.network.layers:
-            layer.bias.copy_(0.5 * torch.randn(layer.bias.shape, generator=named_generator(seed, "biases"), dtype=torch.float64))
+            layer.bias.copy_(
+                0.5
+                * torch.randn(
+                    layer.bias.shape, generator=named_generator(seed, "biases"), dtype=torch.float64
+                )
+            )
     return model
 
 
@@ -45,7 +56,9 @@ def gradients(model: DeepEnsemble, batch: Batch) -> list[torch.Tensor]:
 def apart(together: DeepEnsemble, k: int) -> DeepEnsemble:
     """Member k alone."""
     one = replace(together.config, members=1)
-    model = floored(DeepEnsemble(together.inputs, together.task, one, 99).to(next(together.parameters()).dtype))
+    model = floored(
+        DeepEnsemble(together.inputs, together.task, one, 99).to(next(together.parameters()).dtype)
+    )
     with torch.no_grad():
         for mine, all_members in zip(model.parameters(), together.parameters(), strict=True):
             mine.copy_(all_members[k : k + 1])
@@ -55,7 +68,9 @@ def apart(together: DeepEnsemble, k: int) -> DeepEnsemble:
 
 
 @pytest.mark.parametrize(
-    "options", [{"variance": "rows"}, {"variance": "one", "adversarial": 0.05, "precision": 2.0}], ids=["plain", "attacked"]
+    "options",
+    [{"variance": "rows"}, {"variance": "one", "adversarial": 0.05, "precision": 2.0}],
+    ids=["plain", "attacked"],
 )
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
 def test_every_option_leaves_members_alone(task, options):
@@ -64,7 +79,10 @@ def test_every_option_leaves_members_alone(task, options):
     for k in range(3):
         weight[k, 5 * k : 5 * k + 5] = 0
     data = rows(task, weight=weight)
-    together, settings = ensemble(task, **options), TrainConfig(steps=30, batch_size=30, n_evals=0, clip_norm=0.5)
+    together, settings = (
+        ensemble(task, **options),
+        TrainConfig(steps=30, batch_size=30, n_evals=0, clip_norm=0.5),
+    )
     together.start(data, named_generator(0))
     singles = [apart(together, k) for k in range(3)]
     for model in (together, *singles):
@@ -112,7 +130,9 @@ def test_one_member_is_the_plain_network(task, variance):
     for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
     mine, theirs = alone.predict(data.x, 5, named_generator(0)), plain.predict(data.x, 5, named_generator(0))
-    assert torch.equal(mine.log_prob(data.y), theirs.log_prob(data.y)) and torch.equal(mine.total, theirs.total)
+    assert torch.equal(mine.log_prob(data.y), theirs.log_prob(data.y)) and torch.equal(
+        mine.total, theirs.total
+    )
     assert (mine.epistemic == 0).all()
 
 
@@ -135,7 +155,9 @@ def test_targets_are_the_even_mixture(variance):
         with torch.no_grad():
             model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
         mean, spread = f, (2 * model.head.log_noise.detach()).exp()[:, None].expand_as(f)
-    parts = Independent(Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1)  # (rows, members), targets
+    parts = Independent(
+        Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1
+    )  # (rows, members), targets
     mixture = MixtureSameFamily(Categorical(torch.ones(30, 5, dtype=torch.float64)), parts)
     p = model.predict(data.x, 7, named_generator(0))
     exact = {"rtol": 1e-12, "atol": 1e-12}
@@ -145,7 +167,9 @@ def test_targets_are_the_even_mixture(variance):
     assert_close(p.total, mixture.variance, **exact)
     assert_close(p.aleatoric, spread.mean(0), **exact)
     assert_close(p.epistemic, mean.var(0, correction=0), **exact)
-    each = Independent(Normal(mean, spread.sqrt()), 1).log_prob(data.y)  # (members, rows), with the 1/2 log 2π
+    each = Independent(Normal(mean, spread.sqrt()), 1).log_prob(
+        data.y
+    )  # (members, rows), with the 1/2 log 2π
     assert_close(model.loss(data, named_generator(0)).nll, -each.mean(1), **exact)
     assert_close(model.loss(data, named_generator(0)).total, -each.mean(1).sum(), **exact)
 
@@ -170,7 +194,9 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
             model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
     before = model.predict(data.x, 1, named_generator(0))
     for n in (7, 100, Draws(3, 4)):
-        assert torch.equal(model.predict(data.x, n, named_generator(1)).log_prob(data.y), before.log_prob(data.y))
+        assert torch.equal(
+            model.predict(data.x, n, named_generator(1)).log_prob(data.y), before.log_prob(data.y)
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter[[3, 1, 4, 0, 2]])
@@ -184,7 +210,13 @@ def test_row_variance_learns_mean_and_variance_of_the_targets():
     y = torch.randn(50, 2, generator=named_generator(4), dtype=torch.float64) * torch.tensor([0.5, 2.0]) + 1.0
     model = ensemble(TARGETS, widths=())
     data = make_dataset(torch.zeros(50, 4, dtype=torch.float64), y, TARGETS)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -210,18 +242,29 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
     model.start(data, named_generator(0))
     reach = 0.2 * (x[5:].amax(0) - x[5:].amin(0))
     (layer,) = model.network.layers
-    total, wanted, labels = torch.zeros((), dtype=torch.float64), [], nn.functional.one_hot(data.y, 3).double()
+    total, wanted, labels = (
+        torch.zeros((), dtype=torch.float64),
+        [],
+        nn.functional.one_hot(data.y, 3).double(),
+    )
     for w, b in zip(layer.weight.detach(), layer.bias.detach(), strict=True):
         near = x + reach * torch.sign((torch.softmax(x @ w + b, -1) - labels) @ w.T)
         for at in (x, near):
             total += -Categorical(logits=at @ w + b).log_prob(data.y)[5:].mean()
         total += 3.0 / (2 * 25) * (w.square().sum() + b.square().sum())
         slopes = [at[5:].T @ (torch.softmax(at @ w + b, -1) - labels)[5:] / 25 for at in (x, near)]
-        wanted.append(slopes[0] + slopes[1] + 3.0 / 25 * w)  # x' is a constant: nothing flows through the attack
+        wanted.append(
+            slopes[0] + slopes[1] + 3.0 / 25 * w
+        )  # x' is a constant: nothing flows through the attack
     loss = model.loss(data, named_generator(0))
-    assert all(parameter.grad is None for parameter in model.parameters())  # the attack leaves no gradients behind
+    assert all(
+        parameter.grad is None for parameter in model.parameters()
+    )  # the attack leaves no gradients behind
     assert_close(loss.total, total, rtol=1e-12, atol=1e-12)
-    assert_close(loss.nll, -torch.stack([Categorical(logits=f).log_prob(data.y)[5:].mean() for f in model.network(x)]).detach())
+    assert_close(
+        loss.nll,
+        -torch.stack([Categorical(logits=f).log_prob(data.y)[5:].mean() for f in model.network(x)]).detach(),
+    )
     loss.total.backward()
     assert_close(layer.weight.grad, torch.stack(wanted), rtol=1e-10, atol=1e-12)
 
@@ -243,7 +286,9 @@ def test_prior_counts_once_for_each_member_and_its_own_rows():
     loss = model.loss(data, named_generator(0))
     assert_close(loss.kl, 2.0 * squares / size)
     assert_close(loss.total, (loss.nll + loss.kl).sum())
-    for with_prior, without, p in zip(gradients(model, data), gradients(bare, data), model.parameters(), strict=True):
+    for with_prior, without, p in zip(
+        gradients(model, data), gradients(bare, data), model.parameters(), strict=True
+    ):
         assert_close(with_prior, without + 4.0 / size.view(3, 1, 1) * p.detach(), rtol=1e-10, atol=1e-12)
 
 
@@ -257,7 +302,9 @@ def test_checks_judge_each_member_by_its_own_rows(task):
     own = []
     for k in range(3):
         held = weight[k] == 0
-        own.append(-apart(model, k).predict(data.x[held], 1, named_generator(0)).log_prob(data.y[held]).mean())
+        own.append(
+            -apart(model, k).predict(data.x[held], 1, named_generator(0)).log_prob(data.y[held]).mean()
+        )
     check = replace(data, weight=(weight == 0).double())
     assert_close(model.nll(check, 20, named_generator(0)), torch.stack(own))
     assert history["held_out"][-1] == pytest.approx(float(torch.stack(own).mean()), rel=1e-10)
@@ -276,7 +323,9 @@ def test_network_is_torch_layers_side_by_side(members, outputs):
         first, last = network.layers
         h = nn.functional.linear(x, first.weight[k].T, first.bias[k, 0]).relu()
         assert_close(f, nn.functional.linear(h, last.weight[k].T, last.bias[k, 0]), rtol=1e-12, atol=1e-12)
-    own = torch.randn(members, 3, 4, generator=named_generator(7), dtype=torch.float64, requires_grad=True)  # inputs of each member's own
+    own = torch.randn(
+        members, 3, 4, generator=named_generator(7), dtype=torch.float64, requires_grad=True
+    )  # inputs of each member's own
     parameters = dict(network.named_parameters())
     call = lambda x, *p: torch.func.functional_call(network, dict(zip(parameters, p, strict=True)), (x,))  # noqa: E731
     assert torch.autograd.gradcheck(call, (own, *parameters.values()))
@@ -285,12 +334,17 @@ def test_network_is_torch_layers_side_by_side(members, outputs):
     assert torch.autograd.gradgradcheck(alone, (own, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize("factor", [0.3, torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)], ids=["one", "per member"])
+@pytest.mark.parametrize(
+    "factor", [0.3, torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)], ids=["one", "per member"]
+)
 def test_half_squares_and_their_slopes(factor):
     parameters = [
-        torch.randn(3, *shape, generator=named_generator(8), dtype=torch.float64, requires_grad=True) for shape in ((4, 5), (1, 5), (5, 2))
+        torch.randn(3, *shape, generator=named_generator(8), dtype=torch.float64, requires_grad=True)
+        for shape in ((4, 5), (1, 5), (5, 2))
     ]
-    assert_close(l2_penalty(parameters, factor), sum(0.5 * factor * p.square().sum((1, 2)) for p in parameters))
+    assert_close(
+        l2_penalty(parameters, factor), sum(0.5 * factor * p.square().sum((1, 2)) for p in parameters)
+    )
     assert torch.autograd.gradcheck(lambda *p: l2_penalty(p, factor), parameters)
     assert torch.autograd.gradgradcheck(lambda *p: l2_penalty(p, factor), parameters)
 
@@ -320,7 +374,10 @@ def test_trained_together_is_trained_apart():
     g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)
     weight = 0.5 + torch.rand(5, 150, generator=g, dtype=torch.float64)
-    task, settings = Task("classification", 10), TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0)
+    task, settings = (
+        Task("classification", 10),
+        TrainConfig(steps=100, batch_size=50, lr=1e-3, n_evals=0, clip_norm=1.0),
+    )
     together = build("deep-ensemble", 784, task, 7).double()
     fit(together, make_dataset(x, y, task, weight), settings, 7)
     for k in range(5):

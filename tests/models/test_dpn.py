@@ -16,7 +16,9 @@ from compound.models.normal_wishart import NormalWishart, student_nodes
 from compound.random import named_generator
 from compound.types import Task, make_dataset
 
-ALPHAS = torch.tensor([[0.3, 0.7, 2.0], [1.0, 1.0, 1.0], [910.0, 45.0, 45.0], [4.0, 0.1, 60.0]], dtype=torch.float64)
+ALPHAS = torch.tensor(
+    [[0.3, 0.7, 2.0], [1.0, 1.0, 1.0], [910.0, 45.0, 45.0], [4.0, 0.1, 60.0]], dtype=torch.float64
+)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -36,7 +38,13 @@ def constant(method: Method, x: torch.Tensor, y: torch.Tensor, task: Task):
 
 
 def to_the_minimum(model, data) -> None:
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=500,
+        tolerance_grad=1e-13,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -51,7 +59,9 @@ def to_the_minimum(model, data) -> None:
 class TestDirichlet:
     @pytest.mark.parametrize("divergence", ["forward", "reverse"])
     def test_divergences_are_those_of_another_library(self, divergence):
-        head = build(Method("dpn", divergence=divergence, cross_entropy=1.0), 2, Task("classification", 4)).head
+        head = build(
+            Method("dpn", divergence=divergence, cross_entropy=1.0), 2, Task("classification", 4)
+        ).head
         f, y = numbers(1, 1, 12, 4), labels(2, 7, 4)
         taught = torch.cat([head.taught[y], torch.ones(5, 4, dtype=torch.float64)])
         ours, theirs = Dirichlet(f[0].exp()), Dirichlet(taught)
@@ -71,7 +81,11 @@ class TestDirichlet:
         batch = make_dataset(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
         inside, outside = (Dirichlet(model.network(x)[0].exp()) for x in (batch.x, batch.x_ood))
         taught, flat = Dirichlet(model.head.taught[batch.y]), Dirichlet(torch.ones(5, 4, dtype=torch.float64))
-        pairs = [(taught, inside), (flat, outside)] if divergence == "forward" else [(inside, taught), (outside, flat)]
+        pairs = (
+            [(taught, inside), (flat, outside)]
+            if divergence == "forward"
+            else [(inside, taught), (outside, flat)]
+        )
         (in_kl, out_kl), share = (kl_divergence(a, b) for a, b in pairs), weight.double() / weight.sum()
         nll = share @ torch.nn.functional.cross_entropy(model.network(batch.x)[0], batch.y, reduction="none")
         loss = model.loss(batch, [named_generator(0)])
@@ -91,7 +105,9 @@ class TestDirichlet:
             return -sum(special.xlogy(q, q) for q in p)
 
         for a, b in ((2.0, 3.5), (0.7, 1.2)):
-            exact, _ = integrate.quad(lambda p, a=a, b=b: stats.beta.pdf(p, a, b) * plogp(p, 1 - p), 0, 1, epsabs=1e-11, limit=200)
+            exact, _ = integrate.quad(
+                lambda p, a=a, b=b: stats.beta.pdf(p, a, b) * plogp(p, 1 - p), 0, 1, epsabs=1e-11, limit=200
+            )
             assert abs(float(expected_entropy(torch.tensor([a, b], dtype=torch.float64))) - exact) < 1e-8
         alpha = np.array([2.0, 3.0, 1.5])
         weight = math.exp(special.gammaln(alpha.sum()) - special.gammaln(alpha).sum())
@@ -109,7 +125,9 @@ class TestDirichlet:
         gamma = np.random.default_rng(0).standard_gamma(ALPHAS.numpy(), (500_000, 4, 3))
         draws = torch.from_numpy(gamma / gamma.sum(-1, keepdims=True))
         mean = ALPHAS / ALPHAS.sum(-1, keepdim=True)
-        each = (torch.xlogy(draws, draws) - draws * mean.log()).sum(-1)  # KL to the mean, whose expectation is the information
+        each = (torch.xlogy(draws, draws) - draws * mean.log()).sum(
+            -1
+        )  # KL to the mean, whose expectation is the information
         assert ((p.posterior - each.mean(0)).abs() < 4 * each.std(0) / math.sqrt(len(each))).all()
         assert_close(p.component + p.posterior, -torch.xlogy(mean, mean).sum(-1), rtol=0, atol=1e-12)
         assert_close(p.probs, mean, rtol=1e-12, atol=0)
@@ -119,7 +137,12 @@ class TestDirichlet:
         head = build(Method("dpn"), 2, Task("classification", 3)).head
         for total in (1e4, 1e6, 1e8):
             f = (total * torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)).log()
-            assert_close(head.predictive(f).posterior, torch.tensor([1 / total], dtype=torch.float64), rtol=1e-3, atol=0)
+            assert_close(
+                head.predictive(f).posterior,
+                torch.tensor([1 / total], dtype=torch.float64),
+                rtol=1e-3,
+                atol=0,
+            )
 
     def test_scores_are_those_of_another_library_and_of_draws(self):
         theirs = torch.tensor([stats.dirichlet.entropy(a) for a in ALPHAS.numpy()], dtype=torch.float64)
@@ -135,23 +158,39 @@ class TestDirichlet:
         """b = (101, 1, 1) and (1, 101, 1) at one input: forward matches E log p, reverse averages the concentrations."""
         b = np.array([[101.0, 1.0, 1.0], [1.0, 101.0, 1.0]])
         wanted = special.digamma(b).mean(0) - special.digamma(103.0)
-        solution = optimize.root(lambda f: special.digamma(np.exp(f)) - special.digamma(np.exp(f).sum()) - wanted, np.zeros(3), tol=1e-12)
+        solution = optimize.root(
+            lambda f: special.digamma(np.exp(f)) - special.digamma(np.exp(f).sum()) - wanted,
+            np.zeros(3),
+            tol=1e-12,
+        )
         for options, alpha in (
             ({"concentration": 103.0, "smoothing": 1 / 103}, np.exp(solution.x)),
             ({"divergence": "reverse", "concentration": 100.0}, b.mean(0)),
         ):
             method = Method("dpn", widths=(), outside=0.0, **options)
-            model, data = constant(method, torch.zeros(2, 1, dtype=torch.float64), torch.tensor([0, 1]), Task("classification", 3))
+            model, data = constant(
+                method,
+                torch.zeros(2, 1, dtype=torch.float64),
+                torch.tensor([0, 1]),
+                Task("classification", 3),
+            )
             to_the_minimum(model, data)
             found = concentrations(model.network(data.x)[0].detach())
             assert_close(found[0], torch.from_numpy(alpha), rtol=1e-3, atol=0)
 
     def test_learns_the_concentrations_it_is_taught(self):
         method = Method("dpn", widths=(), outside=0.0, smoothing=0.1)
-        model, data = constant(method, torch.eye(2, dtype=torch.float64), torch.tensor([2, 0]), Task("classification", 3))
+        model, data = constant(
+            method, torch.eye(2, dtype=torch.float64), torch.tensor([2, 0]), Task("classification", 3)
+        )
         to_the_minimum(model, data)
         found = concentrations(model.network(data.x)[0].detach())
-        assert_close(found, torch.tensor([[100.0, 100.0, 800.0], [800.0, 100.0, 100.0]], dtype=torch.float64), rtol=1e-3, atol=0)
+        assert_close(
+            found,
+            torch.tensor([[100.0, 100.0, 800.0], [800.0, 100.0, 100.0]], dtype=torch.float64),
+            rtol=1e-3,
+            atol=0,
+        )
 
     def test_a_float32_network_has_divergences_in_float64(self):
         """Nearly equal sharp Dirichlets: float32 would be wrong in the first digit."""
@@ -167,7 +206,11 @@ class TestDirichlet:
         assert_close(a, b, rtol=1e-6, atol=0)
 
     def test_huge_logits_keep_their_probabilities(self):
-        f = torch.tensor([[30.0, 28.0, 1.0], [1e5, -1e5, 0.0], [-1e5, -1e5, -1e5 - 2]], dtype=torch.float64, requires_grad=True)
+        f = torch.tensor(
+            [[30.0, 28.0, 1.0], [1e5, -1e5, 0.0], [-1e5, -1e5, -1e5 - 2]],
+            dtype=torch.float64,
+            requires_grad=True,
+        )
         alpha = concentrations(f)
         probs = build(Method("dpn"), 2, Task("classification", 3)).head.predictive(f.detach()).probs
         assert_close(probs, torch.softmax(f.detach(), -1))
@@ -187,8 +230,12 @@ class TestNormalWishart:
 
     def test_one_target_is_a_normal_gamma(self):
         p, q = self.law(1, 1), self.law(2, 1)
-        normal = 0.5 * (q.kappa / p.kappa - 1 - (q.kappa / p.kappa).log() + q.kappa * (p.mean - q.mean) ** 2 * p.a / p.b)
-        assert_close(p.kl(q), (kl_divergence(Gamma(p.a, p.b), Gamma(q.a, q.b)) + normal)[:, 0], rtol=1e-11, atol=0)
+        normal = 0.5 * (
+            q.kappa / p.kappa - 1 - (q.kappa / p.kappa).log() + q.kappa * (p.mean - q.mean) ** 2 * p.a / p.b
+        )
+        assert_close(
+            p.kl(q), (kl_divergence(Gamma(p.a, p.b), Gamma(q.a, q.b)) + normal)[:, 0], rtol=1e-11, atol=0
+        )
         assert_close(p.kl(p), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-13)
         y = numbers(3, 2, 1)
         square = (y - p.mean) ** 2 * p.a / p.b
@@ -201,12 +248,19 @@ class TestNormalWishart:
         count, half = 100_000, 0.5 * (targets - 1)
         wisharts = [Wishart(2 * (law.a[0] + half).squeeze(), torch.diag(0.5 / law.b[0])) for law in (p, q)]
         df, scale = wisharts[0].df.item(), wisharts[0].covariance_matrix.numpy()
-        precision = torch.from_numpy(stats.wishart.rvs(df, scale, count, np.random.default_rng(0)).reshape(count, targets, targets))
-        noise = torch.linalg.solve_triangular(torch.linalg.cholesky(precision).mT, numbers(7, count, targets, 1), upper=True)[..., 0]
+        precision = torch.from_numpy(
+            stats.wishart.rvs(df, scale, count, np.random.default_rng(0)).reshape(count, targets, targets)
+        )
+        noise = torch.linalg.solve_triangular(
+            torch.linalg.cholesky(precision).mT, numbers(7, count, targets, 1), upper=True
+        )[..., 0]
         mu = p.mean[0] + noise / p.kappa[0].sqrt()
         logs = MultivariateNormal(mu, precision_matrix=precision).log_prob(y[0])
         assert abs(p.expected_log_prob(y)[0] - logs.mean()) < 4 * logs.std() / math.sqrt(count)
-        normals = [MultivariateNormal(law.mean[0], precision_matrix=law.kappa[0] * precision).log_prob(mu) for law in (p, q)]
+        normals = [
+            MultivariateNormal(law.mean[0], precision_matrix=law.kappa[0] * precision).log_prob(mu)
+            for law in (p, q)
+        ]
         ratios = wisharts[0].log_prob(precision) - wisharts[1].log_prob(precision) + normals[0] - normals[1]
         assert abs(p.kl(q)[0] - ratios.mean()) < 4 * ratios.std() / math.sqrt(count)
         assert_close(p.precision()[0], wisharts[0].mean.diagonal())
@@ -234,7 +288,10 @@ class TestNormalWishart:
         model = build(Method("dpn"), 2, Task("regression", 3)).double()
         y, weight = numbers(9, 20, 3) * torch.tensor([1.0, 5.0, 0.1]), torch.ones(20)
         weight[:8] = 0
-        model.start(make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)), named_generator(0))
+        model.start(
+            make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)),
+            named_generator(0),
+        )
         prior = model.head.prior()
         assert_close(prior.mean, y[8:].mean(0))
         assert_close(prior.precision(), 1 / y[8:].var(0, correction=0))
@@ -244,14 +301,21 @@ class TestNormalWishart:
         assert_close(nll[0], -prior.expected_log_prob(y[:1]), rtol=1e-6, atol=0)
 
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self):
-        model = build(Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("regression", 2)).double()
+        model = build(
+            Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("regression", 2)
+        ).double()
         batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
         model.start(batch, named_generator(0))
         inside, outside = (model.head.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
         prior = model.head.prior()
         nll = -inside.expected_log_prob(batch.y).mean()
         loss = model.loss(batch, named_generator(0))
-        assert_close(loss.total, nll + (inside.kl(prior).mean() + 0.7 * outside.kl(prior).mean()) / 40, rtol=1e-12, atol=0)
+        assert_close(
+            loss.total,
+            nll + (inside.kl(prior).mean() + 0.7 * outside.kl(prior).mean()) / 40,
+            rtol=1e-12,
+            atol=0,
+        )
         f = numbers(4, 1, 6, 6).requires_grad_()
         assert torch.autograd.gradcheck(lambda f: model.head.parts(f, batch.y[:4]), (f,))
 
@@ -266,8 +330,15 @@ class TestNormalWishart:
         scale = (law.b * (1 + law.kappa) / (law.a * law.kappa)).sqrt()
         theirs = stats.t(2 * law.a.numpy(), law.mean.numpy(), scale.numpy())
         points = torch.cat([y, law.mean + 10 * scale])
-        twice = replace(p, means=p.means.repeat(1, 2, 1), variances=p.variances.repeat(1, 2, 1), log_weights=p.log_weights.repeat(1, 2, 1))
-        expected = stats.t(np.tile(theirs.args[0], (2, 1)), np.tile(theirs.args[1], (2, 1)), np.tile(theirs.args[2], (2, 1)))
+        twice = replace(
+            p,
+            means=p.means.repeat(1, 2, 1),
+            variances=p.variances.repeat(1, 2, 1),
+            log_weights=p.log_weights.repeat(1, 2, 1),
+        )
+        expected = stats.t(
+            np.tile(theirs.args[0], (2, 1)), np.tile(theirs.args[1], (2, 1)), np.tile(theirs.args[2], (2, 1))
+        )
         assert np.abs(twice.log_prob(points).numpy() - expected.logpdf(points.numpy())[:, 0]).max() < 1e-4
         assert_close(p.variance, torch.from_numpy(theirs.var()), rtol=1e-12, atol=0)
         assert_close(p.component + p.posterior, p.variance, rtol=1e-12, atol=0)
@@ -281,7 +352,9 @@ class TestNormalWishart:
         law, p, y = self.answer(2)
         scale = law.b * (1 + law.kappa) / (law.a * law.kappa)
         for row in range(len(y)):
-            theirs = stats.multivariate_t(law.mean[row].numpy(), np.diag(scale[row].numpy()), df=2 * law.a[row].item())
+            theirs = stats.multivariate_t(
+                law.mean[row].numpy(), np.diag(scale[row].numpy()), df=2 * law.a[row].item()
+            )
             assert abs(p.log_prob(y)[row].item() - theirs.logpdf(y[row].numpy())) < 1e-4
 
     def test_nodes_hold_for_all_degrees_of_freedom(self):
@@ -292,7 +365,9 @@ class TestNormalWishart:
         assert_close((weights * ratios).sum(0), torch.ones_like(a), rtol=1e-12, atol=0)
         variances = ratios * a / (a - 1)  # of a scale of 1
         for y in (0.0, 0.5, 1.0, 2.0, 5.0, 10.0):
-            logs = torch.logsumexp(log_weights - 0.5 * (2 * math.pi * variances).log() - 0.5 * y**2 / variances, 0)
+            logs = torch.logsumexp(
+                log_weights - 0.5 * (2 * math.pi * variances).log() - 0.5 * y**2 / variances, 0
+            )
             assert np.abs(logs.numpy() - stats.t.logpdf(y, 2 * a.numpy())).max() < 1e-4
 
     def test_shares_are_those_of_draws(self):
@@ -321,7 +396,11 @@ def test_rows_from_outside_are_needed():
     ("options", "task", "words"),
     [
         ({"divergence": "both"}, Task("classification", 3), "divergence is 'both'"),
-        ({"divergence": "forward"}, Task("regression", 1), "divergence is 'forward': for targets use 'reverse'"),
+        (
+            {"divergence": "forward"},
+            Task("regression", 1),
+            "divergence is 'forward': for regression use 'reverse'",
+        ),
         ({"concentration": 0.0}, Task("classification", 3), "concentration is 0.0"),
         ({"kappa": -1.0}, Task("regression", 3), "kappa is -1.0"),
         ({"outside": -1.0}, Task("classification", 3), "outside is -1.0"),

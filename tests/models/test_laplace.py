@@ -21,7 +21,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in a package it imports
     import laplace as theirs
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own forward mode, which that package uses
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning"
+)  # torch's own forward mode, which that package uses
 CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)
 LAST = {"subset": "last"}
 FULL = {"subset": "last", "structure": "full"}
@@ -38,7 +40,11 @@ def double():
 def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
     g = named_generator(seed)
     x = 0.5 + torch.randn(rows, features, generator=g)
-    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classification" else torch.randn(rows, task.size, generator=g)
+    y = (
+        torch.randint(task.size, (rows,), generator=g)
+        if task.kind == "classification"
+        else torch.randn(rows, task.size, generator=g)
+    )
     return make_dataset(x, y, task)
 
 
@@ -92,7 +98,9 @@ def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
         inner = torch.block_diag((h.T @ h) / n, torch.ones(1, 1))
         if factored:
             eye, root = torch.eye, delta.sqrt()
-            precision = torch.kron(math.sqrt(n) * inner + root * eye(len(inner)), outer / math.sqrt(n) + root * eye(len(outer)))
+            precision = torch.kron(
+                math.sqrt(n) * inner + root * eye(len(inner)), outer / math.sqrt(n) + root * eye(len(outer))
+            )
         else:
             precision = torch.kron(inner, outer) + delta * torch.eye(len(inner) * len(outer))
         covariances.append(torch.linalg.inv(precision).detach())
@@ -108,12 +116,16 @@ def within(draws: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor, er
     assert ((draws.T.cov(correction=0) - covariance).abs() <= errors * error).all()
 
 
-@pytest.mark.parametrize(("options", "shift"), [({}, 0.0), (LAST, 0.0), (FULL, 2.0)])  # factors are exact where the bias is apart
+@pytest.mark.parametrize(
+    ("options", "shift"), [({}, 0.0), (LAST, 0.0), (FULL, 2.0)]
+)  # factors are exact where the bias is apart
 def test_linear_regression_is_exact(options, shift):
     x, y = torch.randn(40, 4, generator=named_generator(1)), torch.randn(40, 2, generator=named_generator(2))
     x = x - x.mean(0) + shift
     exact = LinearGaussian(x, y, noise=0.25, prior=1 / 3)
-    model = build(Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS).double()
+    model = build(
+        Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS
+    ).double()
     _exact_noise(model)
     (layer,) = model.plain.network.layers
     with torch.no_grad():
@@ -121,7 +133,9 @@ def test_linear_regression_is_exact(options, shift):
         layer.bias.copy_(exact.mean[-1:])
     data = make_dataset(x, y, TARGETS)
     model.loss(data, named_generator(0)).total.backward()
-    assert max(p.grad.abs().max() for p in layer.parameters()) < 1e-12  # the mode of the very posterior that is widened
+    assert (
+        max(p.grad.abs().max() for p in layer.parameters()) < 1e-12
+    )  # the mode of the very posterior that is widened
     model.finish(data, named_generator(0))
     new = torch.randn(7, 4, generator=named_generator(3))
     mean, spread = model.gaussian(new)
@@ -153,7 +167,9 @@ def test_laplace_torch_agrees(task, options):
     else:
         other = theirs.Laplace(as_theirs(model), "regression", subset, structure, sigma_noise=0.7)
     other.fit(DataLoader(TensorDataset(data.x, data.y), batch_size=30))
-    other.prior_precision = model.delta if options else model.delta.repeat_interleave(2)  # weights and bias of a layer alike
+    other.prior_precision = (
+        model.delta if options else model.delta.repeat_interleave(2)
+    )  # weights and bias of a layer alike
     new = torch.randn(9, 5, generator=named_generator(5))
     mean, spread = other._glm_predictive_distribution(new)
     ours = model.gaussian(new)
@@ -161,7 +177,11 @@ def test_laplace_torch_agrees(task, options):
     assert_close(ours[1].detach(), spread.detach(), **EXACT)
     assert_close(model.log_evidence().detach(), other.log_marginal_likelihood().detach(), **EXACT)
     if task is CLASSES:
-        assert_close(model.predict(new, 1, named_generator(0)).probs, other(new, pred_type="glm", link_approx="probit").detach(), **EXACT)
+        assert_close(
+            model.predict(new, 1, named_generator(0)).probs,
+            other(new, pred_type="glm", link_approx="probit").detach(),
+            **EXACT,
+        )
     if options is FULL:
         order = torch.arange(7 * task.size).view(-1, 7)
         order = torch.cat([order[:, :-1].flatten(), order[:, -1]])  # their biases come last
@@ -181,14 +201,18 @@ def test_predictive_covariance_is_that_of_the_matrices_written_out(task, options
     names = [name for k in range(3) for name in (f"stack.{k}.weight", f"stack.{k}.bias")]
 
     def outputs(weights, row):
-        return torch.func.functional_call(model.plain.network, dict(zip(names, weights, strict=True)), row[None])[0, 0]
+        return torch.func.functional_call(
+            model.plain.network, dict(zip(names, weights, strict=True)), row[None]
+        )[0, 0]
 
     weights = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
     expected = 0
     covariances = written_out(model, data, factored=bool(options))
     jacobian = torch.func.vmap(torch.func.jacrev(outputs), (None, 0))(weights, x)
     for k, covariance in enumerate(covariances):
-        whole_layer = torch.cat([jacobian[2 * k].squeeze(2), jacobian[2 * k + 1].squeeze(2)], 2).flatten(2)  # (rows, outputs, (in + 1) out)
+        whole_layer = torch.cat([jacobian[2 * k].squeeze(2), jacobian[2 * k + 1].squeeze(2)], 2).flatten(
+            2
+        )  # (rows, outputs, (in + 1) out)
         expected = expected + whole_layer @ covariance @ whole_layer.mT
     assert_close(model.gaussian(x)[1].detach(), expected, **EXACT)
 
@@ -232,7 +256,9 @@ def test_drawn_networks_have_the_posterior(options):
     torch.manual_seed(0)
     for layer, covariance in zip(deep.layers, written_out(deep, data, bool(options)), strict=True):
         mean = torch.cat([layer.weight[0], layer.bias[0]]).detach()
-        weights = mean + MultivariateNormal(torch.zeros(len(covariance)), covariance).sample((draws,)).view(draws, *mean.shape)
+        weights = mean + MultivariateNormal(torch.zeros(len(covariance)), covariance).sample((draws,)).view(
+            draws, *mean.shape
+        )
         s = h @ weights
         h = wide(s.relu())
     brute, found = s[:, 0], deep._networks(row, draws, named_generator(2))[:, 0].detach()
@@ -257,7 +283,9 @@ def test_linear_draws_have_the_covariance(options):
     mean, spread = (value.detach()[0] for value in classes.gaussian(data.x[:1]))
     torch.manual_seed(0)
     brute = torch.softmax(MultivariateNormal(mean, spread).sample((draws,)), -1)
-    p = classes.predict(data.x[:1], Draws(draws // 5, 5), named_generator(1))  # inner draws are as good as outer ones
+    p = classes.predict(
+        data.x[:1], Draws(draws // 5, 5), named_generator(1)
+    )  # inner draws are as good as outer ones
     error = (2 * brute.var(0) / draws).sqrt()
     assert ((p.probs[0] - brute.mean(0)).abs() <= 5 * error).all()
     aleatoric = -torch.xlogy(brute, brute).sum(-1)
@@ -320,7 +348,10 @@ def test_doubt_falls_as_the_prior_narrows(task, options):
         spreads.append(model.gaussian(data.x)[1].diagonal(dim1=1, dim2=2).detach())
     assert all((after < before).all() for before, after in zip(spreads, spreads[1:], strict=False))
     model.delta.fill_(1e14)
-    ours, plain = model.predict(data.x, 20, named_generator(0)), model.plain.predict(data.x, 1, named_generator(0))
+    ours, plain = (
+        model.predict(data.x, 20, named_generator(0)),
+        model.plain.predict(data.x, 1, named_generator(0)),
+    )
     assert_close(ours.log_prob(data.y), plain.log_prob(data.y), rtol=0, atol=1e-4)
     assert ours.epistemic.max() < 1e-8
 
@@ -385,7 +416,10 @@ def test_dead_units_keep_their_prior(task):
         model.plain.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
     model.fit_curvature(data)
     model._tune()
-    assert torch.isfinite(model.delta).all() and torch.isfinite(model.predict(data.x, 20, named_generator(0)).total).all()
+    assert (
+        torch.isfinite(model.delta).all()
+        and torch.isfinite(model.predict(data.x, 20, named_generator(0)).total).all()
+    )
 
 
 @pytest.mark.parametrize(

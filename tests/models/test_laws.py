@@ -37,7 +37,11 @@ class Row(NamedTuple):
 
 TABLE: dict[str, Row] = {
     "ml-cdn": Row(
-        [HYPER, HYPER | {"members": 3, "samples": 3}, HYPER | {"widths": (6, 5), "parametrization": "paper", "last_layer": "sample"}],
+        [
+            HYPER,
+            HYPER | {"members": 3, "samples": 3},
+            HYPER | {"widths": (6, 5), "parametrization": "paper", "last_layer": "sample"},
+        ],
         prior=False,
         learns={"hyper": (10,), "members": 1},
     ),
@@ -59,7 +63,11 @@ TABLE: dict[str, Row] = {
     ),
     "map": Row([SMALL, {"widths": (6, 5), "variance": "rows"}], random=False),
     "bnn-lv": Row(
-        [SMALL, {"widths": (6, 5), "alpha": 0.0, "samples": 3, "latents": 2}, SMALL | {"alpha": 1.0, "noise": 0.5, "latent_variance": 2.0}],
+        [
+            SMALL,
+            {"widths": (6, 5), "alpha": 0.0, "samples": 3, "latents": 2},
+            SMALL | {"alpha": 1.0, "noise": 0.5, "latent_variance": 2.0},
+        ],
         learns={"samples": 5},
         exact={"alpha": 0.0},
     ),
@@ -72,20 +80,45 @@ TABLE: dict[str, Row] = {
         learns={"precision": 3.0},
     ),
     "deep-ensemble": Row(
-        [SMALL, {"widths": (6, 5), "members": 3, "variance": "one", "adversarial": 0.01}, SMALL | {"members": 1, "adversarial": 0.05}],
+        [
+            SMALL,
+            {"widths": (6, 5), "members": 3, "variance": "one", "adversarial": 0.01},
+            SMALL | {"members": 1, "adversarial": 0.05},
+        ],
         random=False,
         prior=False,
     ),
     "dpn": Row(
-        [SMALL, {"widths": (6, 5), "smoothing": 0.1, "cross_entropy": 1.0, "concentration": 50.0}, SMALL | {"divergence": "reverse"}],
+        [
+            SMALL,
+            {"widths": (6, 5), "smoothing": 0.1, "cross_entropy": 1.0, "concentration": 50.0},
+            SMALL | {"divergence": "reverse"},
+        ],
         random=False,
         prior=False,
         learns={"divergence": "reverse"},
     ),
-    "vib": Row([SMALL, {"widths": (6, 5), "latent": 2, "samples": 3}, SMALL | {"latent": 4, "beta": 0.1, "noise": 0.5}], prior=False),
-    "vmg": Row([SMALL, {"widths": (6, 5), "samples": 3, "prior": "scaled"}, SMALL | {"noise": 0.5, "log_variance": -1.0}]),
-    "bbb": Row([SMALL, {"widths": (6, 5), "samples": 3, "prior": "scaled"}, SMALL | {"noise": 0.5, "log_std": -1.0}]),
-    "mdn": Row([SMALL, {"widths": (6, 5), "components": 3}, SMALL | {"components": 1}], random=False, prior=False),
+    "vib": Row(
+        [
+            SMALL,
+            {"widths": (6, 5), "latent": 2, "samples": 3},
+            SMALL | {"latent": 4, "beta": 0.1, "noise": 0.5},
+        ],
+        prior=False,
+    ),
+    "vmg": Row(
+        [
+            SMALL,
+            {"widths": (6, 5), "samples": 3, "prior": "scaled"},
+            SMALL | {"noise": 0.5, "log_variance": -1.0},
+        ]
+    ),
+    "bbb": Row(
+        [SMALL, {"widths": (6, 5), "samples": 3, "prior": "scaled"}, SMALL | {"noise": 0.5, "log_std": -1.0}]
+    ),
+    "mdn": Row(
+        [SMALL, {"widths": (6, 5), "components": 3}, SMALL | {"components": 1}], random=False, prior=False
+    ),
     "temperature": Row([SMALL, {"widths": (6, 5), "variance": "rows"}, SMALL | {"noise": 0.5}], random=False),
     "mc-dropout": Row(
         [
@@ -98,17 +131,30 @@ TABLE: dict[str, Row] = {
     "noisy-kfac": Row(
         [
             SMALL,
-            {"widths": (6, 5), "damping": "factored", "velocity": "mean", "samples": 3, "cache": False, "stats_every": 4},
+            {
+                "widths": (6, 5),
+                "damping": "factored",
+                "velocity": "mean",
+                "samples": 3,
+                "cache": False,
+                "stats_every": 4,
+            },
             SMALL | {"lam": 0.1, "noise": 0.5, "kl_clip": 0.0},
         ],
     ),
     "noisy-adam": Row(
-        [SMALL, {"widths": (6, 5), "velocity": "mean", "samples": 3, "stats_every": 4}, SMALL | {"lam": 0.1, "noise": 0.5, "kl_clip": 0.0}],
+        [
+            SMALL,
+            {"widths": (6, 5), "velocity": "mean", "samples": 3, "stats_every": 4},
+            SMALL | {"lam": 0.1, "noise": 0.5, "kl_clip": 0.0},
+        ],
         learns={"lam": 0.1},
     ),
 }
 CASES = [
-    pytest.param(name, options, id=f"{name}-{i}", marks=pytest.mark.xdist_group(name))  # one worker, so that fits are shared
+    pytest.param(
+        name, options, id=f"{name}-{i}", marks=pytest.mark.xdist_group(name)
+    )  # one worker, so that fits are shared
     for name, row in TABLE.items()
     for i, options in enumerate(row.cases)
 ]
@@ -123,7 +169,11 @@ def test_every_method_has_its_row():
 def data_of(task: Task, rows: int = 40, features: int = 3, seed: int = 0, members: int = 1) -> Batch:
     g = named_generator(seed, "data")
     x = torch.randn(rows, features, generator=g)
-    y = torch.randint(task.size, (rows,), generator=g) if task.kind == "classification" else torch.randn(rows, task.size, generator=g)
+    y = (
+        torch.randint(task.size, (rows,), generator=g)
+        if task.kind == "classification"
+        else torch.randn(rows, task.size, generator=g)
+    )
     weight = torch.ones(members, rows)
     weight[:, : rows // 5] = 0
     return make_dataset(x, y, task, weight, x_ood=3 + torch.rand(rows, features, generator=g))
@@ -148,7 +198,11 @@ def shared(name: str, options: dict, task: Task):
 
 def numbers(predictive) -> list[torch.Tensor]:
     values = [predictive.component, predictive.mixing, predictive.posterior]
-    return [*values, predictive.probs] if hasattr(predictive, "probs") else [*values, predictive.means, predictive.variances]
+    return (
+        [*values, predictive.probs]
+        if hasattr(predictive, "probs")
+        else [*values, predictive.means, predictive.variances]
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -160,13 +214,17 @@ class TestLaws:
         for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
             assert torch.equal(p, q)
         for p, q in zip(
-            numbers(a.predict(data.x, 20, named_generator(1))), numbers(b.predict(data.x, 20, named_generator(1))), strict=True
+            numbers(a.predict(data.x, 20, named_generator(1))),
+            numbers(b.predict(data.x, 20, named_generator(1))),
+            strict=True,
         ):
             assert torch.equal(p, q)
         assert torch.equal(before, torch.get_rng_state())
         other = fitted(name, options, task, seed=1)[0]
         assert any(not torch.equal(p, q) for p, q in zip(a.parameters(), other.parameters(), strict=True))
-        same = torch.equal(a.predict(data.x, 20, named_generator(1)).total, a.predict(data.x, 20, named_generator(2)).total)
+        same = torch.equal(
+            a.predict(data.x, 20, named_generator(1)).total, a.predict(data.x, 20, named_generator(2)).total
+        )
         assert same != TABLE[name].random
 
     def test_a_row_does_not_know_its_neighbours(self, name, options, task):
@@ -184,7 +242,10 @@ class TestLaws:
         """Draws are computed in blocks whose size depends on the rows; the noise of a draw does not."""
         model, _ = shared(name, options, task)
         x = torch.randn(1500, 3, generator=named_generator(9))
-        together, alone = model.predict(x, 60, named_generator(1)), model.predict(x[700:701], 60, named_generator(1))
+        together, alone = (
+            model.predict(x, 60, named_generator(1)),
+            model.predict(x[700:701], 60, named_generator(1)),
+        )
         assert_close(together.total[700:701], alone.total, rtol=1e-5, atol=1e-6)
 
     def test_parts_are_not_negative_and_add_up(self, name, options, task):
@@ -210,7 +271,9 @@ class TestLaws:
         model, data = shared(name, options, task)
         model = copy.deepcopy(model).double()
         # beside the training rows: some of them are centres of far noise, and a distance has a kink at 0
-        x = data.x.double() + 0.01 * torch.randn(data.x.shape, generator=named_generator(3), dtype=torch.float64)
+        x = data.x.double() + 0.01 * torch.randn(
+            data.x.shape, generator=named_generator(3), dtype=torch.float64
+        )
         y = data.y if task.kind == "classification" else data.y.double()
         step = 1e-6 * torch.randn(x.shape, generator=named_generator(2), dtype=torch.float64)
 
@@ -228,7 +291,9 @@ class TestLaws:
         again = load_model(tmp_path / "model")
         assert type(again) is type(model) and again.config == model.config
         for p, q in zip(
-            numbers(model.predict(data.x, 20, named_generator(1))), numbers(again.predict(data.x, 20, named_generator(1))), strict=True
+            numbers(model.predict(data.x, 20, named_generator(1))),
+            numbers(again.predict(data.x, 20, named_generator(1))),
+            strict=True,
         ):
             assert torch.equal(p, q)
 
@@ -262,7 +327,10 @@ class TestLaws:
             for odd in (constant, wild):
                 fresh = build(Method(name, **options), 3, task, 0)
                 fit(fresh, odd, FAST, 0)
-                assert all(bool(torch.isfinite(value).all()) for value in numbers(fresh.predict(odd.x, 20, named_generator(1))))
+                assert all(
+                    bool(torch.isfinite(value).all())
+                    for value in numbers(fresh.predict(odd.x, 20, named_generator(1)))
+                )
 
     def test_wild_rows_teach_what_saturated_ones_do(self, name, options, task):
         wild = data_of(task)
@@ -270,7 +338,10 @@ class TestLaws:
         tame = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
         model = build(Method(name, **options), 3, task, 0)
         model.start(tame, named_generator(0))
-        a, b = (model.loss(batch, [named_generator(k, "noise") for k in range(model.members)]) for batch in (wild, tame))
+        a, b = (
+            model.loss(batch, [named_generator(k, "noise") for k in range(model.members)])
+            for batch in (wild, tame)
+        )
         assert torch.isfinite(a.total) and torch.equal(a.total, b.total)
 
     def test_smallest_data(self, name, options, task):
@@ -288,7 +359,10 @@ class TestLaws:
         data = replace(data, x=data.x.double(), y=y, x_ood=data.x_ood.double(), weight=None)
         model.start(data, named_generator(0))
         once, twice, often = (
-            model.loss(replace(data, size=k * float(data.size)), [named_generator(k, "noise") for k in range(model.members)])
+            model.loss(
+                replace(data, size=k * float(data.size)),
+                [named_generator(k, "noise") for k in range(model.members)],
+            )
             for k in (1, 2, 4)
         )
         assert_close(once.nll, twice.nll)
@@ -332,7 +406,12 @@ def test_learns_a_separable_problem(name):
     x = centres[y] + 0.3 * torch.randn(300, 2, generator=g)
     model = build(Method(name, widths=(20,), **TABLE[name].learns), 2, CLASSES, 0)
     outside = 10 * torch.randn(300, 2, generator=g)
-    fit(model, make_dataset(x, y, CLASSES, x_ood=outside), TrainConfig(steps=400, batch_size=100, lr=1e-2, final_lr_ratio=0.0), 0)
+    fit(
+        model,
+        make_dataset(x, y, CLASSES, x_ood=outside),
+        TrainConfig(steps=400, batch_size=100, lr=1e-2, final_lr_ratio=0.0),
+        0,
+    )
     p = model.predict(x, 50, named_generator(1))
     assert (p.label == y).float().mean() >= 0.99
     assert -p.log_prob(y).mean() < 0.1

@@ -38,12 +38,16 @@ def test_ordinary_answers_keep_their_bits(limits):
         assert torch.equal(getattr(bounded, name), getattr(plain, name))
 
 
-@pytest.mark.parametrize("means, variances", [([90.0, 91.0], [0.01] * 2), ([-5.0, 7.0], [0.02] * 2), ([0.2, 0.2], [1e9] * 2)])
+@pytest.mark.parametrize(
+    "means, variances", [([90.0, 91.0], [0.01] * 2), ([-5.0, 7.0], [0.02] * 2), ([0.2, 0.2], [1e9] * 2)]
+)
 def test_what_lies_beyond_is_epistemic(limits, means, variances):
     p = limits(answer(means, variances))
     assert (p.means.abs() <= 3 + 1e-12).all()
     assert (p.total <= MULTIPLE**2 * 0.04 + 1e-12).all() and (p.aleatoric <= MULTIPLE * 0.02 + 1e-12).all()
-    assert_close(p.variances.mean(0) + p.means.var(0, correction=0), p.total)  # the mixture is the one whose parts are shown
+    assert_close(
+        p.variances.mean(0) + p.means.var(0, correction=0), p.total
+    )  # the mixture is the one whose parts are shown
     if variances[0] > 1:
         assert p.epistemic >= p.aleatoric  # the network never saw such noise: it cannot know it
 
@@ -61,15 +65,20 @@ def test_a_constant_target_has_no_scale_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "name, options", [("ml-cdn", {"hyper": (10,)}), ("vb-cdn", {"hyper": (10,)}), ("map", {"variance": "rows", "far": 0.0})]
+    "name, options",
+    [("ml-cdn", {"hyper": (10,)}), ("vb-cdn", {"hyper": (10,)}), ("map", {"variance": "rows", "far": 0.0})],
 )
 def test_rows_moved_out_of_the_data(name, options):
     """One column after the other moved by up to a thousand training ranges, with log-variances of the network set free to explode."""
-    g, task = named_generator(0), Task("targets", 1)
+    g, task = named_generator(0), Task("regression", 1)
     x = torch.randn(300, 3, generator=g)
     y = x[:, :1].sin() + 0.1 * (1 + x[:, 1:2].abs()) * torch.randn(300, 1, generator=g)
     model = build(Method(name, widths=(20,), **options), 3, task)
-    fit(model, make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0)), TrainConfig(steps=300, batch_size=50, lr=1e-2))
+    fit(
+        model,
+        make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0)),
+        TrainConfig(steps=300, batch_size=50, lr=1e-2),
+    )
     low, high = y.amin(), y.amax()
     shares = []
     for distance in (0.1, 1.0, 10.0, 100.0, 1000.0):

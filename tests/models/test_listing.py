@@ -13,7 +13,9 @@ from compound.models.listing import entries, entry
 @pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
 def test_every_option_is_explained(found):
     assert found.words and found.source and found.shares
-    assert all(option.words for option in found.options), [option.name for option in found.options if not option.words]
+    assert all(option.words for option in found.options), [
+        option.name for option in found.options if not option.words
+    ]
     fields = {field.name: field.default for field in dataclasses.fields(METHODS[found.name].Config)}
     assert {option.name: option.default for option in found.options} == fields
     Method(found.name, **fields)  # every default is one that can be written out

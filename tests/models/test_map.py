@@ -14,7 +14,13 @@ from compound.types import Task, make_dataset
 
 
 def to_the_minimum(model, data) -> None:
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -57,7 +63,12 @@ def test_one_layer_of_classes_is_logistic_regression():
     to_the_minimum(model, make_dataset(x, y, model.task))
     wide = torch.cat([x, torch.ones(80, 1)], 1)
     theirs = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(wide, y)
-    assert_close(model.predict(x, 1, named_generator(0)).probs, torch.from_numpy(theirs.predict_proba(wide)), rtol=0, atol=1e-6)
+    assert_close(
+        model.predict(x, 1, named_generator(0)).probs,
+        torch.from_numpy(theirs.predict_proba(wide)),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_gradient_is_the_rows_mean_plus_the_prior():
@@ -79,7 +90,10 @@ def test_gradient_is_the_rows_mean_plus_the_prior():
 
 def test_shifted_logits_change_nothing():
     model = build(Method("map", widths=(5,)), 3, Task("classification", 4)).double()
-    x, y = torch.randn(9, 3, generator=named_generator(5)).double(), torch.randint(4, (9,), generator=named_generator(6))
+    x, y = (
+        torch.randn(9, 3, generator=named_generator(5)).double(),
+        torch.randint(4, (9,), generator=named_generator(6)),
+    )
     f = model.network(x)
     assert_close(model.head.log_prob(f + 7.0, y), model.head.log_prob(f, y))
     assert_close(model.head.log_prob(f, y)[0], torch.log_softmax(f[0], -1)[torch.arange(9), y])
@@ -87,8 +101,14 @@ def test_shifted_logits_change_nothing():
 
 def test_row_noise_is_a_normal_with_its_own_variance():
     model = floored(build(Method("map", widths=(5,), variance="rows"), 3, Task("regression", 2)).double())
-    x, y = torch.randn(9, 3, generator=named_generator(7)).double(), torch.randn(9, 2, generator=named_generator(8)).double()
+    x, y = (
+        torch.randn(9, 3, generator=named_generator(7)).double(),
+        torch.randn(9, 2, generator=named_generator(8)).double(),
+    )
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())
     assert_close(model.predict(x, 1, named_generator(0)).log_prob(y), normal.log_prob(y).sum(-1).detach())
-    assert_close(-model.loss(make_dataset(x, y, model.task), named_generator(0)).nll, normal.log_prob(y).sum(-1).mean().detach())
+    assert_close(
+        -model.loss(make_dataset(x, y, model.task), named_generator(0)).nll,
+        normal.log_prob(y).sum(-1).mean().detach(),
+    )

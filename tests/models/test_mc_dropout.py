@@ -37,7 +37,9 @@ def shaken(method: Method, inputs: int, task: Task, seed: int = 0):
 
 
 @pytest.mark.parametrize(
-    "method", [Method("mc-dropout", widths=(7,), rate=0.3), Method("mc-dropout", widths=(), input_rate=0.3)], ids=["hidden", "inputs"]
+    "method",
+    [Method("mc-dropout", widths=(7,), rate=0.3), Method("mc-dropout", widths=(), input_rate=0.3)],
+    ids=["hidden", "inputs"],
 )
 def test_draws_have_the_moments_of_all_masks(method):
     """mean = h W + b, Cov_ij = p / (1 - p) sum_k h_k² W_ki W_kj."""
@@ -50,7 +52,12 @@ def test_draws_have_the_moments_of_all_masks(method):
     mean = torch.einsum("m,mro->ro", probability, f).detach()
     covariance = torch.einsum("m,mri,mrj->rij", probability, f - mean, f - mean).detach()
     assert_close(mean, (h @ weight + bias).detach(), rtol=1e-12, atol=1e-12)
-    assert_close(covariance, (0.3 / 0.7 * torch.einsum("rk,ki,kj->rij", h.square(), weight, weight)).detach(), rtol=1e-12, atol=1e-12)
+    assert_close(
+        covariance,
+        (0.3 / 0.7 * torch.einsum("rk,ki,kj->rij", h.square(), weight, weight)).detach(),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
     p = model.predict(x, Draws(n, 1), named_generator(2))
     draws = p.means - mean
@@ -65,7 +72,10 @@ def test_draws_have_the_moments_of_all_masks(method):
 
 def test_training_drops_row_by_row():
     """The loss of many equal rows is the expectation over masks: ((y - mean)² + var) / 2σ² and the constant."""
-    model, rows = shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("regression", 1)), 20_000
+    model, rows = (
+        shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("regression", 1)),
+        20_000,
+    )
     x, y = numbers(3, 1, 3), numbers(4, 1, 1)
     h = clipped_relu(model.network.layers[0](x.unsqueeze(0)))[0]
     weight, bias = model.network.layers[1].weight[0], model.network.layers[1].bias[0]
@@ -76,7 +86,9 @@ def test_training_drops_row_by_row():
     loss = model.loss(make_dataset(x.expand(rows, -1), y.expand(rows, -1), model.task), (named_generator(5),))
     assert (loss.nll - mean).abs() < 4 * spread / math.sqrt(rows)
     assert loss.kl == 0
-    again = model.loss(make_dataset(x.expand(rows, -1), y.expand(rows, -1), model.task), (named_generator(6),))
+    again = model.loss(
+        make_dataset(x.expand(rows, -1), y.expand(rows, -1), model.task), (named_generator(6),)
+    )
     assert again.nll != loss.nll
 
 
@@ -86,7 +98,7 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     model = build(Method("mc-dropout", widths=(9, 8), rate=0.0), 4, task, 1)
     plain = build(Method("map", widths=(9, 8), precision=0.0), 4, task, 1)
     x = torch.randn(30, 4, generator=named_generator(7))
-    y = torch.arange(30) % 3 if kind == "classes" else torch.randn(30, 3, generator=named_generator(8))
+    y = torch.arange(30) % 3 if kind == "classification" else torch.randn(30, 3, generator=named_generator(8))
     data = make_dataset(x, y, task)
     for each in (model, plain):
         each.start(data, named_generator(0))
@@ -96,7 +108,10 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     others.total.backward()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
-    assert torch.equal(model.predict(x, 1, named_generator(0)).log_prob(y), plain.predict(x, 1, named_generator(0)).log_prob(y))
+    assert torch.equal(
+        model.predict(x, 1, named_generator(0)).log_prob(y),
+        plain.predict(x, 1, named_generator(0)).log_prob(y),
+    )
 
 
 def test_predictive_density_of_targets_is_the_mixture_over_masks():
@@ -106,10 +121,14 @@ def test_predictive_density_of_targets_is_the_mixture_over_masks():
     normals = Independent(Normal(p.means.transpose(0, 1), torch.tensor(0.4, dtype=DOUBLE)), 1)
     oracle = MixtureSameFamily(Categorical(torch.ones(8, 25, dtype=DOUBLE)), normals)
     assert_close(p.log_prob(y), oracle.log_prob(y), rtol=1e-6, atol=1e-6)  # log 0.4 is kept in float32
-    assert_close(p.variance, oracle.variance + p.means.var(0) / 25, rtol=1e-6, atol=0)  # 25 draws vary about the true mean, too
+    assert_close(
+        p.variance, oracle.variance + p.means.var(0) / 25, rtol=1e-6, atol=0
+    )  # 25 draws vary about the true mean, too
 
 
-@pytest.mark.parametrize("options", [{"widths": (6,)}, {"widths": (6, 5), "rate": 0.2}, {"widths": (6,), "input_rate": 0.3}])
+@pytest.mark.parametrize(
+    "options", [{"widths": (6,)}, {"widths": (6, 5), "rate": 0.2}, {"widths": (6,), "input_rate": 0.3}]
+)
 def test_prediction_is_the_full_pass_under_the_same_masks(options):
     """Every draw by itself from the inputs on; the answer is the mean of their probabilities."""
     model = shaken(Method("mc-dropout", **options), 4, Task("classification", 3), 3)
@@ -117,7 +136,10 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
     p = model.predict(x, Draws(n, 1), named_generator(12))
     g, layers = named_generator(12), model.network.layers
     first = 0 if model.config.input_rate else 1
-    masks = [mc_dropout.mask(rate, (n, 1, layer.inputs), x, g) for layer, rate in list(zip(layers, model.rates, strict=True))[first:]]
+    masks = [
+        mc_dropout.mask(rate, (n, 1, layer.inputs), x, g)
+        for layer, rate in list(zip(layers, model.rates, strict=True))[first:]
+    ]
     masks = [torch.ones(n, 1, 4, dtype=DOUBLE)] * first + masks
     probs = []
     for k in range(n):
@@ -150,7 +172,9 @@ def test_masks_keep_the_mean(rate):
     assert set(values.unique().tolist()) <= {0.0, 1 / (1 - rate)}
     assert abs((values > 0).double().mean() - (1 - rate)) <= 4 * math.sqrt(rate * (1 - rate) / n)
     assert abs(values.mean() - 1) <= 4 * math.sqrt(rate / (1 - rate) / n)
-    together = (values[: n // 2] > 0).double() * (values[n // 2 :] > 0).double()  # units are dropped independently
+    together = (values[: n // 2] > 0).double() * (
+        values[n // 2 :] > 0
+    ).double()  # units are dropped independently
     assert abs(together.mean() - (1 - rate) ** 2) <= 4 * together.std() / math.sqrt(n / 2)
     side = (values[:-1] > 0).double() * (values[1:] > 0).double()
     assert abs(side.mean() - (1 - rate) ** 2) <= 8 * side.std() / math.sqrt(n)
@@ -173,7 +197,9 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
     assert_close(data.size, torch.tensor(float(rows), dtype=DOUBLE))
     (layer,) = model.network.layers
     layer.bias.requires_grad_(False)  # stays 0
-    optimizer = torch.optim.LBFGS([layer.weight], max_iter=200, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [layer.weight], max_iter=200, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -183,20 +209,27 @@ def test_penalty_gives_the_minimum_of_the_variational_bound(monkeypatch):
 
     optimizer.step(closure)
     q, tau = 1 - p, noise**-2
-    inner = tau * (q * q * x.T @ x + q * p * torch.diag(x.square().sum(0))) + q * length**2 * torch.eye(units, dtype=DOUBLE)
+    inner = tau * (q * q * x.T @ x + q * p * torch.diag(x.square().sum(0))) + q * length**2 * torch.eye(
+        units, dtype=DOUBLE
+    )
     exact = torch.linalg.solve(inner, tau * q * x.T @ y)
     assert_close(layer.weight[0].detach(), q * exact, rtol=0, atol=1e-8)
 
 
 def test_penalty_is_the_kl_to_the_prior():
     """(1 - p) / 2 ℓ² |M|² of every weight M = W / (1 - p), ℓ² / 2 of every bias, over the number of rows."""
-    model = shaken(Method("mc-dropout", widths=(5,), rate=0.25, input_rate=0.1, length_scale=2.0), 3, Task("classification", 2))
+    model = shaken(
+        Method("mc-dropout", widths=(5,), rate=0.25, input_rate=0.1, length_scale=2.0),
+        3,
+        Task("classification", 2),
+    )
     data = make_dataset(numbers(17, 8, 3), torch.arange(8) % 2, model.task)
     first, last = model.network.layers
     prior = Normal(torch.zeros((), dtype=DOUBLE), 0.5)
     at_zero = prior.log_prob(torch.zeros((), dtype=DOUBLE))
     cost = sum(
-        (1 - p) * (at_zero - prior.log_prob(layer.weight / (1 - p))).sum() + (at_zero - prior.log_prob(layer.bias)).sum()
+        (1 - p) * (at_zero - prior.log_prob(layer.weight / (1 - p))).sum()
+        + (at_zero - prior.log_prob(layer.bias)).sum()
         for layer, p in ((first, 0.1), (last, 0.25))
     )
     loss = model.loss(data, (named_generator(0),))
@@ -206,7 +239,11 @@ def test_penalty_is_the_kl_to_the_prior():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"rate": 1.0}, "rate is 1.0"), ({"input_rate": -0.1}, "input_rate is -0.1"), ({"length_scale": -1.0}, "length_scale is -1.0")],
+    [
+        ({"rate": 1.0}, "rate is 1.0"),
+        ({"input_rate": -0.1}, "input_rate is -0.1"),
+        ({"length_scale": -1.0}, "length_scale is -1.0"),
+    ],
 )
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):

@@ -46,7 +46,12 @@ def test_log_density_mean_and_variance_are_those_of_torchs_mixture():
     model, data = targets()
     oracle, p = theirs(model, data.x), model.predict(data.x, 1, named_generator(0))
     assert_close(p.log_prob(data.y), oracle.log_prob(data.y).detach(), rtol=1e-12, atol=1e-12)
-    assert_close(model.loss(data, named_generator(0)).nll, -oracle.log_prob(data.y).mean().detach(), rtol=1e-12, atol=1e-12)
+    assert_close(
+        model.loss(data, named_generator(0)).nll,
+        -oracle.log_prob(data.y).mean().detach(),
+        rtol=1e-12,
+        atol=1e-12,
+    )
     assert_close(p.mean, oracle.mean.detach(), rtol=1e-12, atol=1e-12)
     assert_close(p.variance, oracle.variance.detach(), rtol=1e-12, atol=1e-12)
     assert_close(p.total, oracle.variance.detach(), rtol=1e-12, atol=1e-12)
@@ -76,7 +81,12 @@ def test_derivatives_by_hand():
     assert_close(gradient[:, :count], torch.softmax(logits, -1) - g, rtol=1e-10, atol=1e-12)
     assert_close(gradient[:, count::2], g * (mean - data.y) / variance, rtol=1e-10, atol=1e-12)
     by_log_deviation = g * (1 - square)
-    assert_close(gradient[:, count + 1 :: 2], by_log_deviation * torch.sigmoid(rho) / (2 * variance), rtol=1e-10, atol=1e-12)
+    assert_close(
+        gradient[:, count + 1 :: 2],
+        by_log_deviation * torch.sigmoid(rho) / (2 * variance),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 def test_density_integrates_to_one():
@@ -84,7 +94,9 @@ def test_density_integrates_to_one():
     grid = torch.linspace(-60, 60, 200_001, dtype=DOUBLE).unsqueeze(-1)
     for row in data.x:
         p = model.predict(row.expand(1, -1), 1, named_generator(0))
-        logs = replace(p, means=p.means.expand(-1, len(grid), -1), variances=p.variances, log_weights=p.log_weights).log_prob(grid)
+        logs = replace(
+            p, means=p.means.expand(-1, len(grid), -1), variances=p.variances, log_weights=p.log_weights
+        ).log_prob(grid)
         assert_close(torch.trapezoid(logs.exp(), grid[:, 0]), torch.ones((), dtype=DOUBLE), rtol=0, atol=1e-6)
 
 
@@ -99,7 +111,12 @@ def test_one_component_is_the_plain_network(kind):
             others.bias.copy_(ours.bias[..., -others.outputs :])
     x, y = numbers(3, 8, 3), torch.arange(8) % 3 if kind == "classification" else numbers(4, 8, 3)
     data = make_dataset(x, y, task)
-    assert_close(model.loss(data, named_generator(0)).total, plain.loss(data, named_generator(0)).total, rtol=1e-12, atol=0)
+    assert_close(
+        model.loss(data, named_generator(0)).total,
+        plain.loss(data, named_generator(0)).total,
+        rtol=1e-12,
+        atol=0,
+    )
     p, q = model.predict(x, 1, named_generator(0)), plain.predict(x, 1, named_generator(0))
     assert_close(p.log_prob(y), q.log_prob(y), rtol=1e-12, atol=1e-12)
     assert_close(p.component, q.component, rtol=1e-12, atol=1e-12)
@@ -139,7 +156,10 @@ def test_classes_are_a_mixture_of_softmaxes():
     assert_close(p.mixing, Categorical(probs).entropy() - within, rtol=1e-10, atol=1e-12)
     assert (p.posterior == 0).all() and p.mixing.min() > 0
     assert_close(
-        model.loss(make_dataset(x, y, model.task), named_generator(0)).nll, -probs[torch.arange(9), y].log().mean(), rtol=1e-12, atol=0
+        model.loss(make_dataset(x, y, model.task), named_generator(0)).nll,
+        -probs[torch.arange(9), y].log().mean(),
+        rtol=1e-12,
+        atol=0,
     )
 
 
@@ -164,7 +184,10 @@ def test_start_spreads_the_components_over_the_targets():
     held = torch.ones(1002)
     held[-1] = 0
     model.start(
-        make_dataset(torch.zeros(1002, 2, dtype=DOUBLE), torch.cat([y, torch.full((1, 3), 1e6)]), model.task, held), named_generator(0)
+        make_dataset(
+            torch.zeros(1002, 2, dtype=DOUBLE), torch.cat([y, torch.full((1, 3), 1e6)]), model.task, held
+        ),
+        named_generator(0),
     )
     p = model.predict(torch.zeros(1, 2, dtype=DOUBLE), 1, named_generator(0))  # all other weights see zeros
     levels = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=DOUBLE)
@@ -185,7 +208,9 @@ def test_finds_two_branches():
     model = build(Method("mdn", widths=(10,)), 1, Task("regression", 1))
     fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch_size=600))
     p = model.predict(x, 1, named_generator(0))
-    truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(y[:, 0])
+    truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(
+        y[:, 0]
+    )
     difference = p.log_prob(y) - truth
     assert difference.mean() > -4 * truth.std() / math.sqrt(600)
     assert 0.02 < p.component.median() < 0.07 and 0.9 < p.mixing.median() < 1.1
@@ -197,7 +222,10 @@ def test_rows_held_out_do_not_count():
     weight[:3] = 0
     less = make_dataset(data.x[3:], data.y[3:], model.task)
     assert_close(
-        model.loss(replace(data, weight=weight), named_generator(0)).total, model.loss(less, named_generator(0)).total, rtol=1e-12, atol=0
+        model.loss(replace(data, weight=weight), named_generator(0)).total,
+        model.loss(less, named_generator(0)).total,
+        rtol=1e-12,
+        atol=0,
     )
 
 

@@ -96,7 +96,9 @@ def slow(layer, x, noise):
         std = (row.square() @ variances + p.b.variance).sqrt()
         out.append((row * z[k % len(z)]) @ p.mean + p.bias + std * noise.out[k])
     for k, one in enumerate(z):
-        read = p.reader @ (one.unsqueeze(-1) * p.mean) + (p.reader.square() @ variances).sqrt() * noise.read[k]
+        read = (
+            p.reader @ (one.unsqueeze(-1) * p.mean) + (p.reader.square() @ variances).sqrt() * noise.read[k]
+        )
         level = read.tanh().mean()
         behind, reverse_log_det, _ = layer.reverse_flow.at(one[None], noise.reverse_masks[:, k : k + 1])
         reverse = Normal(level * p.reverse_mean, (-0.5 * level * p.reverse_log_precision).exp())
@@ -109,7 +111,9 @@ FLOWS = [("nvp", 5), ("planar", 1), ("planar", 3)]
 
 
 def flow_of(kind, d):
-    return shaken(MaskedNVP(d, 3, 4, named_generator(1)) if kind == "nvp" else Planar(d, 3, named_generator(1)))
+    return shaken(
+        MaskedNVP(d, 3, 4, named_generator(1)) if kind == "nvp" else Planar(d, 3, named_generator(1))
+    )
 
 
 @pytest.mark.parametrize(("kind", "d"), FLOWS)
@@ -118,7 +122,9 @@ def test_log_determinants_are_those_of_the_jacobian(kind, d):
     masks = flow.masks(6, named_generator(4))
     out, log_det, _ = flow.at(z, masks)
     for k in range(6):
-        jacobian = torch.autograd.functional.jacobian(lambda v, k=k: flow.at(v[None], masks[:, k : k + 1])[0][0], z[k])
+        jacobian = torch.autograd.functional.jacobian(
+            lambda v, k=k: flow.at(v[None], masks[:, k : k + 1])[0][0], z[k]
+        )
         assert_close(log_det[k], torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-12)
     again = flow(z, named_generator(4))  # draws the same masks
     assert torch.equal(again[0], out) and torch.equal(again[1], log_det)
@@ -172,17 +178,27 @@ def test_density_of_the_guess_adds_up_to_one(flows):
 
 
 @pytest.mark.parametrize("inputs", [1, 4])
-@pytest.mark.parametrize(("rows", "groups", "flows"), [(6, 3, (2, 2)), (7, 3, (2, 1)), (2, 3, (0, 2)), (5, 1, (1, 0))])
+@pytest.mark.parametrize(
+    ("rows", "groups", "flows"), [(6, 3, (2, 2)), (7, 3, (2, 1)), (2, 3, (0, 2)), (5, 1, (1, 0))]
+)
 def test_layer_and_its_gradient_are_those_of_the_definitions(inputs, rows, groups, flows):
     layer = layer_of(inputs, 3, flows)
-    noise, x = noise_of(layer, rows, groups), standard_normal(named_generator(5), (rows, inputs), LIKE).requires_grad_()
-    shares = standard_normal(named_generator(6), (rows, 3), LIKE), standard_normal(named_generator(7), (groups,), LIKE)
+    noise, x = (
+        noise_of(layer, rows, groups),
+        standard_normal(named_generator(5), (rows, inputs), LIKE).requires_grad_(),
+    )
+    shares = (
+        standard_normal(named_generator(6), (rows, 3), LIKE),
+        standard_normal(named_generator(7), (groups,), LIKE),
+    )
     wanted = [x, *layer.parameters()]
     ours, theirs = layer.at(x, noise), slow(layer, x, noise)
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b, rtol=1e-10, atol=1e-10)
     gradients = (
-        torch.autograd.grad(sum((s * v).sum() for s, v in zip(shares, each, strict=True)), wanted, allow_unused=True)
+        torch.autograd.grad(
+            sum((s * v).sum() for s, v in zip(shares, each, strict=True)), wanted, allow_unused=True
+        )
         for each in (ours, theirs)
     )
     for a, b in zip(*gradients, strict=True):
@@ -206,7 +222,9 @@ def expected_bound(layer) -> torch.Tensor:
 def scalar_layer(v, mean, std) -> MultiplicativeLinear:
     """W = z M + S e with z ~ N(0, v), without flows; the bias at its prior."""
     layer = MultiplicativeLinear(1, 1, named_generator(1), (0, 0)).double()
-    fill(layer, mean=mean, log_std=math.log(std), bias=0.0, bias_log_var=0.0, z_mean=0.0, z_log_var=math.log(v))
+    fill(
+        layer, mean=mean, log_std=math.log(std), bias=0.0, bias_log_var=0.0, z_mean=0.0, z_log_var=math.log(v)
+    )
     fill(layer, reader=1e-4, reverse_mean=0.0, reverse_log_precision=0.0)
     return layer
 
@@ -218,7 +236,12 @@ def test_bound_is_the_exact_divergence_if_the_guess_is_the_posterior_of_z():
     fill(layer, reverse_mean=mean / std**2 / 1e-4)  # E[z | W] = W M / S²; tanh(c W) is c W for a small c
     total = math.sqrt(std**2 + v * mean**2)
     with torch.no_grad():
-        assert_close(expected_bound(layer), kl_divergence(Normal(LIKE.new_zeros(()), total), Normal(0.0, 1.0)), rtol=0, atol=1e-7)
+        assert_close(
+            expected_bound(layer),
+            kl_divergence(Normal(LIKE.new_zeros(()), total), Normal(0.0, 1.0)),
+            rtol=0,
+            atol=1e-7,
+        )
 
 
 def test_bound_is_loose_by_the_information_that_a_blind_guess_misses():
@@ -226,7 +249,12 @@ def test_bound_is_loose_by_the_information_that_a_blind_guess_misses():
     layer = scalar_layer(1.0, mean, std)  # r(z) = N(0, 1) = q(z), whatever W
     exact = kl_divergence(Normal(LIKE.new_zeros(()), math.hypot(mean, std)), Normal(0.0, 1.0))
     with torch.no_grad():
-        assert_close(expected_bound(layer) - exact, exact.new_tensor(0.5 * math.log(1 + mean**2 / std**2)), rtol=0, atol=1e-10)
+        assert_close(
+            expected_bound(layer) - exact,
+            exact.new_tensor(0.5 * math.log(1 + mean**2 / std**2)),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 def test_without_spread_of_z_the_bound_is_the_divergence_of_independent_weights():
@@ -234,7 +262,9 @@ def test_without_spread_of_z_the_bound_is_the_divergence_of_independent_weights(
     v = 1e-6
     fill(layer, mean=layer.mean.detach().abs(), z_mean=1.0, z_log_var=math.log(v))
     fill(layer, reader=1e4, reverse_mean=1.0, reverse_log_precision=-math.log(v))  # tanh is 1: r = N(1, v)
-    z = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 4)  # noise with the moments of a Gaussian
+    z = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(
+        2, 4
+    )  # noise with the moments of a Gaussian
     x = torch.ones(1, 4, dtype=torch.float64)
     with torch.no_grad():
         bound = layer.at(x, noise_of(layer, 1, 2)._replace(z=z))[1].mean()
@@ -267,7 +297,9 @@ def test_draws_of_a_layer_are_those_of_drawn_weights(monkeypatch):
     mean, std = layer.means(x[None], z)[0, 0], layer.std(x)[0]
     assert_alike(mean + std * standard_normal(named_generator(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
     seen, guess = [], multiplicative.auxiliary_posterior
-    monkeypatch.setattr(multiplicative, "auxiliary_posterior", lambda *given: seen.append(guess(*given)) or seen[0])
+    monkeypatch.setattr(
+        multiplicative, "auxiliary_posterior", lambda *given: seen.append(guess(*given)) or seen[0]
+    )
     layer.at(x, noise_of(layer, 1, n))
     assert_alike(seen[0][1].bent, (parts(layer).reader @ w).tanh())
 
@@ -305,7 +337,9 @@ def evidence_bound(options, state, n=4000, repeats=10) -> tuple[float, float]:
     model.load_state_dict(state)
     data = make_dataset(x, y, ONE)
     with torch.no_grad():
-        values = torch.stack([-12 * model.loss(data, named_generator(k, "noise")).total for k in range(repeats)])
+        values = torch.stack(
+            [-12 * model.loss(data, named_generator(k, "noise")).total for k in range(repeats)]
+        )
     return float(values.mean()), float(values.std() / math.sqrt(repeats))
 
 
@@ -328,7 +362,9 @@ def test_bound_stays_below_the_evidence_of_linear_regression_and_training_closes
 
 
 def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
-    model = shaken(build(Method("mnf", widths=(4,), flow_hidden=3, groups=3, samples=2, log_std=-1.0), 3, CLASSES))
+    model = shaken(
+        build(Method("mnf", widths=(4,), flow_hidden=3, groups=3, samples=2, log_std=-1.0), 3, CLASSES)
+    )
     g = named_generator(12)
     x, y = standard_normal(g, (5, 3), LIKE), torch.randint(3, (5,), generator=g)
     weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0])
@@ -338,7 +374,9 @@ def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
         total = total + bound.mean()
     logs = torch.log_softmax(h, -1)[torch.arange(10), y.repeat(2)].view(2, 5).mean(0)
     data = make_dataset(x, y, CLASSES, weight)
-    loss, turned = (model.loss(replace(data, x=v), named_generator(0)) for v in (x, x.T.contiguous().T))  # whatever the order in memory
+    loss, turned = (
+        model.loss(replace(data, x=v), named_generator(0)) for v in (x, x.T.contiguous().T)
+    )  # whatever the order in memory
     assert_close(turned.total, loss.total)
     assert_close(loss.nll, -(weight * logs).sum() / 4)
     assert_close(loss.kl, total / 4)
@@ -347,9 +385,12 @@ def test_loss_is_the_mean_over_draws_plus_the_bound_over_n():
 
 def test_weight_of_the_divergence_rises():
     data = make_dataset(torch.ones(3, 2), torch.zeros(3, dtype=torch.long), CLASSES)
-    model, plain = (build(Method("mnf", widths=(), flow_hidden=3, anneal=anneal), 2, CLASSES) for anneal in (0.5, 0.0))
+    model, plain = (
+        build(Method("mnf", widths=(), flow_hidden=3, anneal=anneal), 2, CLASSES) for anneal in (0.5, 0.0)
+    )
     shares = [
-        model.loss(replace(data, progress=at), named_generator(0)).kl / plain.loss(data, named_generator(0)).kl
+        model.loss(replace(data, progress=at), named_generator(0)).kl
+        / plain.loss(data, named_generator(0)).kl
         for at in (0.0, 0.125, 0.5, 0.9)
     ]
     assert_close(torch.stack(shares), torch.tensor([0.0, 0.25, 1.0, 1.0]))
@@ -357,7 +398,16 @@ def test_weight_of_the_divergence_rises():
 
 @pytest.mark.parametrize(
     "options",
-    [{"flows_q": -1}, {"flows_r": -1}, {"flow_hidden": 0}, {"groups": 0}, {"samples": 0}, {"prior": 0.0}, {"anneal": 1.5}, {"noise": -1.0}],
+    [
+        {"flows_q": -1},
+        {"flows_r": -1},
+        {"flow_hidden": 0},
+        {"groups": 0},
+        {"samples": 0},
+        {"prior": 0.0},
+        {"anneal": 1.5},
+        {"noise": -1.0},
+    ],
 )
 def test_bad_options_are_refused(options):
     ((name, value),) = options.items()

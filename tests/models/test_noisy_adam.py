@@ -42,11 +42,16 @@ def test_precision_is_the_diagonal_of_the_posterior_s(lam, orthogonal):
 
 def test_training_finds_the_posterior():
     x, y = linear(100, orthogonal=True)
-    model, data = regression(x, y, stats_every=1, refresh_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0)
+    model, data = regression(
+        x, y, stats_every=1, refresh_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0
+    )
     noisy.check_training(model, data, torch.eye(4, dtype=REAL), slack=1e-5)
     # 399 effective batches of 100 rows: the sd of a mean of a² ε² / s² is √(2 E a⁴ / n) / s²; residuals are five times as large
     error = (2 * wide(x).pow(4).mean(0) / (399 * 100)).sqrt() / 0.09
-    assert ((model.layers[0].squares - (wide(x).square().mean(0) / 0.09).unsqueeze(1)).abs() < 4.5 * error.unsqueeze(1)).all()
+    assert (
+        (model.layers[0].squares - (wide(x).square().mean(0) / 0.09).unsqueeze(1)).abs()
+        < 4.5 * error.unsqueeze(1)
+    ).all()
 
 
 def test_squares_are_means_over_rows(monkeypatch):
@@ -63,7 +68,9 @@ def test_squares_are_means_over_rows(monkeypatch):
                     sums[k] += weight[row] * g.square() / (2 * weight.sum())
         return sums
 
-    noisy.check_running_mean(model, data, expected, lambda: {k: layer.squares for k, layer in enumerate(model.layers)})
+    noisy.check_running_mean(
+        model, data, expected, lambda: {k: layer.squares for k, layer in enumerate(model.layers)}
+    )
 
 
 def test_squares_are_the_diagonal_of_the_fisher_information():
@@ -93,7 +100,9 @@ def test_loss_is_the_tempered_bound_per_row():
 def test_step_divides_by_the_squares_without_a_root(velocity, bound):
     """Two steps written out, with momentum and the trust region."""
     x, y = linear()
-    model, _ = regression(x, y, velocity=velocity, step_damping=0.01, kl_clip=bound, samples=1, stats_every=1000)
+    model, _ = regression(
+        x, y, velocity=velocity, step_damping=0.01, kl_clip=bound, samples=1, stats_every=1000
+    )
     exact(model, x)
     model.layers[0].squares.mul_(randn(4, 2, seed=7).square() + 0.1)
     model.refresh()
@@ -117,7 +126,9 @@ def test_gradient_is_that_of_the_loss():
 
 def test_predicted_spread_is_that_of_drawn_networks():
     """One layer alone exactly."""
-    model = noisy.spread_out("noisy-adam", lambda k, layer: layer.squares.copy_(randn(*layer.mean.shape, seed=k).square()))
+    model = noisy.spread_out(
+        "noisy-adam", lambda k, layer: layer.squares.copy_(randn(*layer.mean.shape, seed=k).square())
+    )
     x, first = randn(2, 2, seed=8), model.layers[0]
     mean, std = first.moments(wide(x))
     assert_close(mean, wide(x) @ first.mean)

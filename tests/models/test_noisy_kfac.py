@@ -28,7 +28,9 @@ def regression(x, y, **options):
 def fill(layer, seed=0):
     """Random factors."""
     rows, columns = layer.mean.shape
-    for k, (name, size) in enumerate((("outputs", columns),) if layer.rotated else (("outputs", columns), ("inputs", rows))):
+    for k, (name, size) in enumerate(
+        (("outputs", columns),) if layer.rotated else (("outputs", columns), ("inputs", rows))
+    ):
         root = randn(size, size, seed=seed + k)
         getattr(layer, name).copy_(root @ root.T / size)
 
@@ -54,7 +56,9 @@ def dense(layer, damping):
 def covariance(layer):
     """Of the row-major weights, from the draws that unit noise gives."""
     count = layer.mean.numel()
-    root = (layer.draw(torch.eye(count, dtype=REAL).view(count, *layer.mean.shape)) - layer.mean).flatten(1)  # (noise, weights)
+    root = (layer.draw(torch.eye(count, dtype=REAL).view(count, *layer.mean.shape)) - layer.mean).flatten(
+        1
+    )  # (noise, weights)
     return root.T @ root
 
 
@@ -68,7 +72,12 @@ def test_linear_gaussian_posterior_is_exact(lam):
     model.refresh()
     oracle = LinearGaussian(x, y, 0.09, 2.0 / lam)
     turn = torch.kron(model.rotation, EYE)
-    assert_close(turn @ covariance(layer) @ turn.T, torch.kron((lam * oracle.covariance).contiguous(), EYE), rtol=0, atol=1e-13)
+    assert_close(
+        turn @ covariance(layer) @ turn.T,
+        torch.kron((lam * oracle.covariance).contiguous(), EYE),
+        rtol=0,
+        atol=1e-13,
+    )
     noisy.check_mean_of_the_posterior(model, data, model.rotation.T @ oracle.mean)
 
 
@@ -79,13 +88,17 @@ def test_factored_damping_makes_variances_too_small():
     layer.outputs.copy_(EYE / 0.09)
     model.refresh()
     turn = torch.kron(model.rotation, EYE)
-    ratio = (turn @ covariance(layer) @ turn.T).diagonal()[::2] / LinearGaussian(x, y, 0.09, 0.05).covariance.diagonal()
+    ratio = (turn @ covariance(layer) @ turn.T).diagonal()[::2] / LinearGaussian(
+        x, y, 0.09, 0.05
+    ).covariance.diagonal()
     assert (ratio < 0.999).all() and (ratio > 0.5).all()
 
 
 def test_training_finds_the_posterior():
     x, y = linear(100)
-    model, data = regression(x, y, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0)
+    model, data = regression(
+        x, y, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0
+    )
     noisy.check_training(model, data, model.rotation, slack=1e-6)
     # statistics of labels the model drew: 199 effective batches of 100; residuals of the data are five times as large
     error = math.sqrt(2 / (199 * 100)) / 0.09
@@ -138,10 +151,15 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     """Classes: diag p - p p^T. Targets: 1 / s². The labels of the data play no part."""
     n = 40_000
     logits = randn(3, seed=1)
-    g = scores(build("noisy-kfac", 3, Task("classes", 3)).head, logits.expand(1, n, 3), named_generator(2))[0]
+    g = scores(
+        build("noisy-kfac", 3, Task("classification", 3)).head, logits.expand(1, n, 3), named_generator(2)
+    )[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
-    assert ((products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs() < 4 * products.std(0) / math.sqrt(n) + 1e-12).all()
+    assert (
+        (products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs()
+        < 4 * products.std(0) / math.sqrt(n) + 1e-12
+    ).all()
     head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().head
     g = scores(head, torch.zeros(1, n, 2, dtype=REAL), named_generator(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
@@ -151,13 +169,17 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
 def test_statistics_do_not_see_the_labels():
     model, x, p = noisy.surprised("noisy-kfac")
     fisher = (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)).mean(0)
-    assert_close(model.layers[0].outputs, fisher, rtol=0, atol=4 * 0.5 / math.sqrt(len(x)))  # sd of a product of scores < 1/2
+    assert_close(
+        model.layers[0].outputs, fisher, rtol=0, atol=4 * 0.5 / math.sqrt(len(x))
+    )  # sd of a product of scores < 1/2
 
 
 def test_statistics_are_means_of_outer_products(monkeypatch):
     """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean; rows weigh what they weigh."""
     model, data, weight, given = noisy.watched("noisy-kfac", monkeypatch)
-    names = [(k, name) for k in range(3) for name in ("inputs", "outputs") if k or name == "outputs"]  # the first layer's A is below
+    names = [
+        (k, name) for k in range(3) for name in ("inputs", "outputs") if k or name == "outputs"
+    ]  # the first layer's A is below
 
     def expected(weights):
         sums = dict.fromkeys(names, 0.0)
@@ -168,15 +190,23 @@ def test_statistics_are_means_of_outer_products(monkeypatch):
                     inputs.append(a)
                     outputs.append((a @ w[s]).requires_grad_() if k == 0 else a @ w[s])
                     a = wide(outputs[-1].relu())
-                vectors = {"inputs": inputs, "outputs": torch.autograd.grad(outputs[-1] @ given[s, row], outputs)}
+                vectors = {
+                    "inputs": inputs,
+                    "outputs": torch.autograd.grad(outputs[-1] @ given[s, row], outputs),
+                }
                 for k, name in names:
                     v = vectors[name][k]
                     sums[k, name] += weight[row] * torch.outer(v, v).detach() / (2 * weight.sum())
         return sums
 
-    noisy.check_running_mean(model, data, expected, lambda: {(k, name): getattr(model.layers[k], name) for k, name in names})
+    noisy.check_running_mean(
+        model, data, expected, lambda: {(k, name): getattr(model.layers[k], name) for k, name in names}
+    )
     x = wide(data.x)
-    assert_close(torch.diag(model.layers[0].values_in), model.rotation.T @ (x.T @ (weight[:, None] * x) / 6.5) @ model.rotation)
+    assert_close(
+        torch.diag(model.layers[0].values_in),
+        model.rotation.T @ (x.T @ (weight[:, None] * x) / 6.5) @ model.rotation,
+    )
 
 
 @pytest.mark.parametrize("damping", ["unfactored", "factored"])
@@ -206,7 +236,10 @@ def test_rotated_inputs_change_nothing():
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("regression", 2)).double()
     model, data = regression(x, y)
     assert_close(
-        model.predict(x, 1, named_generator(1)).mean, fresh.predict(x, 1, named_generator(1)).mean, rtol=0, atol=1e-4
+        model.predict(x, 1, named_generator(1)).mean,
+        fresh.predict(x, 1, named_generator(1)).mean,
+        rtol=0,
+        atol=1e-4,
     )  # sd 1e-6 at the start
     (layer,) = model.layers
     fill(layer)
@@ -218,7 +251,10 @@ def test_rotated_inputs_change_nothing():
     for ours, theirs in zip(layer.moments(model.widened(x)), plain.moments(wide(x)), strict=True):
         assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     gradient = randn(4, 2, seed=5)
-    assert_close(model.rotation @ layer.precondition(model.rotation.T @ gradient, 0.1), plain.precondition(gradient, 0.1))
+    assert_close(
+        model.rotation @ layer.precondition(model.rotation.T @ gradient, 0.1),
+        plain.precondition(gradient, 0.1),
+    )
     model.start(replace(data, x=x * torch.tensor([1.0, 3.0, 0.2])), named_generator(0))  # another basis
     assert_close(model.rotation @ layer.mean, plain.mean)
 
@@ -253,7 +289,11 @@ def test_a_step_stays_within_the_trust_region():
         layer.inputs = torch.diag(layer.values_in)
         damping = 1 / 60 + 0.01
         square = change.reshape(-1) @ dense(layer, damping) @ change.reshape(-1)
-        free = 0.05**2 * layer.mean.grad.reshape(-1) @ torch.linalg.solve(dense(layer, damping), layer.mean.grad.reshape(-1))
+        free = (
+            0.05**2
+            * layer.mean.grad.reshape(-1)
+            @ torch.linalg.solve(dense(layer, damping), layer.mean.grad.reshape(-1))
+        )
         assert_close(square, torch.tensor(bound, dtype=REAL) if held else free, rtol=1e-8, atol=0)
 
 
@@ -268,7 +308,10 @@ def unit_steps(velocity):
 def test_heavy_ball_and_noise_are_torch_s_own():
     model, mean = unit_steps("sum")
     optimizer = model.optimizer(TrainConfig(lr=0.05))
-    copy, noise = mean.detach().clone().requires_grad_(), model.head.log_noise.detach().clone().requires_grad_()
+    copy, noise = (
+        mean.detach().clone().requires_grad_(),
+        model.head.log_noise.detach().clone().requires_grad_(),
+    )
     sgd, adam = torch.optim.SGD([copy], 0.05, momentum=0.9), torch.optim.Adam([noise], 0.25)
     for step in range(8):
         copy.grad, noise.grad = randn(3, 2, seed=step), randn(1, 2, seed=20 + step)

@@ -23,11 +23,18 @@ def trained(kind: str, held: int, seed: int = 0, **options):
     if kind == "classification":
         y = (2 * x[:, 0] + torch.randn(60, generator=g, dtype=DOUBLE)).clamp(-1, 1).round().long() + 1
     else:
-        y = x.sum(-1, keepdim=True) + torch.tensor([0.1, 1.0, 10.0], dtype=DOUBLE) * torch.randn(60, 3, generator=g, dtype=DOUBLE)
+        y = x.sum(-1, keepdim=True) + torch.tensor([0.1, 1.0, 10.0], dtype=DOUBLE) * torch.randn(
+            60, 3, generator=g, dtype=DOUBLE
+        )
     weight = torch.ones(60, dtype=DOUBLE)
     weight[:held] = 0
     model = build(Method("temperature", widths=(20,), precision=0.0, **options), 2, task, seed).double()
-    fit(model, make_dataset(x, y, task, weight), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), seed)
+    fit(
+        model,
+        make_dataset(x, y, task, weight),
+        TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0),
+        seed,
+    )
     return model, x, y
 
 
@@ -39,7 +46,12 @@ def test_slope_of_the_held_out_nll_is_zero_at_the_temperature():
     nll = functional.cross_entropy(model.plain.network(held_x)[0].detach() / log_t.exp(), held_y)
     (slope,) = torch.autograd.grad(nll, log_t)
     assert slope.abs() < 1e-8
-    assert_close(-model.predict(held_x, 1, named_generator(0)).log_prob(held_y).mean(), nll.detach(), rtol=1e-12, atol=0)
+    assert_close(
+        -model.predict(held_x, 1, named_generator(0)).log_prob(held_y).mean(),
+        nll.detach(),
+        rtol=1e-12,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -48,9 +60,14 @@ def test_temperature_is_the_minimum_that_scipy_finds(seed):
     f, y = 4 * torch.randn(50, 4, generator=g, dtype=DOUBLE), torch.randint(4, (50,), generator=g)
     y = torch.where(torch.rand(50, generator=g) < 0.6, f.argmax(-1), y)
     found = minimize_scalar(
-        lambda b: float(functional.cross_entropy(b * f, y)), bounds=(0.05, 20), method="bounded", options={"xatol": 1e-10}
+        lambda b: float(functional.cross_entropy(b * f, y)),
+        bounds=(0.05, 20),
+        method="bounded",
+        options={"xatol": 1e-10},
     )
-    assert abs(best_temperature(f, y) - 1 / found.x) < 1e-5 / found.x  # a minimum is known to the root of the rounding error
+    assert (
+        abs(best_temperature(f, y) - 1 / found.x) < 1e-5 / found.x
+    )  # a minimum is known to the root of the rounding error
 
 
 @pytest.mark.parametrize("k", [0.2, 3.0])
@@ -75,11 +92,18 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
         p = model.plain.predict(x[:30], 1, named_generator(0))
         grid = torch.logspace(-2, 4, 60_001, dtype=DOUBLE)
         square = (y[:30] - p.means[0]).square() / p.variances[0]  # (rows, targets)
-        nll = 0.5 * (grid.log() + square.mean(0).unsqueeze(-1) / grid)  # (targets, grid), up to what does not depend on it
+        nll = 0.5 * (
+            grid.log() + square.mean(0).unsqueeze(-1) / grid
+        )  # (targets, grid), up to what does not depend on it
         assert (model.temperature - 1).abs().max() > 0.1
         assert_close(model.temperature, grid[nll.argmin(-1)], rtol=2e-4, atol=0)
         scaled = model.predict(x, 1, named_generator(0))
-        assert_close(scaled.variance, model.temperature * model.plain.predict(x, 1, named_generator(0)).variance, rtol=1e-12, atol=0)
+        assert_close(
+            scaled.variance,
+            model.temperature * model.plain.predict(x, 1, named_generator(0)).variance,
+            rtol=1e-12,
+            atol=0,
+        )
         assert_close(scaled.total, scaled.variance, rtol=1e-12, atol=0)
         normal = torch.distributions.Normal(scaled.mean, scaled.std)
         assert_close(scaled.log_prob(y), normal.log_prob(y).sum(-1), rtol=1e-10, atol=1e-10)
@@ -99,8 +123,13 @@ def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     assert (model.temperature == 1).all()
     for ours, others in zip(model.plain.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, others)
-    assert torch.equal(model.predict(x, 1, named_generator(0)).log_prob(y), plain.predict(x, 1, named_generator(0)).log_prob(y))
-    assert torch.equal(model.predict(x, 1, named_generator(0)).total, plain.predict(x, 1, named_generator(0)).total)
+    assert torch.equal(
+        model.predict(x, 1, named_generator(0)).log_prob(y),
+        plain.predict(x, 1, named_generator(0)).log_prob(y),
+    )
+    assert torch.equal(
+        model.predict(x, 1, named_generator(0)).total, plain.predict(x, 1, named_generator(0)).total
+    )
 
 
 def test_labels_never_change():
@@ -111,7 +140,12 @@ def test_labels_never_change():
         model.temperature.fill_(t)
         assert torch.equal(model.predict(wide, 1, named_generator(0)).label, labels)
         logits = model.plain.network(x)[0]
-        assert_close(model.predict(x, 1, named_generator(0)).probs, torch.softmax(logits / t, -1).detach(), rtol=1e-10, atol=1e-14)
+        assert_close(
+            model.predict(x, 1, named_generator(0)).probs,
+            torch.softmax(logits / t, -1).detach(),
+            rtol=1e-10,
+            atol=1e-14,
+        )
 
 
 def test_a_second_fit_starts_from_one():

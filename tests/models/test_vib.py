@@ -36,7 +36,11 @@ def noisy(task: Task, seed: int = 1, latent: int = 6, **options):
 def batch_of(task: Task, rows: int = 9):
     x = numbers(3, rows, 5)
     return make_dataset(
-        x, torch.randint(task.size, (rows,), generator=named_generator(4)) if task.kind == "classes" else numbers(4, rows, task.size), task
+        x,
+        torch.randint(task.size, (rows,), generator=named_generator(4))
+        if task.kind == "classification"
+        else numbers(4, rows, task.size),
+        task,
     )
 
 
@@ -60,7 +64,12 @@ def test_objective_is_the_cdns_with_one_sample_and_above_it_with_more(task, samp
     noise = standard_normal(named_generator(7), (samples, 9, 6), batch.x)  # every row its own
     logs = log_prob(model, outputs(model, batch.x, noise), batch.y)
     mean, std = model.encode(batch.x)
-    kl = 0.3 * kl_divergence(Independent(Normal(mean[0], std[0]), 1), Independent(Normal(torch.zeros(6).double(), 1.0), 1)).mean()
+    kl = (
+        0.3
+        * kl_divergence(
+            Independent(Normal(mean[0], std[0]), 1), Independent(Normal(torch.zeros(6).double(), 1.0), 1)
+        ).mean()
+    )
     loss = model.loss(batch, [named_generator(7)])
     assert_close(loss.total, -logs.mean() + kl, rtol=1e-12, atol=0)
     assert_close(loss.kl.sum(), kl.detach(), rtol=1e-12, atol=0)
@@ -71,7 +80,9 @@ def test_objective_is_the_cdns_with_one_sample_and_above_it_with_more(task, samp
 def test_rate_is_the_divergence_of_gaussians():
     mean, std = 3 * numbers(1, 8, 5), numbers(2, 8, 5).exp()
     standard = Independent(Normal(torch.zeros(5, dtype=torch.float64), 1.0), 1)
-    assert_close(rate(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0)
+    assert_close(
+        rate(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0
+    )
     assert rate(torch.zeros(3), torch.ones(3)) == 0
 
 
@@ -101,7 +112,9 @@ def test_answer_is_that_of_draws_of_the_code(latent):
     """Probabilities, and the information of y about z, against z drawn and decoded."""
     model, batch = noisy(CLASSES, latent=latent), batch_of(CLASSES)
     count = 40_000
-    probs = torch.softmax(outputs(model, batch.x, numbers(5, count, 1, latent)), -1).detach()  # one noise for all rows
+    probs = torch.softmax(
+        outputs(model, batch.x, numbers(5, count, 1, latent)), -1
+    ).detach()  # one noise for all rows
     p = model.predict(batch.x, Draws(200, 200), named_generator(6))
     error = 5 * math.sqrt(2 / count)
     assert ((p.probs - probs.mean(0)).abs() < error * probs.std(0)).all()
@@ -120,16 +133,23 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
     mean, std = model.encode(batch.x)
     weight = model.decoder.weight[0]
     for row in range(9):
-        law = MultivariateNormal(mean[0, row] @ weight + model.decoder.bias[0, 0], weight.T @ torch.diag(std[0, row] ** 2) @ weight)
+        law = MultivariateNormal(
+            mean[0, row] @ weight + model.decoder.bias[0, 0], weight.T @ torch.diag(std[0, row] ** 2) @ weight
+        )
         away = p.means[:, row] - law.mean
         assert (away.mean(0).abs() < 4 * (law.variance / count).sqrt()).all()
         products = away.unsqueeze(-1) * away.unsqueeze(-2)
-        assert ((products.mean(0) - law.covariance_matrix).abs() < 4 * products.std(0) / math.sqrt(count)).all()
+        assert (
+            (products.mean(0) - law.covariance_matrix).abs() < 4 * products.std(0) / math.sqrt(count)
+        ).all()
     noise = model.head.variance()[0].detach()
     assert_close(p.component, noise.expand(9, 2))
     assert_close(p.mixing, p.means.var(0))
     drawn = outputs(model, batch.x, numbers(5, count, 1, 6))
-    chance, ours = log_prob(model, drawn, batch.y).exp(), p.log_prob(batch.y).exp()  # the joint density: targets hang together
+    chance, ours = (
+        log_prob(model, drawn, batch.y).exp(),
+        p.log_prob(batch.y).exp(),
+    )  # the joint density: targets hang together
     assert ((ours - chance.mean(0)).abs() < 5 * chance.std(0) * math.sqrt(2 / count)).all()
 
 
@@ -149,14 +169,18 @@ def test_optimum_of_a_linear_problem():
     """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²); both terms are in nats."""
     beta, d, b, sigma, y = 0.4, 1.3, 0.2, 0.7, 1.5
     count = 200_000
-    model = build(Method("vib", widths=(), latent=1, beta=beta, noise=sigma), 1, Task("regression", 1)).double()
+    model = build(
+        Method("vib", widths=(), latent=1, beta=beta, noise=sigma), 1, Task("regression", 1)
+    ).double()
     s = math.sqrt(beta / (beta + (d / sigma) ** 2))
     layer = model.encoder.layers[-1]
     with torch.no_grad():
         model.decoder.weight.fill_(d)
         model.decoder.bias.fill_(b)
         layer.weight.zero_()
-        layer.bias.copy_(torch.tensor([[[d * (y - b) / (beta * sigma**2 + d**2), 5 + math.log(math.expm1(s))]]]))
+        layer.bias.copy_(
+            torch.tensor([[[d * (y - b) / (beta * sigma**2 + d**2), 5 + math.log(math.expm1(s))]]])
+        )
     batch = make_dataset(torch.zeros(count, 1).double(), torch.full((count, 1), y).double(), model.task)
     model.loss(batch, named_generator(1)).total.backward()
     mu, slope = layer.bias[0, 0, 0].item(), 1 - math.exp(-s)  # of softplus, in s
@@ -181,7 +205,9 @@ def test_cheaper_bits_let_more_through():
 def test_float32_agrees_with_float64():
     small, large = (build(Method("vib", widths=(7,), latent=6, beta=1.0), 5, CLASSES) for _ in range(2))
     with torch.no_grad():
-        small.encoder.layers[-1].bias[..., 6:] = -10.0  # the streams of both dtypes differ: let noise not matter
+        small.encoder.layers[-1].bias[
+            ..., 6:
+        ] = -10.0  # the streams of both dtypes differ: let noise not matter
     large.double().load_state_dict(small.state_dict())
     batch = batch_of(CLASSES)
     total = small.loss(make_dataset(batch.x.float(), batch.y, CLASSES), named_generator(0)).total

@@ -8,7 +8,21 @@ import variational
 from oracles import dense, matrix_normals, wide
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
-from variational import CLASSES, ONE, TWO, N, divergence, elbo, exact_posterior, law, maximise, model_of, numbers, orthogonal, outputs
+from variational import (
+    CLASSES,
+    ONE,
+    TWO,
+    N,
+    divergence,
+    elbo,
+    exact_posterior,
+    law,
+    maximise,
+    model_of,
+    numbers,
+    orthogonal,
+    outputs,
+)
 
 from compound.models import Method, build
 from compound.random import named_generator
@@ -21,7 +35,9 @@ MANY = 400_000
 def test_kl_is_that_of_the_dense_covariance(prior):
     (layer,) = model_of(Method("vmg", widths=(), prior=prior), 3, CLASSES).layers  # r = 4, c = 3
     (q,) = matrix_normals(layer)
-    standard = MultivariateNormal(torch.zeros(12, dtype=torch.float64), prior * torch.eye(12, dtype=torch.float64))
+    standard = MultivariateNormal(
+        torch.zeros(12, dtype=torch.float64), prior * torch.eye(12, dtype=torch.float64)
+    )
     exact = kl_divergence(dense(q), standard)
     assert_close(divergence(layer), exact, rtol=1e-12, atol=1e-12)
     assert_close(layer.kl(), exact, rtol=1e-12, atol=1e-12)
@@ -58,7 +74,9 @@ def test_moments_are_those_of_drawn_matrices():
     # one W for both rows: covariance b_j sum_i x_i x'_i a_i
     first, second = (drawn - mean).unbind(1)
     covariance = (wide(x).prod(0) @ layer.log_row[0].exp()) * layer.log_col.exp()
-    assert (((first * second).mean(0) - covariance).abs() < 4 * (first * second).std(0) / math.sqrt(MANY)).all()
+    assert (
+        ((first * second).mean(0) - covariance).abs() < 4 * (first * second).std(0) / math.sqrt(MANY)
+    ).all()
 
 
 @pytest.mark.parametrize("outputs", [2, 20])  # few columns go their own way
@@ -101,7 +119,9 @@ def test_orthogonal_design_is_solved_exactly(task, prior):
     maximise(model, x, y)
     (layer,) = model.layers
     assert_close(layer.mean.detach(), exact.mean, rtol=0, atol=1e-8)
-    assert_close(law(layer).variance, exact.covariance.diagonal().unsqueeze(1).expand(-1, task.size), rtol=0, atol=1e-8)
+    assert_close(
+        law(layer).variance, exact.covariance.diagonal().unsqueeze(1).expand(-1, task.size), rtol=0, atol=1e-8
+    )
     assert_close(elbo(model, x, y), exact.log_evidence, rtol=0, atol=1e-8)
 
 

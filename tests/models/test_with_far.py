@@ -21,7 +21,11 @@ SHORT = TrainConfig(steps=300, batch_size=50, lr=1e-2)
 def learnt(name: str, task: Task, far: float):
     g = named_generator(0)
     x = torch.randn(300, 4, generator=g)
-    y = x[:, :3].argmax(1) if task.kind == "classification" else x[:, :2].sin() + 0.1 * torch.randn(300, 2, generator=g)
+    y = (
+        x[:, :3].argmax(1)
+        if task.kind == "classification"
+        else x[:, :2].sin() + 0.1 * torch.randn(300, 2, generator=g)
+    )
     model = build(Method(name, widths=(20,), far=far), 4, task)
     data = make_dataset(x, y, task, holdout_weights(300, model.members, 0.2, 0))
     fit(model, data, SHORT)
@@ -49,8 +53,13 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
     (model, data), plain = pair
     held = (data.weight == 0).any(0)
     x, y = data.x[held], data.y[held]
-    cost = plain.predict(x, 100, named_generator(1)).log_prob(y).mean() - model.predict(x, 100, named_generator(1)).log_prob(y).mean()
-    assert cost <= BUDGET + 1e-4  # rows that trained are measured from centres that had not seen them: the ramp is steeper there
+    cost = (
+        plain.predict(x, 100, named_generator(1)).log_prob(y).mean()
+        - model.predict(x, 100, named_generator(1)).log_prob(y).mean()
+    )
+    assert (
+        cost <= BUDGET + 1e-4
+    )  # rows that trained are measured from centres that had not seen them: the ramp is steeper there
 
 
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda task: task.kind)
@@ -65,7 +74,9 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
         loudness = torch.tensor(-20.0) if t is None else t.quantile(0.9)
         return torch.stack([-0.005 * (loudness - best).square(), -0.003 * (loudness - best - 0.2).square()])
 
-    choose_ramp(far, task, distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100))  # every row alike: no error
+    choose_ramp(
+        far, task, distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100)
+    )  # every row alike: no error
     chosen, (levels, kappas, cap) = far.ramp[3:5].tolist(), SCALES[task.kind]
     tried = {}
     for level in levels:
@@ -76,7 +87,9 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
     cheap = [ramp for ramp, score in tried.items() if bool((ceiling - score <= BUDGET).all())]
     assert chosen == pytest.approx(max(cheap, key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0])))
     dearer = [ramp for ramp, score in tried.items() if bool((scores(None) - score <= BUDGET).all())]
-    assert max(r[0] + 2 * r[1] for r in dearer) > chosen[0] + 2 * chosen[1]  # what counting from silence would have allowed
+    assert (
+        max(r[0] + 2 * r[1] for r in dearer) > chosen[0] + 2 * chosen[1]
+    )  # what counting from silence would have allowed
 
 
 def test_the_luck_of_one_row_in_few_is_no_gain():
@@ -121,8 +134,15 @@ def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):
         assert torch.equal(p.label, q.label)
     else:
         spread = data.y[(data.weight > 0).any(0)].std(0, correction=0)
-        assert_close(p.variance - q.variance, (3 * spread).square().expand(50, 2), rtol=1e-3, atol=1e-3 * float(q.variance.max()))
-    assert_close(p.total, p.entropy() if model.task.kind == "classification" else p.variance, rtol=1e-5, atol=1e-6)
+        assert_close(
+            p.variance - q.variance,
+            (3 * spread).square().expand(50, 2),
+            rtol=1e-3,
+            atol=1e-3 * float(q.variance.max()),
+        )
+    assert_close(
+        p.total, p.entropy() if model.task.kind == "classification" else p.variance, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_is_kept_with_the_model(pair, tmp_path):
@@ -130,7 +150,10 @@ def test_is_kept_with_the_model(pair, tmp_path):
     save_model(model, tmp_path / "model")
     again = load_model(tmp_path / "model")
     assert isinstance(again, DistanceAware) and again.strength == 3.0
-    assert torch.equal(again.predict(10 * data.x, 20, named_generator(1)).total, model.predict(10 * data.x, 20, named_generator(1)).total)
+    assert torch.equal(
+        again.predict(10 * data.x, 20, named_generator(1)).total,
+        model.predict(10 * data.x, 20, named_generator(1)).total,
+    )
 
 
 def test_a_stopped_fit_goes_on(name, tmp_path):

@@ -58,18 +58,28 @@ def main(json_path: Path | None, quick: bool) -> list[Row]:
     from rich.table import Table
 
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)  # a path that cannot be written is refused before the work
+        json_path.parent.mkdir(
+            parents=True, exist_ok=True
+        )  # a path that cannot be written is refused before the work
     keep_memory()
     rounds = 5 if quick else 25
     console = Console()
-    table = Table("what", "ratio", "bar", "", "MiB", title="Cost against the reference named; lower is better")
+    table = Table(
+        "what", "ratio", "bar", "", "MiB", title="Cost against the reference named; lower is better"
+    )
     rows = []
     with one_thread(), console.status("timing"):
         for row in measure(rounds):
             rows.append(row)
             console.print(f"{row.name}: {row.ratio:.4g} (bar {row.bar:.4g})")
     for row in rows:
-        table.add_row(row.name, f"{row.ratio:.4g}", f"{row.bar:.4g}", "met" if row.met else "[red]missed[/red]", f"{row.memory:.1f}")
+        table.add_row(
+            row.name,
+            f"{row.ratio:.4g}",
+            f"{row.bar:.4g}",
+            "met" if row.met else "[red]missed[/red]",
+            f"{row.memory:.1f}",
+        )
     console.print(table)
     if json_path is not None:
         entries = [{"name": r.name, "ratio": r.ratio, "bar": r.bar, "memory_mib": r.memory} for r in rows]
@@ -85,7 +95,11 @@ def measure(rounds: int) -> Iterator[Row]:
     one = step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), x, y)
     yield compare("train ml-cdn S=1 / plain", one, plain, 5.0, rounds)
     yield compare(
-        "train ml-cdn S=10 / plain", step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1, samples=10), x, y), plain, 9.0, rounds
+        "train ml-cdn S=10 / plain",
+        step(Method("ml-cdn", hyper=(50,), last_draws=1, members=1, samples=10), x, y),
+        plain,
+        9.0,
+        rounds,
     )
     bayes = step(Method("vb-cdn", hyper=(100,), last_draws=1, members=1), x, y)
     yield compare("train vb-cdn S=1 / plain", bayes, plain, 9.0, rounds)
@@ -93,10 +107,14 @@ def measure(rounds: int) -> Iterator[Row]:
     yield compare("train five members / one", five, one, 4.5, rounds)
     few = max(2, rounds // 8)  # the oracle is slow
     yield compare("train ml-cdn / building W per row", one, oracle_step(x, y, 50, bayes=False), 1 / 70, few)
-    yield compare("train vb-cdn / building W per row", bayes, oracle_step(x, y, 100, bayes=True), 1 / 150, few)
+    yield compare(
+        "train vb-cdn / building W per row", bayes, oracle_step(x, y, 100, bayes=True), 1 / 150, few
+    )
     for name, bar in TRAINING.items():
         least = 50 if name == "noisy-kfac" else 1  # its factors are decomposed every 50 steps
-        yield compare(f"train {name} / plain", step(Method(name), x, y), plain, bar, max(3, rounds // least), least)
+        yield compare(
+            f"train {name} / plain", step(Method(name), x, y), plain, bar, max(3, rounds // least), least
+        )
 
     many = torch.rand(1000, FEATURES, generator=named_generator(1, "x"))
     passes = hundred_passes(many)
@@ -104,15 +122,34 @@ def measure(rounds: int) -> Iterator[Row]:
         model = build(Method(name, hyper=(hyper,), last_draws=1, members=1), FEATURES, TASK)
         yield compare(f"predict {name} 100 draws / 100 plain passes", asking(model, many), passes, bar, few)
     for name in ASKING:
-        yield compare(f"predict {name} 100 draws / 100 plain passes", asking(build(name, FEATURES, TASK), many), passes, 0.8, few)
+        yield compare(
+            f"predict {name} 100 draws / 100 plain passes",
+            asking(build(name, FEATURES, TASK), many),
+            passes,
+            0.8,
+            few,
+        )
     silent = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
     loud = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
     fit_far(cast(DistanceAwareNoise, loud.far))
-    yield compare("predict with far noise / without", asking(loud, many), asking(silent, many), 1.15, max(5, rounds // 2))
+    yield compare(
+        "predict with far noise / without",
+        asking(loud, many),
+        asking(silent, many),
+        1.15,
+        max(5, rounds // 2),
+    )
     yield compare("fit laplace on the last layer / epoch", *laplace(), 2.0, few)
 
 
-def compare(name: str, ours: Callable[[], None], reference: Callable[[], None], bar: float, rounds: int, least: int = 1) -> Row:
+def compare(
+    name: str,
+    ours: Callable[[], None],
+    reference: Callable[[], None],
+    bar: float,
+    rounds: int,
+    least: int = 1,
+) -> Row:
     """The median over rounds of the ratio of two times measured one after the other, of at least so many calls each."""
     repeats = []
     for call in (ours, reference):
@@ -186,7 +223,10 @@ def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], 
     shapes = []
     for inputs, outputs in ((FEATURES, 100), (100, CLASSES)):
         shapes.append(((inputs + 1, hidden), (hidden + 1, 2 * (inputs + 1) + outputs), (inputs + 1, outputs)))
-    maps = [[nn.Parameter(0.01 * torch.randn(*shape, generator=named_generator(0))) for shape in group] for group in shapes]
+    maps = [
+        [nn.Parameter(0.01 * torch.randn(*shape, generator=named_generator(0))) for shape in group]
+        for group in shapes
+    ]
     logs = [[nn.Parameter(torch.full((sum(shape),), -3.0)) for shape in group[:2]] for group in shapes]
     generator = named_generator(1)
     optimizer = torch.optim.Adam([p for group in (*maps, *logs) for p in group], RATE, fused=True)
@@ -196,7 +236,9 @@ def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], 
         if not bayes:
             return wide @ weight
         row, col = (0.5 * log).exp().split(list(weight.shape))
-        drawn = weight + row.unsqueeze(-1) * torch.randn((len(h), *weight.shape), generator=generator) * col  # (rows, in + 1, out)
+        drawn = (
+            weight + row.unsqueeze(-1) * torch.randn((len(h), *weight.shape), generator=generator) * col
+        )  # (rows, in + 1, out)
         return torch.bmm(wide.unsqueeze(1), drawn).squeeze(1)
 
     def layer(h: Tensor, group: list[nn.Parameter], factors: list[nn.Parameter]) -> Tensor:
@@ -204,7 +246,9 @@ def oracle_step(x: Tensor, y: Tensor, hidden: int, bayes: bool) -> Callable[[], 
         r, c = basis.shape
         s, lr, lc = through(through(h, hyper, factors[0]).tanh(), heads, factors[1]).split([r, r, c], -1)
         noise = torch.randn((len(h), r, c), generator=generator)
-        w = s.unsqueeze(-1) * basis + (0.5 * lr).exp().unsqueeze(-1) * noise * (0.5 * lc).exp().unsqueeze(-2)  # (rows, r, c)
+        w = s.unsqueeze(-1) * basis + (0.5 * lr).exp().unsqueeze(-1) * noise * (0.5 * lc).exp().unsqueeze(
+            -2
+        )  # (rows, r, c)
         return torch.bmm(torch.cat([h, h.new_ones(len(h), 1)], -1).unsqueeze(1), w).squeeze(1)
 
     def call() -> None:

@@ -14,16 +14,33 @@ from compound.cli.errors import Commands, exit_code
 
 def _directory(name: str, default: str | None, words: str, env: str | None = None) -> Callable[[Any], Any]:
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option(name, type=kind, default=default, envvar=env, show_default=default is not None, help=words)
+    return click.option(
+        name, type=kind, default=default, envvar=env, show_default=default is not None, help=words
+    )
 
 
-_file = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all numbers to this file.")
+_file = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write all numbers to this file.",
+)
 _runs = _directory("--runs", "runs", "Where runs are kept; a finished one is never repeated.")
-_data_dir = _directory("--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA")
-_jobs = click.option("--jobs", type=click.IntRange(1), help="Runs at once; each takes its share of the cores.  [default: one per core]")
-_preset = click.option("--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper.")
+_data_dir = _directory(
+    "--data-dir", None, "Folder of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA"
+)
+_jobs = click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Runs at once; each takes its share of the cores.  [default: one per core]",
+)
+_preset = click.option(
+    "--preset", default="quick", show_default=True, help="quick, or paper: as long as in the paper."
+)
 _seeds = click.option("--seeds", type=int, help="How many repetitions.  [default: the experiment's own]")
-_methods = click.option("--methods", default="", help="These, with commas between, or all.  [default: the experiment's own]")
+_methods = click.option(
+    "--methods", default="", help="These, with commas between, or all.  [default: the experiment's own]"
+)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -44,7 +61,11 @@ for _command in cli_tables.COMMANDS:
 @_preset
 @_seeds
 @_methods
-@click.option("--select", is_flag=True, help="First choose λ of ml-cdn by validation accuracy, from five fits of each form.")
+@click.option(
+    "--select",
+    is_flag=True,
+    help="First choose λ of ml-cdn by validation accuracy, from five fits of each form.",
+)
 @_directory("--out", "report", "The page goes to NAME/index.html in here.")
 @_runs
 @_file
@@ -129,7 +150,9 @@ def status(name: str | None, preset: str, seeds: int | None, methods: str, runs:
 @main.command()
 @_runs
 @_directory("--out", "report", "The page goes to index.html in here.")
-@click.option("--preset", default="", help="Only runs of this one: quick or paper.  [default: both, apart, paper first]")
+@click.option(
+    "--preset", default="", help="Only runs of this one: quick or paper.  [default: both, apart, paper first]"
+)
 def report(runs: Path, out: Path, preset: str) -> None:
     """One page from all finished runs in a folder: every figure and table, and what agrees with the paper.
 
@@ -202,7 +225,12 @@ def data_fetch(name: str, data_dir: Path | None) -> None:
 
     from compound.datasets.fetch import fetch
 
-    with Progress(TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True)) as progress:
+    with Progress(
+        TextColumn("{task.description}"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+    ) as progress:
         tasks: dict[str, Any] = {}
 
         def watch(path: str, done: int, size: int) -> None:
@@ -229,7 +257,9 @@ def methods(name: str | None) -> None:
     width = min(shutil.get_terminal_size().columns, 120)
 
     def lines(words: str, indent: int) -> str:
-        return textwrap.fill(words, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False)
+        return textwrap.fill(
+            words, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False
+        )
 
     for found in entries() if name is None else [entry(name)]:
         click.echo(f"{found.name:<15}{found.words} {found.source}")
@@ -274,7 +304,9 @@ def _resumable() -> Iterator[None]:
         raise click.exceptions.Exit(exit_code(error)) from None
 
 
-def _show(results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None) -> None:
+def _show(
+    results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None
+) -> None:
     """The page, the numbers, the last words; exit code 1 where a run failed."""
     from compound import experiments
 

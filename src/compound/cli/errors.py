@@ -30,7 +30,10 @@ class Commands(click.Group):
     """Whatever goes wrong ends in one sentence."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):  # a λ must not end a command on a terminal that knows ASCII only
+        for stream in (
+            sys.stdout,
+            sys.stderr,
+        ):  # a λ must not end a command on a terminal that knows ASCII only
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*args, **extra)
@@ -62,7 +65,10 @@ class Commands(click.Group):
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM raises `Terminated`, so that temporary files are removed on the way out."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    ):
         yield
         return
     last = -1.0
@@ -79,7 +85,9 @@ def _terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, (former or signal.SIG_DFL) if last < 0 else signal.SIG_IGN)  # on its way out already
+        signal.signal(
+            signal.SIGTERM, (former or signal.SIG_DFL) if last < 0 else signal.SIG_IGN
+        )  # on its way out already
 
 
 @contextmanager

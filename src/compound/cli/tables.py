@@ -10,7 +10,13 @@ import click
 _path = click.Path(path_type=Path)
 _table = click.argument("table", type=_path)
 _model = click.argument("model", type=_path)
-_coverage = click.option("--coverage", type=float, default=0.9, show_default=True, help="Of the intervals, or of the sets of classes.")
+_coverage = click.option(
+    "--coverage",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="Of the intervals, or of the sets of classes.",
+)
 _seed = click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 
 
@@ -18,15 +24,43 @@ _seed = click.option("--seed", type=int, default=0, show_default=True, help="Of 
 @_table
 @click.option("--target", required=True, help="The column to predict.")
 @click.option(
-    "--task", type=click.Choice(["auto", "regression", "classification"]), default="auto", show_default=True, help="Numbers or classes."
+    "--task",
+    type=click.Choice(["auto", "regression", "classification"]),
+    default="auto",
+    show_default=True,
+    help="Numbers or classes.",
 )
-@click.option("--method", default="", help="A name that `compound methods` lists.  [default: that of the estimators]")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the method, such as lam=1e-4; may be repeated.")
+@click.option(
+    "--method", default="", help="A name that `compound methods` lists.  [default: that of the estimators]"
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of the method, such as lam=1e-4; may be repeated.",
+)
 @click.option("--drop", multiple=True, metavar="COLUMN", help="Leave a column out; may be repeated.")
 @click.option("--out", type=_path, help="Folder of the model.  [default: TABLE.model]")
-@click.option("--held-out", type=float, default=0.1, show_default=True, help="Part of the rows that the model is judged on.")
-@click.option("--epochs", type=click.IntRange(1), help="At most so many passes over the rows.  [default: chosen by the number of rows]")
-@click.option("--false-alarms", type=float, default=0.01, show_default=True, help="Share of ordinary rows that is_ood may flag.")
+@click.option(
+    "--held-out",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Part of the rows that the model is judged on.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    help="At most so many passes over the rows.  [default: chosen by the number of rows]",
+)
+@click.option(
+    "--false-alarms",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Share of ordinary rows that is_ood may flag.",
+)
 @_seed
 def fit(
     table: Path,
@@ -53,7 +87,17 @@ def fit(
 
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
-    wish = FitRequest(target, task, method, tuple(_option(text) for text in options), drop, held_out, epochs, false_alarms, seed)
+    wish = FitRequest(
+        target,
+        task,
+        method,
+        tuple(_option(text) for text in options),
+        drop,
+        held_out,
+        epochs,
+        false_alarms,
+        seed,
+    )
     with _counting("rows judged") as watch:
         fitted = fit_table(table, wish, watch)
     save(fitted, out, fit_page(fitted).html())
@@ -65,7 +109,11 @@ def fit(
 @click.command()
 @_model
 @_table
-@click.option("--out", type=_path, help="A .csv, .tsv (or those with .gz) or .parquet file.  [default: TABLE.predicted.csv]")
+@click.option(
+    "--out",
+    type=_path,
+    help="A .csv, .tsv (or those with .gz) or .parquet file.  [default: TABLE.predicted.csv]",
+)
 @_coverage
 @click.option("--only", is_flag=True, help="Leave the table's own columns out.")
 def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
@@ -82,16 +130,24 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
     with _counting("rows") as watch:
         told = stream(load_estimator(model), table, out, coverage, only, watch)
     speed = told.rows / max(told.seconds, 1e-9)
-    click.echo(f"{told.rows:,} rows, {told.strange:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}")
+    click.echo(
+        f"{told.rows:,} rows, {told.strange:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+    )
 
 
 @click.command()
 @_model
 @_table
-@click.option("--ood", type=_path, help="Another table, of rows unlike those learnt from: how well are they told apart?")
+@click.option(
+    "--ood", type=_path, help="Another table, of rows unlike those learnt from: how well are they told apart?"
+)
 @click.option("--target", help="The column with the truth.  [default: the one that was learnt]")
 @click.option(
-    "--slice", "columns", multiple=True, metavar="COLUMN", help="Show all slices of a column; may be repeated.  [default: the worst of all]"
+    "--slice",
+    "columns",
+    multiple=True,
+    metavar="COLUMN",
+    help="Show all slices of a column; may be repeated.  [default: the worst of all]",
 )
 @click.option("--out", type=_path, help="Also write a page (.html), with pictures and all slices.")
 @click.option("--json", "json_path", type=_path, help="Also write all numbers to this file.")
@@ -157,7 +213,13 @@ def explain(model: Path, table: Path, row: int, out: Path | None, seed: int) -> 
 @click.command()
 @_model
 @click.option("--out", type=_path, help="The program.  [default: MODEL.pt2]")
-@click.option("--rows", type=click.IntRange(1), default=128, show_default=True, help="How many rows the program takes at a time.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="How many rows the program takes at a time.",
+)
 def export(model: Path, out: Path | None, rows: int) -> None:
     """Write a model as a torch.export program, for serving without this library.
 
@@ -193,7 +255,9 @@ def _option(text: str) -> tuple[str, Any]:
     except ValueError:
         return name, value
     except RecursionError as error:
-        raise ValueError(f"--option {name} is a list within a list within a list: write NAME=VALUE, such as lam=1e-4") from error
+        raise ValueError(
+            f"--option {name} is a list within a list within a list: write NAME=VALUE, such as lam=1e-4"
+        ) from error
     return name, tuple(found) if isinstance(found, list) else found
 
 
@@ -219,7 +283,9 @@ def _counting(what: str) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
 
     words = progress.TextColumn("{task.completed:,.0f} " + what + "  {task.fields[speed]:,.0f}/s")
-    drawing = progress.Progress(progress.SpinnerColumn(), words, console=Console(stderr=True), transient=True, auto_refresh=False)
+    drawing = progress.Progress(
+        progress.SpinnerColumn(), words, console=Console(stderr=True), transient=True, auto_refresh=False
+    )
     task = drawing.add_task(what, total=None, speed=0.0)
     begin = last = 0.0
 

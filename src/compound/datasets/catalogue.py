@@ -24,7 +24,9 @@ class Set(NamedTuple):
 
 
 def _idx(folder: str, base: str, sums: dict[str, str]) -> tuple[File, ...]:
-    return tuple(File(f"{folder}/{name}.gz", sha, f"{base}/{name}.gz" if base else "") for name, sha in sums.items())
+    return tuple(
+        File(f"{folder}/{name}.gz", sha, f"{base}/{name}.gz" if base else "") for name, sha in sums.items()
+    )
 
 
 SETS: dict[str, Set] = {
@@ -115,7 +117,9 @@ SETS: dict[str, Set] = {
         "npz files with data, index_features, index_target and the indices of every split",
     ),
 }
-DEBIAN = {"fashion-mnist": (Path("/usr/share/dataset-fashion-mnist"), Path("/usr/share/datasets/fashion-mnist"))}
+DEBIAN = {
+    "fashion-mnist": (Path("/usr/share/dataset-fashion-mnist"), Path("/usr/share/datasets/fashion-mnist"))
+}
 
 
 def cache() -> Path:
@@ -153,8 +157,14 @@ def find(path: str, data_dir: Path | None = None) -> Path:
     if found is None:
         name = path.partition("/")[0]
         where = folders(data_dir)[0] / path
-        how = f"compound data fetch {name}" if any(file.address for file in SETS[name].files) else SETS[name].note
-        raise ValueError(f"data set {name} is not here: put {path} at {where}, or name its folder by --data-dir or COMPOUND_DATA ({how})")
+        how = (
+            f"compound data fetch {name}"
+            if any(file.address for file in SETS[name].files)
+            else SETS[name].note
+        )
+        raise ValueError(
+            f"data set {name} is not here: put {path} at {where}, or name its folder by --data-dir or COMPOUND_DATA ({how})"
+        )
     return found
 
 

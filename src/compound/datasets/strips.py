@@ -36,7 +36,9 @@ def read_cifar(paths: Sequence[str | Path]) -> tuple[Bytes, Bytes]:
     for path in paths:
         raw = np.frombuffer(Path(path).read_bytes(), np.uint8)
         if len(raw) == 0 or len(raw) % size:
-            raise ValueError(f"{path} holds {len(raw)} bytes: CIFAR-10's binary version has a multiple of {size}")
+            raise ValueError(
+                f"{path} holds {len(raw)} bytes: CIFAR-10's binary version has a multiple of {size}"
+            )
         parts.append(raw.reshape(-1, size))
     rows = np.concatenate(parts)
     return rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1).copy(), rows[:, 0].copy()

@@ -12,7 +12,12 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Generator, Tensor
 
 from compound.estimators import memory
@@ -84,7 +89,11 @@ class Estimator(BaseEstimator, ABC):
 
     def set_params(self, **params: Any) -> Self:
         """As in scikit-learn; `method__lam` also works while the method is only a name."""
-        if isinstance(self.method, str) and "method" not in params and any(name.startswith("method__") for name in params):
+        if (
+            isinstance(self.method, str)
+            and "method" not in params
+            and any(name.startswith("method__") for name in params)
+        ):
             self.method = Method(self.method)
         return super().set_params(**params)
 
@@ -133,7 +142,9 @@ class Estimator(BaseEstimator, ABC):
         method = method.with_limits() if task.kind == "regression" else method
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         settings, members = self._settings(task, len(truth)), memory.skeleton(method, 1, task).members
-        memory.check(method, len(truth), table.shape[1], task, settings.batch_size, members)  # at least: encoding makes columns more
+        memory.check(
+            method, len(truth), table.shape[1], task, settings.batch_size, members
+        )  # at least: encoding makes columns more
         encoder = self.encoder_ if warm else Encoder.fit(table, names)
         memory.check(method, len(truth), encoder.width, task, settings.batch_size, members)
         self.encoder_ = encoder
@@ -145,20 +156,29 @@ class Estimator(BaseEstimator, ABC):
         weight = self._hold_out(truth, members)
         held = weight == 0
         weight = weight * torch.from_numpy(weights / weights.mean()).float()
-        outside = synthetic_outliers(x, named_generator(self.seed_, "outside")) if method.name == "dpn" else None
+        outside = (
+            synthetic_outliers(x, named_generator(self.seed_, "outside")) if method.name == "dpn" else None
+        )
         with ExitStack() as stack:
-            watches = [*(self.callbacks or ()), *([stack.enter_context(progress_bar("fit"))] if self.verbose else [])]
+            watches = [
+                *(self.callbacks or ()),
+                *([stack.enter_context(progress_bar("fit"))] if self.verbose else []),
+            ]
             data = make_dataset(x, truth, task, weight, outside)
             self.history_ = fit(self.model_, data, settings, self.seed_, watch=_to_all(watches))
         self.strangeness_ = OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
         for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
-            tensor.data = tensor.data.contiguous()  # as it will be loaded: products of another layout differ in the last bit
+            tensor.data = (
+                tensor.data.contiguous()
+            )  # as it will be loaded: products of another layout differ in the last bit
         self._calibrate(x, truth, held, torch.from_numpy(weights))
         return self
 
     def decompose(self, X: Any) -> Decomposition:
         """How much each row is in doubt, and why: aleatoric (noise in the data) and epistemic (what more data would settle)."""
-        parts = self._each(X, lambda answer: torch.stack([getattr(answer, name) for name in Decomposition._fields], -1))
+        parts = self._each(
+            X, lambda answer: torch.stack([getattr(answer, name) for name in Decomposition._fields], -1)
+        )
         return Decomposition(*(self._shaped(part) for part in parts.unbind(-1)))
 
     def ood_score(self, X: Any) -> Array:  # (rows,)
@@ -194,7 +214,9 @@ class Estimator(BaseEstimator, ABC):
 
         found = load(path)
         if not isinstance(found, cls):
-            raise ValueError(f"{path} holds a {type(found).__name__}, not a {cls.__name__}: use {type(found).__name__}.load")
+            raise ValueError(
+                f"{path} holds a {type(found).__name__}, not a {cls.__name__}: use {type(found).__name__}.load"
+            )
         return found
 
     def export(self, path: str | Path, rows: int = BLOCK) -> None:
@@ -215,9 +237,13 @@ class Estimator(BaseEstimator, ABC):
         if self.lr is not None and not 0 < self.lr < np.inf:
             raise ValueError(f"lr is {self.lr!r}: give a number above 0, or None")
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction!r}: give a part of the rows, at least 0 and below 1")
+            raise ValueError(
+                f"validation_fraction is {self.validation_fraction!r}: give a part of the rows, at least 0 and below 1"
+            )
         if not 0 < self.false_alarms < 1:
-            raise ValueError(f"false_alarms is {self.false_alarms!r}: give a rate between 0 and 1, such as 0.01")
+            raise ValueError(
+                f"false_alarms is {self.false_alarms!r}: give a rate between 0 and 1, such as 0.01"
+            )
         return method
 
     def _settings(self, task: Task, rows: int) -> TrainConfig:
@@ -227,14 +253,25 @@ class Estimator(BaseEstimator, ABC):
             steps = self.max_epochs * max(1, rows // batch)
         elif rows < SMALL:
             steps = max(steps // 5, steps * rows // SMALL)
-        checks, patience = (min(usual.n_evals, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
-        return replace(usual, steps=int(steps), batch_size=int(batch), lr=self.lr or usual.lr, n_evals=checks, patience=patience)
+        checks, patience = (
+            (min(usual.n_evals, max(5, steps // 20)), usual.patience) if self.early_stopping else (0, 0)
+        )
+        return replace(
+            usual,
+            steps=int(steps),
+            batch_size=int(batch),
+            lr=self.lr or usual.lr,
+            n_evals=checks,
+            patience=patience,
+        )
 
     def _table(self, X: Any, reset: bool) -> Any:
         """X as an array of numbers, or as a data frame where columns hold anything else; names and number of columns are checked."""
         frame = as_frame(X)
         if frame is None and not reset and not self.encoder_.plain:
-            raise ValueError("X is a bare array, but columns of words were learnt from: give a data frame with the same columns")
+            raise ValueError(
+                "X is a bare array, but columns of words were learnt from: give a data frame with the same columns"
+            )
         if frame is not None and reset:
             refuse_times(frame)
         if frame is not None and not (all_numbers(frame) and (reset or self.encoder_.plain)):
@@ -243,7 +280,9 @@ class Estimator(BaseEstimator, ABC):
                 raise ValueError(f"X has {len(frame)} sample(s): at least {1 + reset} are needed")
             return frame.reset_index(drop=True)
         least = 2 if reset else 1
-        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=least)
+        return validate_data(
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=least
+        )
 
     def _encoded(self, X: Any) -> Tensor:  # (rows, width)
         return torch.from_numpy(self.encoder_.transform(self._table(X, reset=False)))
@@ -251,7 +290,10 @@ class Estimator(BaseEstimator, ABC):
     def _answers(self, X: Any) -> Iterator[Predictive]:
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
-        return (first(sound(self._finished(answer)), rows) for answer, rows in blocks(self.model_, self._encoded(X), self.seed_))
+        return (
+            first(sound(self._finished(answer)), rows)
+            for answer, rows in blocks(self.model_, self._encoded(X), self.seed_)
+        )
 
     def _each(self, X: Any, what: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
         """A function of each row's answer. It sees whole blocks, so that a row's numbers do not depend on its neighbours."""
@@ -268,7 +310,9 @@ class Estimator(BaseEstimator, ABC):
         return values.numpy()
 
     def _strange(self, x: Tensor) -> Array:
-        return torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
+        return (
+            torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
+        )
 
 
 def synthetic_outliers(x: Tensor, generator: Generator, length: float = 5.0) -> Tensor:

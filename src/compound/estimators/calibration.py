@@ -92,7 +92,9 @@ class ConformalSets:
     def reach(self, coverage: float) -> float:
         """Classes belong to the set of this coverage while those before them have no more probability than this."""
         rank = _rank(self.weights, coverage)
-        return float(self.scores[rank - 1]) if rank <= len(self.scores) else np.inf  # few rows vouch for all classes only
+        return (
+            float(self.scores[rank - 1]) if rank <= len(self.scores) else np.inf
+        )  # few rows vouch for all classes only
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,13 @@ class TemperatureScaler:
             return cls()
         logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()  # (rows, classes)
         weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
-        weights = weights * (effective(weights) / weights.sum())  # the prior is up against as many rows as vouch
+        weights = weights * (
+            effective(weights) / weights.sum()
+        )  # the prior is up against as many rows as vouch
         grid = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)
-        own = [torch.log_softmax(logs / t.exp(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) for t in grid]  # each (rows,)
+        own = [
+            torch.log_softmax(logs / t.exp(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) for t in grid
+        ]  # each (rows,)
         costs = 0.5 * (grid / WIDTH).square() - torch.stack(own) @ weights
         return cls(float(grid[int(costs.argmin())].exp()))
 
@@ -153,7 +159,9 @@ def score(answer: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
 
 def quantile(answer: GaussianPredictive, z: Tensor) -> Tensor:  # (rows, targets)
     """The predictive's quantile Φ(z), z (targets,), by Newton's method on the log of the cdf, kept within a shrinking bracket."""
-    side = torch.where(z > 0, -1.0, 1.0).double()  # an upper quantile is a lower one of -y, where the log keeps its digits
+    side = torch.where(
+        z > 0, -1.0, 1.0
+    ).double()  # an upper quantile is a lower one of -y, where the log keeps its digits
     means, std = side * answer.means, answer.variances.sqrt()  # (draws, rows, targets)
     mirrored = replace(answer, means=means)
     goal = torch.special.log_ndtr(-z.abs())
@@ -180,4 +188,6 @@ def _log_density(y: Tensor, means: Tensor, std: Tensor) -> Tensor:
 
 
 def _log_cdf(answer: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
-    return weighted_log_sum(torch.special.log_ndtr((y - answer.means) / answer.variances.sqrt()), answer.log_weights)
+    return weighted_log_sum(
+        torch.special.log_ndtr((y - answer.means) / answer.variances.sqrt()), answer.log_weights
+    )

@@ -85,14 +85,20 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least two classes")
+            raise ValueError(
+                f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least two classes"
+            )
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
-            raise ValueError(f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False")
+            raise ValueError(
+                f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False"
+            )
         self.classes_ = classes
         return Task("classification", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
     def _drawn(self, y: Tensor) -> Tensor:  # (rows,) True = to be held out
-        return stratified_sample(y, held_out_count(len(y), self.validation_fraction), derive_seed(self.seed_, "hold out"))
+        return stratified_sample(
+            y, held_out_count(len(y), self.validation_fraction), derive_seed(self.seed_, "hold out")
+        )
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         """A part of every class, its share in expectation; the same rows for all members, for their answer comes as one.
@@ -114,9 +120,19 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         scores, unseen = torch.ones(len(rows), dtype=torch.float64), held[rows]
         seen, weights, rows = weights[rows], weights[rows][unseen], rows[unseen]
         none = torch.zeros(0, len(self.classes_), dtype=torch.float64)
-        probs = torch.cat([none, *(cast(CategoricalPredictive, answer).probs for answer in answers(self.model_, x[rows], self.seed_))])
+        probs = torch.cat(
+            [
+                none,
+                *(
+                    cast(CategoricalPredictive, answer).probs
+                    for answer in answers(self.model_, x[rows], self.seed_)
+                ),
+            ]
+        )
         self.temperature_ = TemperatureScaler.fit(probs, y[rows], weights)
-        scores[unseen] = aps_score(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
+        scores[unseen] = (
+            aps_score(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
+        )
         self.sets_ = ConformalSets.fit(scores, seen)
 
     def _finished(self, answer: Predictive) -> Predictive:

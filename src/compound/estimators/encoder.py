@@ -59,17 +59,24 @@ class Encoder:
     columns: tuple[Number | Category, ...]
 
     @classmethod
-    def fit(cls, table: "pd.DataFrame | np.ndarray[Any, Any]", names: "Sequence[str] | None" = None) -> "Encoder":
+    def fit(
+        cls, table: "pd.DataFrame | np.ndarray[Any, Any]", names: "Sequence[str] | None" = None
+    ) -> "Encoder":
         """`names` are those of an array's columns; without them they are x0, x1 and so on."""
         if isinstance(table, np.ndarray):
             return cls(tuple(_learn_numbers(names or [f"x{i}" for i in range(table.shape[1])], table)))
         found: list[Number | Category | None] = [
-            _learn_category(str(name), table.iloc[:, i]) if is_words(table.iloc[:, i]) else None for i, name in enumerate(table.columns)
+            _learn_category(str(name), table.iloc[:, i]) if is_words(table.iloc[:, i]) else None
+            for i, name in enumerate(table.columns)
         ]
-        numbers = [i for i, column in enumerate(found) if column is None]  # all at once: a table may have thousands
+        numbers = [
+            i for i, column in enumerate(found) if column is None
+        ]  # all at once: a table may have thousands
         if numbers:
             labels = [str(table.columns[i]) for i in numbers]
-            values = np.column_stack([number_values(table.iloc[:, i], label) for i, label in zip(numbers, labels, strict=True)])
+            values = np.column_stack(
+                [number_values(table.iloc[:, i], label) for i, label in zip(numbers, labels, strict=True)]
+            )
             for i, column in zip(numbers, _learn_numbers(labels, values), strict=True):
                 found[i] = replace(column, boolean=is_truths(table.iloc[:, i]))
         return cls(tuple(column for column in found if column is not None))
@@ -109,25 +116,35 @@ class Encoder:
         kind = {True: "boolean", False: "number"}
         return {c.name: kind[c.boolean] if isinstance(c, Number) else "text" for c in self.columns}
 
-    def numbers(self, table: "pd.DataFrame | np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":  # (rows, width)
+    def numbers(
+        self, table: "pd.DataFrame | np.ndarray[Any, Any]"
+    ) -> "np.ndarray[Any, Any]":  # (rows, width)
         """Gaps filled and words spelt out, still in the table's own units."""
         if table.shape[1] != len(self.columns):
-            raise ValueError(f"the table has {table.shape[1]} columns, {len(self.columns)} were learnt from: give the same columns")
+            raise ValueError(
+                f"the table has {table.shape[1]} columns, {len(self.columns)} were learnt from: give the same columns"
+            )
         if isinstance(table, np.ndarray):
             if not self.plain:
                 text = next(column.name for column in self.columns if isinstance(column, Category))
-                raise ValueError(f"column {text!r} holds words: give a data frame with the columns of the training table")
+                raise ValueError(
+                    f"column {text!r} holds words: give a data frame with the columns of the training table"
+                )
             values = [table[:, i].astype(np.float64) for i in range(table.shape[1])]
         else:
             values = [
-                number_values(table.iloc[:, i], c.name) if isinstance(c, Number) else text_values(table.iloc[:, i])
+                number_values(table.iloc[:, i], c.name)
+                if isinstance(c, Number)
+                else text_values(table.iloc[:, i])
                 for i, c in enumerate(self.columns)
             ]
         out = np.zeros((len(table), self.width))
         start = 0
         for column, mine in zip(self.columns, values, strict=True):
             part = out[:, start : start + column.width]
-            _fill_number(part, mine, column) if isinstance(column, Number) else _fill_category(part, mine, column)
+            _fill_number(part, mine, column) if isinstance(column, Number) else _fill_category(
+                part, mine, column
+            )
             start += column.width
         return out
 
@@ -135,7 +152,9 @@ class Encoder:
         with np.errstate(over="ignore"):  # 1e308 over a tiny scale: saturates like any other far value
             return np.clip((numbers - self.shift) / self.scale, -LIMIT, LIMIT).astype(np.float32)
 
-    def transform(self, table: "pd.DataFrame | np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":  # (rows, width) float32
+    def transform(
+        self, table: "pd.DataFrame | np.ndarray[Any, Any]"
+    ) -> "np.ndarray[Any, Any]":  # (rows, width) float32
         return self.standard(self.numbers(table))
 
     def words(self) -> list[dict[str, Any]]:
@@ -144,21 +163,39 @@ class Encoder:
 
     @classmethod
     def of(cls, words: Sequence[dict[str, Any]]) -> "Encoder":
-        return cls(tuple(Category(w["name"], tuple(w["values"]), w["rest"]) if "values" in w else Number(**w) for w in words))
+        return cls(
+            tuple(
+                Category(w["name"], tuple(w["values"]), w["rest"]) if "values" in w else Number(**w)
+                for w in words
+            )
+        )
 
 
 def is_words(column: "pd.Series[Any]") -> bool:
     """Whether a column is encoded value by value: text, categories, objects that are not all numbers."""
-    if kinds.is_numeric_dtype(column) or kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
+    if (
+        kinds.is_numeric_dtype(column)
+        or kinds.is_datetime64_any_dtype(column)
+        or kinds.is_timedelta64_dtype(column)
+    ):
         return False
     if kinds.is_object_dtype(column):
-        return kinds.infer_dtype(column, skipna=True) not in ("floating", "integer", "mixed-integer-float", "decimal", "boolean", "empty")
+        return kinds.infer_dtype(column, skipna=True) not in (
+            "floating",
+            "integer",
+            "mixed-integer-float",
+            "decimal",
+            "boolean",
+            "empty",
+        )
     return True
 
 
 def is_truths(column: "pd.Series[Any]") -> bool:
     """Whether a column holds truth values, with or without gaps."""
-    return bool(kinds.is_bool_dtype(column)) or (kinds.is_object_dtype(column) and kinds.infer_dtype(column, skipna=True) == "boolean")
+    return bool(kinds.is_bool_dtype(column)) or (
+        kinds.is_object_dtype(column) and kinds.infer_dtype(column, skipna=True) == "boolean"
+    )
 
 
 def all_numbers(table: pd.DataFrame) -> bool:
@@ -172,10 +209,14 @@ def refuse_times(table: pd.DataFrame) -> None:
         column = table.iloc[:, i]
         kind = kinds.infer_dtype(column, skipna=True) if kinds.is_object_dtype(column) else column.dtype.name
         if kind.startswith(TIMES):
-            raise ValueError(f"column {str(name)!r} holds times: give numbers instead, such as days, or leave it out")
+            raise ValueError(
+                f"column {str(name)!r} holds times: give numbers instead, such as days, or leave it out"
+            )
 
 
-def number_values(column: "pd.Series[Any]", name: str) -> "np.ndarray[Any, Any]":  # (rows,) float64, NaN = missing
+def number_values(
+    column: "pd.Series[Any]", name: str
+) -> "np.ndarray[Any, Any]":  # (rows,) float64, NaN = missing
     if kinds.is_datetime64_any_dtype(column):
         naive = column.dt.tz_convert(None) if getattr(column.dt, "tz", None) is not None else column
         return ((naive - pd.Timestamp(0)) / pd.Timedelta(days=1)).to_numpy(np.float64)
@@ -187,7 +228,9 @@ def number_values(column: "pd.Series[Any]", name: str) -> "np.ndarray[Any, Any]"
         values = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         place, value = next((i, v) for i, v in enumerate(column) if not _is_number(v))
-        raise ValueError(f"column {name!r} holds {value!r} at row {place}: numbers were learnt from there, give numbers") from error
+        raise ValueError(
+            f"column {name!r} holds {value!r} at row {place}: numbers were learnt from there, give numbers"
+        ) from error
     return _finite(values, name)
 
 
@@ -220,7 +263,11 @@ def _learn_category(name: str, column: "pd.Series[Any]") -> Category:
     learner.fit(text_values(column)[:, None])
     rare = learner.infrequent_categories_[0]
     others = set() if rare is None else set(rare.tolist())
-    return Category(name, tuple(value for value in learner.categories_[0].tolist() if value not in others), rare is not None)
+    return Category(
+        name,
+        tuple(value for value in learner.categories_[0].tolist() if value not in others),
+        rare is not None,
+    )
 
 
 def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]") -> list[Number]:
@@ -237,7 +284,10 @@ def _learn_numbers(names: Sequence[str], values: "np.ndarray[Any, Any]") -> list
         if not (np.isfinite(scaler.mean_[i]) and np.isfinite(scaler.var_[i])):
             raise ValueError(f"column {name!r} holds numbers too large to square: divide it by a constant")
     rows = zip(names, scaler.mean_, scaler.scale_, imputer.statistics_, gaps, strict=True)
-    return [Number(name, float(mean), float(scale), float(fill), bool(gap)) for name, mean, scale, fill, gap in rows]
+    return [
+        Number(name, float(mean), float(scale), float(fill), bool(gap))
+        for name, mean, scale, fill, gap in rows
+    ]
 
 
 def _fill_number(part: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", column: Number) -> None:
@@ -251,19 +301,29 @@ def _fill_category(part: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]",
     place = {_meant(value): i for i, value in reversed(list(enumerate(column.values)))}
     place |= {value: i for i, value in enumerate(column.values)}  # as written, before what it may mean
     other = len(column.values) if column.rest else -1
-    at = np.fromiter((place[v] if v in place else place.get(_meant(v), other) for v in values), dtype=np.int64, count=len(values))
+    at = np.fromiter(
+        (place[v] if v in place else place.get(_meant(v), other) for v in values),
+        dtype=np.int64,
+        count=len(values),
+    )
     rows = np.flatnonzero(at >= 0)
     part[rows, at[rows]] = 1.0
 
 
 def _padded(column: Number | Category, field: str, idle: float) -> list[float]:
-    return [getattr(column, field), idle][: column.width] if isinstance(column, Number) else [idle] * column.width
+    return (
+        [getattr(column, field), idle][: column.width]
+        if isinstance(column, Number)
+        else [idle] * column.width
+    )
 
 
 def _finite(values: "np.ndarray[Any, Any]", name: str) -> "np.ndarray[Any, Any]":
     if np.isinf(values).any():
         place = int(np.flatnonzero(np.isinf(values))[0])
-        raise ValueError(f"column {name!r} holds {values[place]} at row {place}: drop such rows or give a finite number")
+        raise ValueError(
+            f"column {name!r} holds {values[place]} at row {place}: drop such rows or give a finite number"
+        )
     return values
 
 

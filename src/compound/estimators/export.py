@@ -45,8 +45,12 @@ class _Fixed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.aminmax:
             with untraced():
-                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(torch.inf, dtype=torch.float32)
-        if "generator" not in (kwargs or {}) and func is not torch.empty:  # empty: about to be filled with random bits
+                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(
+                    torch.inf, dtype=torch.float32
+                )
+        if (
+            "generator" not in (kwargs or {}) and func is not torch.empty
+        ):  # empty: about to be filled with random bits
             return func(*args, **(kwargs or {}))
         with untraced():
             return func(*args, **(kwargs or {}))
@@ -55,7 +59,9 @@ class _Fixed(TorchFunctionMode):
 def _check_rows(rows: int, model: Model) -> None:
     """Before any work: a trace runs with as many rows as its program will take."""
     if not 1 <= rows <= MOST:
-        raise ValueError(f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks")
+        raise ValueError(
+            f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks"
+        )
     row = TRACED * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
     free = available()
     if free is not None and rows * row > free:
@@ -95,9 +101,16 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
         exported = torch.export.export(traced, (example,))
         for mine, asked in zip(exported.module()(other), program(other), strict=True):
             if not torch.allclose(mine, asked, rtol=1e-5, atol=1e-7):
-                raise ValueError(f"{model.method} cannot be exported: its answers depend on more than the row that is asked about")
+                raise ValueError(
+                    f"{model.method} cannot be exported: its answers depend on more than the row that is asked about"
+                )
     names = ["mean", "std"] if targets else ["probabilities"]
-    words: dict[str, Any] = {"inputs": encoder.names, "rows": rows, "outputs": [*names, *AFTER], "threshold": estimator.threshold_}
+    words: dict[str, Any] = {
+        "inputs": encoder.names,
+        "rows": rows,
+        "outputs": [*names, *AFTER],
+        "threshold": estimator.threshold_,
+    }
     if not targets:
         words["classes"] = [str(value) for value in estimator.classes_]  # type: ignore[attr-defined]
     buffer = io.BytesIO()

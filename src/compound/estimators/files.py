@@ -17,9 +17,35 @@ from compound.estimators.calibration import ConformalIntervals, ConformalSets, T
 from compound.estimators.encoder import Encoder
 from compound.io import persist
 from compound.io.persist import Spec
-from compound.io.schema import Rule, anything, boolean, either, integer, many, mapping, nothing, number, object_of, one_of, real, text, told
+from compound.io.schema import (
+    Rule,
+    anything,
+    boolean,
+    either,
+    integer,
+    many,
+    mapping,
+    nothing,
+    number,
+    object_of,
+    one_of,
+    real,
+    text,
+    told,
+)
 from compound.models import Method
-from compound.models.files import EXTRA, check_finite, check_options, compare_module, describe, rebuild, shaped, size, specs, without_memory
+from compound.models.files import (
+    EXTRA,
+    check_finite,
+    check_options,
+    compare_module,
+    describe,
+    rebuild,
+    shaped,
+    size,
+    specs,
+    without_memory,
+)
 from compound.models.files import check as check_model
 from compound.models.sound import probe
 from compound.ood.detector import OODDetector
@@ -56,9 +82,18 @@ PARAMETERS = object_of(
     }
 )
 SCALE = number(1e-300)  # divided by
-NUMBER = object_of({"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": boolean}, {"boolean": boolean}, more=True)
+NUMBER = object_of(
+    {"name": text(), "mean": number(), "scale": SCALE, "fill": number(), "gaps": boolean},
+    {"boolean": boolean},
+    more=True,
+)
 CATEGORY = object_of({"name": text(), "values": many(either(text(), nothing)), "rest": boolean}, more=True)
-COLUMN = Rule("a column", lambda value, where: (CATEGORY if isinstance(value, dict) and "values" in value else NUMBER).check(value, where))
+COLUMN = Rule(
+    "a column",
+    lambda value, where: (CATEGORY if isinstance(value, dict) and "values" in value else NUMBER).check(
+        value, where
+    ),
+)
 PAST = either(real, nothing)  # not used to answer: may be infinite
 WORDS = object_of(
     {
@@ -78,7 +113,14 @@ WORDS = object_of(
     more=True,
 )
 TARGETS = object_of({"shift": many(number(), 1), "scale": many(SCALE, 1), "single": boolean}, more=True)
-CLASSES = object_of({"classes": many(either(text(), boolean, number()), 2), "dtype": text(50), "temperature": number(1e-3, 1e3)}, more=True)
+CLASSES = object_of(
+    {
+        "classes": many(either(text(), boolean, number()), 2),
+        "dtype": text(50),
+        "temperature": number(1e-3, 1e3),
+    },
+    more=True,
+)
 
 
 def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) -> None:
@@ -88,7 +130,10 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
     from compound.estimators.regressor import CompoundRegressor
 
     check_is_fitted(estimator)
-    history = {name: [None if math.isnan(v) else v for v in values] for name, values in estimator.history_.columns.items()}
+    history = {
+        name: [None if math.isnan(v) else v for v in values]
+        for name, values in estimator.history_.columns.items()
+    }
     words: dict[str, Any] = {
         "estimator": type(estimator).__name__,
         "layout": LAYOUT,
@@ -107,11 +152,19 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
     tensors = {f"model.{name}": tensor for name, tensor in estimator.model_.state_dict().items()}
     tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
-        words |= {"shift": estimator.shift_.tolist(), "scale": estimator.scale_.tolist(), "single": estimator.y_is_1d_}
+        words |= {
+            "shift": estimator.shift_.tolist(),
+            "scale": estimator.scale_.tolist(),
+            "single": estimator.y_is_1d_,
+        }
         tensors |= {"scores": estimator.intervals_.scores, "weights": estimator.intervals_.weights}
     else:
         classes: Any = estimator.classes_  # type: ignore[attr-defined]
-        words |= {"classes": _plain(classes), "dtype": classes.dtype.str, "temperature": estimator.temperature_.value}  # type: ignore[attr-defined]
+        words |= {
+            "classes": _plain(classes),
+            "dtype": classes.dtype.str,
+            "temperature": estimator.temperature_.value,
+        }  # type: ignore[attr-defined]
         tensors |= {"scores": estimator.sets_.scores, "weights": estimator.sets_.weights}  # type: ignore[attr-defined]
     _check(json.loads(json.dumps(words)), specs(tensors))  # what could not be loaded is not saved
     check_finite(tensors)
@@ -122,11 +175,17 @@ def load(path: str | Path) -> Any:
     """The estimator saved at `path`, ready to predict; nothing in the files is executed."""
 
     def look(words: Any, found: Mapping[str, Spec]) -> None:
-        if isinstance(words, dict) and words.get("estimator") not in list(TASKS):  # not by its hash: it may be a list
-            raise ValueError(f"{path} does not hold an estimator: it is a model of the library itself, use compound.load_model")
+        if isinstance(words, dict) and words.get("estimator") not in list(
+            TASKS
+        ):  # not by its hash: it may be a list
+            raise ValueError(
+                f"{path} does not hold an estimator: it is a model of the library itself, use compound.load_model"
+            )
         if isinstance(words, dict) and words.get("layout") != LAYOUT:
             layout = reprlib.repr(words.get("layout"))
-            raise ValueError(f"{path} has layout {layout}, this library reads {LAYOUT}: use the compound that saved it, or fit again")
+            raise ValueError(
+                f"{path} has layout {layout}, this library reads {LAYOUT}: use the compound that saved it, or fit again"
+            )
         try:
             _check(words, found)
         except ValueError as error:
@@ -137,7 +196,9 @@ def load(path: str | Path) -> Any:
     try:
         return _restored(bundle)
     except (ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise ValueError(f"{path} does not hold an estimator that works ({told(error)}): choose another path or save it again") from error
+        raise ValueError(
+            f"{path} does not hold an estimator that works ({told(error)}): choose another path or save it again"
+        ) from error
 
 
 def _check(words: Any, found: Mapping[str, Spec]) -> None:
@@ -148,7 +209,10 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     check_model(model, _under(found, "model."))
     method = words["parameters"]["method"]  # of the next fit, where it was changed since
     check_options(method["name"], method["options"])
-    if size(shaped({**model, "method": method["name"], "options": method["options"]})) > 2 * size(shaped(model)) + EXTRA:
+    if (
+        size(shaped({**model, "method": method["name"], "options": method["options"]}))
+        > 2 * size(shaped(model)) + EXTRA
+    ):
         raise ValueError(f"the method {method['name']} of its parameters is many times as large as its model")
     outputs, inputs, columns = model["task"]["size"], model["inputs"], len(words["encoder"])
     named = {name: len(words[name]) for name in ("names", "shift", "scale", "classes") if words.get(name)}
@@ -157,7 +221,9 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         if length != wanted[name]:
             raise ValueError(f"{name} has {length} entries, not {wanted[name]}")
     if words["columns"] != columns or model["task"]["kind"] != kind:
-        raise ValueError(f"{words['columns']} columns and the task {model['task']['kind']} do not fit {columns} columns and {kind}")
+        raise ValueError(
+            f"{words['columns']} columns and the task {model['task']['kind']} do not fit {columns} columns and {kind}"
+        )
     encoder = Encoder.of(words["encoder"])
     if encoder.width != inputs:
         raise ValueError(f"its columns make {encoder.width} numbers, the model takes {inputs}")
@@ -168,7 +234,11 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     compare_module(far, _under(found, "far."))
     for name in CALIBRATION:
         spec = found.get(name)
-        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != ((outputs,) if kind == "regression" else ()):
+        if (
+            spec is None
+            or spec.dtype is not torch.float64
+            or spec.shape[1:] != ((outputs,) if kind == "regression" else ())
+        ):
             raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
     if found["scores"].shape != found["weights"].shape:
         raise ValueError(f"there are {found['scores'].shape} scores and {found['weights'].shape} weights")
@@ -184,13 +254,22 @@ def _restored(bundle: persist.Bundle) -> Any:
 
     words, (scores, weights) = bundle.config, (bundle.tensors[name] for name in CALIBRATION)
     check_finite(bundle.tensors)
-    if not all(bool((bundle.tensors[name] >= 0).all()) for name in CALIBRATION) or not bool((scores[1:] >= scores[:-1]).all()):
-        raise ValueError("the calibration's tensors hold negative numbers, or scores are not in ascending order")
+    if not all(bool((bundle.tensors[name] >= 0).all()) for name in CALIBRATION) or not bool(
+        (scores[1:] >= scores[:-1]).all()
+    ):
+        raise ValueError(
+            "the calibration's tensors hold negative numbers, or scores are not in ascending order"
+        )
     parameters = dict(words["parameters"])
     method = parameters.pop("method")
     name, options = method["name"], method["options"]
-    kinds: dict[str, type] = {"CompoundRegressor": CompoundRegressor, "CompoundClassifier": CompoundClassifier}
-    estimator: Any = kinds[words["estimator"]](Method(name, **_options(options)) if options else name, **parameters)
+    kinds: dict[str, type] = {
+        "CompoundRegressor": CompoundRegressor,
+        "CompoundClassifier": CompoundClassifier,
+    }
+    estimator: Any = kinds[words["estimator"]](
+        Method(name, **_options(options)) if options else name, **parameters
+    )
     estimator._checked()
     far = DistanceAwareNoise(words["model"]["inputs"])
     far.load_state_dict(_under(bundle.tensors, "far."))
@@ -202,14 +281,23 @@ def _restored(bundle: persist.Bundle) -> Any:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
     if words.get("target"):
         estimator.target_name_ = words["target"]
-    columns = {name: [math.nan if v is None else v for v in values] for name, values in words["history"].items()}
+    columns = {
+        name: [math.nan if v is None else v for v in values] for name, values in words["history"].items()
+    }
     estimator.history_ = History(columns, words["best_step"])
     if isinstance(estimator, CompoundRegressor):
-        estimator.shift_, estimator.scale_, estimator.y_is_1d_ = _floats(words["shift"]), _floats(words["scale"]), words["single"]
+        estimator.shift_, estimator.scale_, estimator.y_is_1d_ = (
+            _floats(words["shift"]),
+            _floats(words["scale"]),
+            words["single"],
+        )
         estimator.intervals_ = ConformalIntervals(scores, weights)
     else:
         estimator.classes_ = _classes(words["classes"], np.dtype(words["dtype"]))
-        estimator.temperature_, estimator.sets_ = TemperatureScaler(words["temperature"]), ConformalSets(scores, weights)
+        estimator.temperature_, estimator.sets_ = (
+            TemperatureScaler(words["temperature"]),
+            ConformalSets(scores, weights),
+        )
     distances = estimator.strangeness_.scores(probe(words["model"]["inputs"], far.shift))
     if not far.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")
@@ -247,7 +335,9 @@ def _number(value: Any) -> Any:
 def _plain(classes: Any) -> list[Any]:
     values = classes.tolist()
     if not all(isinstance(value, str | int | float | bool) for value in values):
-        raise ValueError(f"classes_ holds {values[0]!r}: only labels that are text, numbers or truth values can be saved")
+        raise ValueError(
+            f"classes_ holds {values[0]!r}: only labels that are text, numbers or truth values can be saved"
+        )
     return values
 
 

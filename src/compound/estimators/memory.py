@@ -22,7 +22,9 @@ def skeleton(method: Method, inputs: int, task: Task) -> Model:
         with torch.device("meta"):
             return method.build(inputs, task, 0)
     except RuntimeError as error:  # more numbers than 64 bits can count
-        raise ValueError(f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones") from error
+        raise ValueError(
+            f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones"
+        ) from error
 
 
 def estimate(method: Method, rows: int, width: int, task: Task, batch: int, members: int) -> int:
@@ -39,7 +41,9 @@ def whitening(width: int) -> int:
     return 5 * 8 * width**2
 
 
-def check(method: Method, rows: int, width: int, task: Task, batch: int, members: int, free: int | None = None) -> None:
+def check(
+    method: Method, rows: int, width: int, task: Task, batch: int, members: int, free: int | None = None
+) -> None:
     """Refuse a fit that would not fit into memory."""
     free = available() if free is None else free
     needed = estimate(method, rows, width, task, batch, members)
@@ -52,7 +56,9 @@ def check(method: Method, rows: int, width: int, task: Task, batch: int, members
         advice = f"fit on a sample of at most {fitting:,} rows"
     else:
         advice = "drop columns, give fewer members or use a method with smaller layers"
-    raise ValueError(f"fitting {rows:,} rows of {width:,} numbers needs about {needed / GB:.1f} GB, {free / GB:.1f} GB are free: {advice}")
+    raise ValueError(
+        f"fitting {rows:,} rows of {width:,} numbers needs about {needed / GB:.1f} GB, {free / GB:.1f} GB are free: {advice}"
+    )
 
 
 def available() -> int | None:

@@ -43,7 +43,9 @@ def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
 def sound(answer: P) -> P:
     """The answer, if it is one."""
     if wrong := flaw(answer):
-        raise ValueError(f"the model has no answer ({wrong}): training went astray or its file was made up, fit again with a smaller lr")
+        raise ValueError(
+            f"the model has no answer ({wrong}): training went astray or its file was made up, fit again with a smaller lr"
+        )
     return answer
 
 
@@ -54,7 +56,13 @@ def first(answer: P, rows: int) -> P:
         return cast(P, replace(answer, **shares, probs=answer.probs[:rows]))
     assert isinstance(answer, GaussianPredictive)
     log_weights = None if answer.log_weights is None else answer.log_weights[:, :rows]
-    cut = replace(answer, **shares, means=answer.means[:, :rows], variances=answer.variances[:, :rows], log_weights=log_weights)
+    cut = replace(
+        answer,
+        **shares,
+        means=answer.means[:, :rows],
+        variances=answer.variances[:, :rows],
+        log_weights=log_weights,
+    )
     return cast(P, cut)
 
 

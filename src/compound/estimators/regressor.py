@@ -80,7 +80,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
         check_is_fitted(self)
         return self.intervals_.rows
 
-    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:  # (rows, levels) or (rows, targets, levels)
+    def predict_quantiles(
+        self, X: Any, q: float | Sequence[float]
+    ) -> Array:  # (rows, levels) or (rows, targets, levels)
         """Quantiles of the calibrated predictive; levels 0.05 and 0.95 are the ends of the interval of coverage 0.9."""
         check_is_fitted(self)
         levels = np.atleast_1d(np.asarray(q, dtype=np.float64))
@@ -90,7 +92,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
         values = self._each(X, lambda answer: torch.stack([quantile(answer, z) for z in at], -1)).numpy()
         return values[:, 0] if self.y_is_1d_ else values
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples) or (rows, targets, samples)
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int = 0
+    ) -> Array:  # (rows, samples) or (rows, targets, samples)
         """Draws from each row's predictive."""
         generator = named_generator(random_state, "sample")
         parts = [answer.sample(n_samples, generator).permute(1, 2, 0) for answer in self._gaussians(X)]
@@ -110,7 +114,9 @@ class CompoundRegressor(RegressorMixin, Estimator):
     def _check_y(self, y: Any) -> Array:
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.ndim > 2 or target.size == 0:
-            raise ValueError(f"y has shape {target.shape}: give one number per row, or one row of numbers per row")
+            raise ValueError(
+                f"y has shape {target.shape}: give one number per row, or one row of numbers per row"
+            )
         return cast(Array, target)
 
     def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
@@ -120,17 +126,23 @@ class CompoundRegressor(RegressorMixin, Estimator):
         if not (np.isfinite(shift) & np.isfinite(scale) & (extent < LARGEST)).all():
             raise ValueError("y holds numbers too large to square: divide it by a constant")
         if ((extent > 0) & (extent < 1 / LARGEST)).any():
-            raise ValueError(f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant")
+            raise ValueError(
+                f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant"
+            )
         constant = scale <= 1e-12 * np.abs(shift)
         self.shift_, self.scale_, self.y_is_1d_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
-        return Task("regression", columns.shape[1]), torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
+        return Task("regression", columns.shape[1]), torch.from_numpy(
+            ((columns - shift) / self.scale_).astype(np.float32)
+        )
 
     def _hold_out(self, y: Tensor, members: int) -> Tensor:
         return held_out(len(y), members, self.validation_fraction, derive_seed(self.seed_, "hold out"))
 
     def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
         _, rows = held_rows(held, self.seed_)
-        self.intervals_ = ConformalIntervals.fit(held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows])
+        self.intervals_ = ConformalIntervals.fit(
+            held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows]
+        )
 
     def _finished(self, answer: Predictive) -> Predictive:
         exact = to_float64(cast(GaussianPredictive, answer))
@@ -154,7 +166,9 @@ def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # 
     order = torch.randperm(rows, generator=named_generator(seed, "hold out in common"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     weight[:, order[:common]] = 0
-    weight[:, order[common:]] = holdout_weights(rows - common, members, (each - common) / (rows - common), seed)
+    weight[:, order[common:]] = holdout_weights(
+        rows - common, members, (each - common) / (rows - common), seed
+    )
     return weight
 
 
@@ -166,12 +180,18 @@ def held_rows(held: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (some
     """
     held = held.reshape(-1, held.shape[-1])  # (1 or members, rows)
     common = held.all(0)
-    who, rows = (held & (held.cumsum(0) == 1)).nonzero().T if not common.any() else (None, common.nonzero().squeeze(1))
+    who, rows = (
+        (held & (held.cumsum(0) == 1)).nonzero().T
+        if not common.any()
+        else (None, common.nonzero().squeeze(1))
+    )
     some = torch.randperm(len(rows), generator=named_generator(seed, "calibrate"))[:ROWS]
     return None if who is None else who[some], rows[some]
 
 
-def held_scores(model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int) -> Iterator[Tensor]:  # (some rows, targets)
+def held_scores(
+    model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int
+) -> Iterator[Tensor]:  # (some rows, targets)
     """Scores of the rows of `held_rows`, in their order."""
     who, rows = held_rows(held, seed)
     start = 0

@@ -58,7 +58,10 @@ def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0
     for answer, rows in _blocks(estimator, x):
         if isinstance(answer, GaussianPredictive):
             reach = estimator.intervals_.reach(coverage)  # type: ignore[attr-defined]
-            ends = {"lower": quantile(answer, -reach)[:, 0].numpy(), "upper": quantile(answer, reach)[:, 0].numpy()}
+            ends = {
+                "lower": quantile(answer, -reach)[:, 0].numpy(),
+                "upper": quantile(answer, reach)[:, 0].numpy(),
+            }
         else:
             ends = {"set": _sets(estimator, answer, coverage)}
         parts.append(_cut({**_best(estimator, answer), **ends, **_doubts(answer)}, rows))
@@ -69,7 +72,9 @@ def no_progress(done: int) -> None:
     """A watch that tells nobody."""
 
 
-def score_frame(estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: RowCallback = no_progress) -> RowScores:
+def score_frame(
+    estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: RowCallback = no_progress
+) -> RowScores:
     """`y` holds numbers, or places in `classes_`."""
     x, start = encoded(estimator, table), 0
     parts, truths = [], []
@@ -93,13 +98,20 @@ def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame
     """The columns of `predict_frame`, without an interval or set."""
     x = encoded(estimator, table)
     return _with_ood_columns(
-        estimator, x, [_cut({**_best(estimator, answer), **_doubts(answer)}, n) for answer, n in _blocks(estimator, x)]
+        estimator,
+        x,
+        [_cut({**_best(estimator, answer), **_doubts(answer)}, n) for answer, n in _blocks(estimator, x)],
     )
 
 
 def epistemic(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     """The epistemic part of the answers to encoded rows."""
-    return torch.cat([answer.epistemic.reshape(len(answer.component), -1)[:rows, 0] for answer, rows in _blocks(estimator, x)]).numpy()
+    return torch.cat(
+        [
+            answer.epistemic.reshape(len(answer.component), -1)[:rows, 0]
+            for answer, rows in _blocks(estimator, x)
+        ]
+    ).numpy()
 
 
 def ood_scores(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
@@ -109,7 +121,10 @@ def ood_scores(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
 
 def _blocks(estimator: Estimator, x: Tensor) -> Iterator[tuple[Predictive, int]]:
     """Answers, padding included, and how many rows of each are meant: cut what was computed, not what it is computed from."""
-    return ((sound(estimator._finished(answer)), rows) for answer, rows in blocks(estimator.model_, x, estimator.seed_))
+    return (
+        (sound(estimator._finished(answer)), rows)
+        for answer, rows in blocks(estimator.model_, x, estimator.seed_)
+    )
 
 
 def _cut(columns: dict[str, Array], rows: int) -> dict[str, Array]:
@@ -127,7 +142,9 @@ def _best(estimator: Estimator, answer: Predictive) -> dict[str, Array]:
 
 def _doubts(answer: Predictive) -> dict[str, Array]:
     rows = len(answer.component)
-    return {name: getattr(answer, name).reshape(rows, -1)[:, 0].numpy() for name in ("aleatoric", "epistemic")}
+    return {
+        name: getattr(answer, name).reshape(rows, -1)[:, 0].numpy() for name in ("aleatoric", "epistemic")
+    }
 
 
 def _sets(estimator: Estimator, answer: Predictive, coverage: float) -> Array:
@@ -137,7 +154,9 @@ def _sets(estimator: Estimator, answer: Predictive, coverage: float) -> Array:
     reach = estimator.sets_.reach(coverage)  # type: ignore[attr-defined]
     within = (aps_score(answer.probs).gather(-1, order) <= reach).numpy()
     names = np.array([str(label) for label in estimator.classes_], dtype=object)  # type: ignore[attr-defined]
-    return np.array([BETWEEN.join(names[o[w]]) for o, w in zip(order.numpy(), within, strict=True)], dtype=object)
+    return np.array(
+        [BETWEEN.join(names[o[w]]) for o, w in zip(order.numpy(), within, strict=True)], dtype=object
+    )
 
 
 def _compared(answer: Predictive, y: Tensor) -> tuple[Array, Array, Array, Array]:
@@ -145,7 +164,12 @@ def _compared(answer: Predictive, y: Tensor) -> tuple[Array, Array, Array, Array
     if isinstance(answer, GaussianPredictive):
         column = y.double().unsqueeze(-1)  # (rows, 1)
         nothing = torch.full_like(y, torch.nan, dtype=torch.float64)
-        found = (-answer.log_prob(column), column[:, 0] - answer.mean[:, 0], score(answer, column)[:, 0], nothing)
+        found = (
+            -answer.log_prob(column),
+            column[:, 0] - answer.mean[:, 0],
+            score(answer, column)[:, 0],
+            nothing,
+        )
     else:
         assert isinstance(answer, CategoricalPredictive)
         likelier = aps_score(answer.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -159,7 +183,9 @@ def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Arr
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["ood_score"] = ood_scores(estimator, x)
     columns["is_ood"] = columns["ood_score"] > estimator.threshold_
-    return pd.DataFrame({name: columns[name] for name in sorted(columns, key=lambda name: name in _each(estimator))})
+    return pd.DataFrame(
+        {name: columns[name] for name in sorted(columns, key=lambda name: name in _each(estimator))}
+    )
 
 
 def _each(estimator: Estimator) -> list[str]:

@@ -14,7 +14,18 @@ from compound.experiments.times import draw_times
 from compound.io.persist import write_atomic
 from compound.report.page import Claim, Page
 
-NAMES = ("toy", "digits", "ood-mnist", "ood-fashion", "fgsm-mnist", "fgsm-fashion", "fgsm-samples", "fgsm-strong", "fgsm-cifar", "uci")
+NAMES = (
+    "toy",
+    "digits",
+    "ood-mnist",
+    "ood-fashion",
+    "fgsm-mnist",
+    "fgsm-fashion",
+    "fgsm-samples",
+    "fgsm-strong",
+    "fgsm-cifar",
+    "uci",
+)
 HIDDEN = ("select-mnist", "select-fashion")  # parts of others
 EXPERIMENTS = {name: f"compound.experiments.{name.replace('-', '_')}" for name in (*NAMES, *HIDDEN)}
 
@@ -65,23 +76,33 @@ def work_of(name: str) -> Work:
     return load(name).work
 
 
-def work_through(runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None) -> Grid:
+def work_through(
+    runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
+) -> Grid:
     """What came of all runs, with progress on the terminal."""
     return launch.work_through(runs, work_of, root, data_dir, jobs)
 
 
-def perform_all(runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None) -> list[Result]:
+def perform_all(
+    runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
+) -> list[Result]:
     """The results of all runs, in their order; one that fails is an error, after all others have ended."""
     grid = work_through(runs, root, data_dir, jobs)
     if grid.failures:
         run, reason = grid.failures[0]
-        raise ValueError(f"{len(grid.failures)} of {len(runs)} runs failed, first {run} ({reason}): see failure.json in {root / run.key}")
+        raise ValueError(
+            f"{len(grid.failures)} of {len(runs)} runs failed, first {run} ({reason}): see failure.json in {root / run.key}"
+        )
     return grid.results
 
 
-def publish(results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()) -> list[Claim]:
+def publish(
+    results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()
+) -> list[Claim]:
     """One page for the results of one experiment or more, out/index.html, with figures and their data as files beside it."""
-    names = list(dict.fromkeys(run.experiment for run in (*(r.run for r in results), *(f.run for f in failures))))
+    names = list(
+        dict.fromkeys(run.experiment for run in (*(r.run for r in results), *(f.run for f in failures)))
+    )
     page = Page(title or load(names[0]).TITLE)
     bars = []
     for name in names:
@@ -102,11 +123,19 @@ def publish(results: Sequence[Result], out: Path, title: str = "", failures: Seq
     return bars
 
 
-def summary(results: Sequence[Result], bars: Sequence[Claim], failures: Sequence[Failure] = ()) -> dict[str, Any]:
+def summary(
+    results: Sequence[Result], bars: Sequence[Claim], failures: Sequence[Failure] = ()
+) -> dict[str, Any]:
     """All numbers as JSON: every run with its configuration, every claim with its bar, every failure with its reason."""
     return {
-        "runs": [{"key": r.run.key, "config": r.run.config(), "metrics": r.metrics, "record": r.record} for r in results],
-        "bars": [{"claim": bar.claim, "value": bar.value, "limit": bar.limit, "sense": bar.sense, "held": bar.held} for bar in bars],
+        "runs": [
+            {"key": r.run.key, "config": r.run.config(), "metrics": r.metrics, "record": r.record}
+            for r in results
+        ],
+        "bars": [
+            {"claim": bar.claim, "value": bar.value, "limit": bar.limit, "sense": bar.sense, "held": bar.held}
+            for bar in bars
+        ],
         "failures": [{"key": run.key, "config": run.config(), "reason": reason} for run, reason in failures],
     }
 

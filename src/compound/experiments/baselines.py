@@ -21,7 +21,9 @@ Answer = Callable[[Tensor], GaussianPredictive]
 STAGES = 2000  # trees at most, in both boosting libraries
 PATIENCE = 50  # trees without a better held-out score
 ENSEMBLE = 10  # virtual ensembles: parts of one sequence of trees
-POSTERIOR_SAMPLING = False  # CatBoost's Langevin noise: on boston it stopped too early and lost held-out likelihood
+POSTERIOR_SAMPLING = (
+    False  # CatBoost's Langevin noise: on boston it stopped too early and lost held-out likelihood
+)
 GP_ROWS = 2000  # an exact Gaussian process costs the cube of its rows: beyond these it learns from a sample
 
 
@@ -29,7 +31,9 @@ def ngboost(data: Batch, seed: int) -> Answer:
     """Natural-gradient boosting of a normal law. Duan et al. (2020)."""
     (x, y), (x_held, y_held) = _parts(data)
     with np.errstate(all="ignore"):  # its line search may overflow on the way
-        model = import_module("ngboost").NGBRegressor(n_estimators=STAGES, learning_rate=0.01, verbose=False, random_state=seed)
+        model = import_module("ngboost").NGBRegressor(
+            n_estimators=STAGES, learning_rate=0.01, verbose=False, random_state=seed
+        )
         model.fit(x, y, x_held, y_held, early_stopping_rounds=PATIENCE)
 
     def answer(asked: Tensor) -> GaussianPredictive:
@@ -55,7 +59,10 @@ def catboost(data: Batch, seed: int) -> Answer:
 
     def answer(asked: Tensor) -> GaussianPredictive:
         parts = model.virtual_ensembles_predict(
-            asked.double().numpy(), prediction_type="VirtEnsembles", virtual_ensembles_count=ENSEMBLE, thread_count=1
+            asked.double().numpy(),
+            prediction_type="VirtEnsembles",
+            virtual_ensembles_count=ENSEMBLE,
+            thread_count=1,
         )  # (rows, ensemble, 2)
         return _mixture(parts[..., 0].T, parts[..., 1].T)
 
@@ -70,7 +77,9 @@ def gp(data: Batch, seed: int) -> Answer:
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:GP_ROWS]
     x, y = data.x[order].double().numpy(), data.y[order, 0].double().numpy()
     bounds = (1e-2, 1e3)
-    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * RBF(np.full(x.shape[1], 2.0), bounds) + WhiteKernel(0.1, (1e-6, 10.0))
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * RBF(np.full(x.shape[1], 2.0), bounds) + WhiteKernel(
+        0.1, (1e-6, 10.0)
+    )
     model = GaussianProcessRegressor(kernel, alpha=1e-8, normalize_y=False, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a length at its bound means a feature without use
@@ -110,7 +119,9 @@ def _parts(data: Batch) -> Any:
 
 def _mixture(means: Any, variances: Any, known: Any = None) -> GaussianPredictive:
     """An even mixture of normals (draws, rows); its noise is `known` (rows,), or the mean of the variances."""
-    means, variances = (torch.from_numpy(np.ascontiguousarray(v)).float().unsqueeze(-1) for v in (means, variances))
+    means, variances = (
+        torch.from_numpy(np.ascontiguousarray(v)).float().unsqueeze(-1) for v in (means, variances)
+    )
     variances = variances.clamp_min(1e-10)
     noise = variances.mean(0) if known is None else torch.from_numpy(known).float().unsqueeze(-1)
     total = variances.mean(0) + means.var(0, correction=0)

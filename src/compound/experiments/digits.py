@@ -31,13 +31,21 @@ SEEDS = 3
 DATA: tuple[str, ...] = ()  # scikit-learn brings them
 TASK = Task("classification", 10)
 OPTIONS: dict[str, Any] = {"widths": (100,), "members": 1}  # the rest as the methods have it
-STRANGE = {"photographs": "patches of photographs", "noise": "uniform noise", "mirrored": "digits upside down"}
+STRANGE = {
+    "photographs": "patches of photographs",
+    "noise": "uniform noise",
+    "mirrored": "digits upside down",
+}
 DOUBTFUL = 16  # digits in the gallery
 
 
 def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
     settings = asdict(replace(default_train_config(TASK, 1257), steps=STEPS[preset]))
-    return [Run("digits", method, "digits", seed, OPTIONS, settings) for seed in range(seeds) for method in methods]
+    return [
+        Run("digits", method, "digits", seed, OPTIONS, settings)
+        for seed in range(seeds)
+        for method in methods
+    ]
 
 
 def work(run: Run, place: RunContext) -> Outcome:
@@ -50,7 +58,11 @@ def work(run: Run, place: RunContext) -> Outcome:
 
     known = asked(data.x_test)
     rows = len(data.x_test)
-    pictures = (source.photographs(rows, run.seed), source.noise(rows, run.seed), source.mirrored(data.x_test))
+    pictures = (
+        source.photographs(rows, run.seed),
+        source.noise(rows, run.seed),
+        source.mirrored(data.x_test),
+    )
     strange = {name: asked(x) for name, x in zip(STRANGE, pictures, strict=True)}
     numbers = {
         "accuracy": metrics.accuracy(known, data.y_test),
@@ -59,7 +71,9 @@ def work(run: Run, place: RunContext) -> Outcome:
         "mmc": metrics.mmc(known),
     }
     silent = without_far_noise(model)  # what does far noise cost?
-    plain = cast(CategoricalPredictive, silent.predict(data.x_test, 100, named_generator(run.seed, "predict")))
+    plain = cast(
+        CategoricalPredictive, silent.predict(data.x_test, 100, named_generator(run.seed, "predict"))
+    )
     numbers["accuracy_cost"] = metrics.accuracy(plain, data.y_test) - numbers["accuracy"]
     numbers["nll_cost"] = numbers["nll"] - metrics.nll(plain, data.y_test)
     for name, answer in strange.items():
@@ -73,7 +87,9 @@ def work(run: Run, place: RunContext) -> Outcome:
         "doubtful": data.x_test[most].view(-1, source.SIDE, source.SIDE).numpy(),
         "doubtful_truth": data.y_test[most].numpy(),
         "doubtful_guess": known.label[most].numpy(),
-        "examples": torch.stack([x[:8] for x in (data.x_test, *pictures)]).view(4, 8, source.SIDE, source.SIDE).numpy(),
+        "examples": torch.stack([x[:8] for x in (data.x_test, *pictures)])
+        .view(4, 8, source.SIDE, source.SIDE)
+        .numpy(),
     }
     return Outcome(numbers, arrays)
 
@@ -87,18 +103,30 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         "AUROC is the probability that a strange picture is doubted more than a test digit."
     )
     first = [result for result in results if result.run.seed == min(r.run.seed for r in results)]
-    page.figure(_examples(first[0]), "What is asked about, row by row: test digits, " + ", ".join(STRANGE.values()) + ".")
+    page.figure(
+        _examples(first[0]),
+        "What is asked about, row by row: test digits, " + ", ".join(STRANGE.values()) + ".",
+    )
     words = "Share of pictures with at most this much doubt: early for digits, late for the rest. Largest possible: 2.303 nats."
     page.picture("digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first))
     bars = [bar for method in dict.fromkeys(r.run.method for r in results) for bar in _bars(method, results)]
     page.bars(bars, "Means over seeds against the bars")
     page.table(("method", "seed", *(_words(key) for key in first[0].metrics)), _rows(results), "Every run")
-    page.figure(_gallery(first), "The test digits with the greatest doubt, with guess and (true label): red where the guess is wrong.")
+    page.figure(
+        _gallery(first),
+        "The test digits with the greatest doubt, with guess and (true label): red where the guess is wrong.",
+    )
     return bars
 
 
 def _words(key: str) -> str:
-    return key.replace("_", ", ").replace("mmc", "MMC").replace("auroc", "AUROC").replace("nll", "NLL").replace("ece", "ECE")
+    return (
+        key.replace("_", ", ")
+        .replace("mmc", "MMC")
+        .replace("auroc", "AUROC")
+        .replace("nll", "NLL")
+        .replace("ece", "ECE")
+    )
 
 
 def _rows(results: Sequence[Result]) -> list[list[Cell]]:
@@ -108,8 +136,18 @@ def _rows(results: Sequence[Result]) -> list[list[Cell]]:
 def _bars(method: str, results: Sequence[Result]) -> list[Claim]:
     own = [result.metrics for result in results if result.run.method == method]
     limits = {"accuracy": 0.97, "auroc_photographs": 0.99, "auroc_noise": 0.99}
-    bars = [Claim(f"{method}: {_words(key)}", fmean(m[key] for m in own), limit) for key, limit in limits.items()]
-    return [*bars, Claim(f"{method}: accuracy that far noise costs", fmean(m["accuracy_cost"] for m in own), 0.002, "at most")]
+    bars = [
+        Claim(f"{method}: {_words(key)}", fmean(m[key] for m in own), limit) for key, limit in limits.items()
+    ]
+    return [
+        *bars,
+        Claim(
+            f"{method}: accuracy that far noise costs",
+            fmean(m["accuracy_cost"] for m in own),
+            0.002,
+            "at most",
+        ),
+    ]
 
 
 def _data(results: Sequence[Result]) -> list[list[Cell]]:
@@ -117,7 +155,10 @@ def _data(results: Sequence[Result]) -> list[list[Cell]]:
     for result in results:
         for name in ("digits", *STRANGE):
             values = np.sort(result.arrays[f"entropy_{name}"]).tolist()
-            rows += [[result.run.method, name, value, (place + 1) / len(values)] for place, value in enumerate(values)]
+            rows += [
+                [result.run.method, name, value, (place + 1) / len(values)]
+                for place, value in enumerate(values)
+            ]
     return rows
 
 
@@ -143,14 +184,19 @@ def _gallery(results: Sequence[Result]) -> Figure:
     pictures = np.concatenate([r.arrays["doubtful"] for r in results])
     guesses = np.concatenate([r.arrays["doubtful_guess"] for r in results])
     truths = np.concatenate([r.arrays["doubtful_truth"] for r in results])
-    words = [(f"{guess} ({true})", "black" if guess == true else "tab:red") for guess, true in zip(guesses, truths, strict=True)]
+    words = [
+        (f"{guess} ({true})", "black" if guess == true else "tab:red")
+        for guess, true in zip(guesses, truths, strict=True)
+    ]
     return _tiles(pictures, DOUBTFUL, words)
 
 
 def _tiles(pictures: np.ndarray[Any, Any], columns: int, words: Sequence[tuple[str, str]]) -> Figure:
     rows = -(-len(pictures) // columns)
     figure = Figure(figsize=(0.62 * columns, 0.8 * rows), layout="constrained")
-    for panel, picture, (title, colour) in zip(figure.subplots(rows, columns).flat, pictures, words, strict=True):
+    for panel, picture, (title, colour) in zip(
+        figure.subplots(rows, columns).flat, pictures, words, strict=True
+    ):
         panel.imshow(picture, cmap="gray_r", vmin=0, vmax=1)
         panel.set_title(title, fontsize=7, color=colour, pad=2)
         panel.axis("off")

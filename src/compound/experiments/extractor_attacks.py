@@ -14,20 +14,30 @@ from compound.experiments.features import ROWS, FeatureExtractor, extracted
 from compound.experiments.robust import RANGE, Curve, ask, label_loss, odds, precision, surprise
 from compound.models import Model
 
-Slopes = Callable[[Tensor, Tensor], list[Tensor]]  # features and labels of some rows -> gradients of losses w.r.t. the features
+Slopes = Callable[
+    [Tensor, Tensor], list[Tensor]
+]  # features and labels of some rows -> gradients of losses w.r.t. the features
 
 
-def signs(front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator) -> Tensor:  # as x, int8
+def signs(
+    front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator
+) -> Tensor:  # as x, int8
     """Where each pixel makes -log p(y | x) grow, p being the mean over draws."""
     state = generator.get_state()
 
     def slopes(z: Tensor, labels: Tensor) -> list[Tensor]:
-        return [gradient(label_loss(model, labels, draws, generator, state, odds), z.to(precision(model))).to(z.dtype)]
+        return [
+            gradient(label_loss(model, labels, draws, generator, state, odds), z.to(precision(model))).to(
+                z.dtype
+            )
+        ]
 
     return pulled(front, x, y, slopes)[0]
 
 
-def pulled(front: FeatureExtractor, x: Tensor, y: Tensor, slopes: Slopes) -> Tensor:  # (losses, *x.shape), int8
+def pulled(
+    front: FeatureExtractor, x: Tensor, y: Tensor, slopes: Slopes
+) -> Tensor:  # (losses, *x.shape), int8
     """Signs of the gradients of losses w.r.t. pixels."""
     parts = []
     for part, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
@@ -35,7 +45,10 @@ def pulled(front: FeatureExtractor, x: Tensor, y: Tensor, slopes: Slopes) -> Ten
             part = part.detach().requires_grad_()
             features = front(part)
             # the graph is kept for the next product
-            products = [torch.autograd.grad(features, part, slope, retain_graph=True)[0] for slope in slopes(features.detach(), labels)]
+            products = [
+                torch.autograd.grad(features, part, slope, retain_graph=True)[0]
+                for slope in slopes(features.detach(), labels)
+            ]
         parts.append(torch.stack([product.sign().nan_to_num_(0.0).to(torch.int8) for product in products]))
     return torch.cat(parts, 1)
 
@@ -51,11 +64,19 @@ def judged(
     judges: int = 100,
 ) -> Curve:
     """The sound protocol, its directions given: `judges` fresh draws classify."""
-    return Curve.of([ask(model, _moved(front, x, moves, strength), judges, generator) for strength in strengths], y)
+    return Curve.of(
+        [ask(model, _moved(front, x, moves, strength), judges, generator) for strength in strengths], y
+    )
 
 
 def published(
-    front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, draws: int
+    front: FeatureExtractor,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    strengths: Sequence[float],
+    generator: Generator,
+    draws: int,
 ) -> Curve:
     """A picture per draw, from one pass and the label it gave, classified by another draw."""
     state = generator.get_state()
@@ -73,7 +94,9 @@ def published(
     probs = []
     for strength in strengths:
         features = _moved(front, x[rows], moves, strength) if strength else extracted(front, x)[rows]
-        probs.append(torch.stack([ask(model, features[which[k]], 1, generator) for k in range(draws)]).mean(0))
+        probs.append(
+            torch.stack([ask(model, features[which[k]], 1, generator) for k in range(draws)]).mean(0)
+        )
     return Curve.of(probs, y)
 
 

@@ -58,14 +58,22 @@ def extracted(extractor: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (r
 class FeatureCache:
     """Features of one extractor, kept in a folder."""
 
-    def __init__(self, name: str, extractor: nn.Module, folder: Path, watch: Callable[[FitProgress], None] | None = None):
+    def __init__(
+        self,
+        name: str,
+        extractor: nn.Module,
+        folder: Path,
+        watch: Callable[[FitProgress], None] | None = None,
+    ):
         self.extractor, self.folder, self.watch = extractor, folder, watch
         self.identity = digest(name, extractor.state_dict())
 
     def features(self, x: Tensor) -> Tensor:  # (rows, 3, 32, 32) bytes -> (rows, features)
         blocks = x.split(BLOCK)
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = {number: kept for number, block in enumerate(blocks) if (kept := self._kept(block)) is not None}
+        found = {
+            number: kept for number, block in enumerate(blocks) if (kept := self._kept(block)) is not None
+        }
         begin, had = time.monotonic(), len(found)
         for wait in (False, True):  # first what nobody works on, then what others have not brought
             for number, block in enumerate(blocks):
@@ -82,18 +90,31 @@ class FeatureCache:
 
     def _path(self, block: Tensor) -> Path:
         shape = f"{self.identity} {tuple(block.shape)}"
-        return self.folder / f"{hashlib.sha256(shape.encode() + block.numpy().tobytes()).hexdigest()[:32]}.npz"
+        return (
+            self.folder / f"{hashlib.sha256(shape.encode() + block.numpy().tobytes()).hexdigest()[:32]}.npz"
+        )
 
     def _kept(self, block: Tensor) -> Tensor | None:
         """What the folder has, if its first row is what the extractor gives today: code may change where weights do not."""
         try:
             with np.load(io.BytesIO(self._path(block).read_bytes()), allow_pickle=False) as file:
                 kept = torch.from_numpy(file["features"])
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # absent, or damaged
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):  # absent, or damaged
             return None
         now = extracted(self.extractor, pixels(block[:1]))[0]
         alike = len(kept) == len(block) and kept.shape[1:] == now.shape
-        return kept if alike and torch.allclose(kept[0], now, rtol=1e-3, atol=1e-3 * float(now.abs().max())) else None
+        return (
+            kept
+            if alike and torch.allclose(kept[0], now, rtol=1e-3, atol=1e-3 * float(now.abs().max()))
+            else None
+        )
 
     def _compute(self, block: Tensor) -> Tensor:
         features = extracted(self.extractor, pixels(block))

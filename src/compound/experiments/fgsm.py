@@ -48,19 +48,30 @@ class Fgsm:
         names = {self.known.known, f"{self.known.known}, as published"}
         runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
-            own = [replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run for run in runs]
+            own = [
+                replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run
+                for run in runs
+            ]
             # one draw is every method's default: left unsaid, the model is that of the other experiments
             draws = [{"samples": samples} if samples > 1 else {} for samples in SAMPLES[preset]]
             runs = [replace(run, options={**run.options, **number}) for run in own for number in draws]
-        if self.kind == "strong":  # published forms also with the most draws in training, which the paper found hardest to fool
+        if (
+            self.kind == "strong"
+        ):  # published forms also with the most draws in training, which the paper found hardest to fool
             most = {"samples": SAMPLES[preset][-1]}
-            runs += [replace(run, options={**run.options, **most}) for run in runs if run.data.endswith("published")]
+            runs += [
+                replace(run, options={**run.options, **most})
+                for run in runs
+                if run.data.endswith("published")
+            ]
         return [replace(run, experiment=self.name) for run in runs]
 
     def work(self, run: Run, place: RunContext) -> Outcome:
         preset = ood.preset_of(run)
         model, test = self.known.trained(run, place)
-        model = model.inner if isinstance(model, DistanceAware) else model  # baselines as they are known, without far noise
+        model = (
+            model.inner if isinstance(model, DistanceAware) else model
+        )  # baselines as they are known, without far noise
         order = torch.randperm(len(test.x), generator=named_generator(run.seed, "attacked"))[: IMAGES[preset]]
         x, y, draws = test.x[order], test.y[order], DRAWS[preset]
 
@@ -72,7 +83,9 @@ class Fgsm:
             curves |= self._strong(run, place, model, x, y, draws, stream)
         else:
             curves["published"] = robust.published(model, x, y, STRENGTHS, stream("published"), draws)
-            curves["sound"] = robust.sound(model, robust.exact(ood.without_far_noise(model)), x, y, STRENGTHS, stream("sound"))
+            curves["sound"] = robust.sound(
+                model, robust.exact(ood.without_far_noise(model)), x, y, STRENGTHS, stream("sound")
+            )
         metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
         metrics["silent"] = robust.silent(model, x, y, stream("silent"))
         return Outcome(metrics, {})
@@ -94,10 +107,18 @@ class Fgsm:
         aim = robust.exact(single)
         for passes in PASSES:
             few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
-            curves[f"published, {passes} passes"] = robust.published(model, x, y, STRENGTHS, stream("published", passes), few, passes)
-            curves[f"sound, {passes} draws"] = robust.sound(model, aim, x, y, STRENGTHS, stream("sound", passes), passes)
-        curves["single precision"] = robust.sound(model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise)
-        curves["many steps"] = robust.multi_step(model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2)
+            curves[f"published, {passes} passes"] = robust.published(
+                model, x, y, STRENGTHS, stream("published", passes), few, passes
+            )
+            curves[f"sound, {passes} draws"] = robust.sound(
+                model, aim, x, y, STRENGTHS, stream("sound", passes), passes
+            )
+        curves["single precision"] = robust.sound(
+            model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise
+        )
+        curves["many steps"] = robust.multi_step(
+            model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2
+        )
         curves["transferred"] = robust.transferred(
             model, robust.exact(ood.without_far_noise(other)), x, y, STRENGTHS, stream("transferred")
         )

@@ -85,26 +85,49 @@ class FgsmCifar:
                 own = asdict(replace(settings, lr=rate, final_lr_ratio=end))
                 runs.append(Run(self.name, method, data, seed, ood.OPTIONS.get(method, ood.WIDE), own))
                 if method in PUBLISHED:
-                    runs.append(Run(self.name, method, f"{data}, as published", seed, PUBLISHED[method], asdict(settings)))
+                    runs.append(
+                        Run(
+                            self.name,
+                            method,
+                            f"{data}, as published",
+                            seed,
+                            PUBLISHED[method],
+                            asdict(settings),
+                        )
+                    )
         return runs
 
     def work(self, run: Run, place: RunContext) -> Outcome:
         scale = next(scale for scale in SCALES.values() if run.data.startswith(f"cifar10/{scale.train}/"))
         sets = _sets(run, place, scale)
         outside = sets.outside if run.method == "dpn" else None
-        model = fitted(run, place, make_dataset(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK)
+        model = fitted(
+            run, place, make_dataset(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK
+        )
         known = ood.answers(model, sets.test, run.seed)
         strange = {name: ood.answers(model, z, run.seed) for name, z in sets.strange.items()}
-        numbers = {form: ood.measured(known[form], sets.y, {name: found[form] for name, found in strange.items()}) for form in known}
+        numbers = {
+            form: ood.measured(known[form], sets.y, {name: found[form] for name, found in strange.items()})
+            for form in known
+        }
         return Outcome({**self._attacked(run, model, sets, scale), "strange": numbers}, {})
 
     def _attacked(self, run: Run, model: Model, sets: Sets, scale: Scale) -> dict[str, Any]:
-        model = model.inner if isinstance(model, DistanceAware) else model  # baselines without far noise, as in `fgsm`
+        model = (
+            model.inner if isinstance(model, DistanceAware) else model
+        )  # baselines without far noise, as in `fgsm`
         x, y = sets.pixels, sets.y[: len(sets.pixels)]
         moves = extractor_attacks.signs(
-            sets.front, robust.exact(ood.without_far_noise(model)), x, y, 10, named_generator(run.seed, "signs")
+            sets.front,
+            robust.exact(ood.without_far_noise(model)),
+            x,
+            y,
+            10,
+            named_generator(run.seed, "signs"),
         )
-        sound = extractor_attacks.judged(sets.front, model, x, moves, y, STRENGTHS, named_generator(run.seed, "sound"))
+        sound = extractor_attacks.judged(
+            sets.front, model, x, moves, y, STRENGTHS, named_generator(run.seed, "sound")
+        )
         few = slice(scale.published)
         published = extractor_attacks.published(
             sets.front, model, x[few], y[few], STRENGTHS, named_generator(run.seed, "published"), scale.draws

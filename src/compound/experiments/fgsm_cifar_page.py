@@ -7,7 +7,10 @@ from compound.experiments.runs import Result, Run
 from compound.report.page import Cell, Claim, Page
 
 STRANGE = ("svhn", "gtsrb")
-KEYS = (*((key,) for key in ood_page.KEYS), *((name, key) for name in STRANGE for key in ("mmc_out", "auroc")))
+KEYS = (
+    *((key,) for key in ood_page.KEYS),
+    *((name, key) for name in STRANGE for key in ("mmc_out", "auroc")),
+)
 
 
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
@@ -16,9 +19,15 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         f"Heads with 100 hidden units on the features of a fixed network ({name}), which was trained on other pictures. Attacks move the "
         "pixels, through that network: strengths are those of pixels between 0 and 1, of which 0.03 can hardly be seen."
     )
-    attacks = [result._replace(metrics={key: value for key, value in result.metrics.items() if key != "strange"}) for result in results]
+    attacks = [
+        result._replace(metrics={key: value for key, value in result.metrics.items() if key != "strange"})
+        for result in results
+    ]
     bars = fgsm_page.draw_page(attacks, page, "methods")
-    shares = [[label, max(metrics["silent"] for metrics in found)] for label, found in fgsm_page.grouped(attacks).items()]
+    shares = [
+        [label, max(metrics["silent"] for metrics in found)]
+        for label, found in fgsm_page.grouped(attacks).items()
+    ]
     page.table(("form", "share"), shares, "Rows without a gradient: attacks are blind there")
     page.heading("Doubt about other pictures")
     page.text(
@@ -26,7 +35,10 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "probability that such a picture has more entropy than one of CIFAR-10's test set. dpn has seen other house numbers in training."
     )
     groups = ood_page.grouped([result._replace(metrics=result.metrics["strange"]) for result in results])
-    rows: list[list[Cell]] = [[label, *(ood_page.shown(found, ood_page.at(*key)) for key in KEYS)] for label, found in groups.items()]
+    rows: list[list[Cell]] = [
+        [label, *(ood_page.shown(found, ood_page.at(*key)) for key in KEYS)]
+        for label, found in groups.items()
+    ]
     words = [", ".join(ood_page.WORDS.get(word, word) for word in key) for key in KEYS]
     page.table(("form", *words), rows, "CIFAR-10 against others; mean ± standard error over seeds")
     page.data(f"{results[0].run.experiment}-strange", ("form", *words), rows)

@@ -33,8 +33,14 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != "silent"))
     drawing = {"methods": _by_family, "samples": _by_method, "strong": _by_protocol}[kind]
     words = "Accuracy and mean entropy against strength, means over seeds."
-    words += " Legend: the most accurate on average first. Grey: the compound density networks again." if kind == "methods" else ""
-    lines = [name for name in protocols if name != "many steps"]  # that one has three strengths: a table says it better
+    words += (
+        " Legend: the most accurate on average first. Grey: the compound density networks again."
+        if kind == "methods"
+        else ""
+    )
+    lines = [
+        name for name in protocols if name != "many steps"
+    ]  # that one has three strengths: a table says it better
     page.picture(results[0].run.experiment, drawing(groups, lines), words, COLUMNS, _data(groups, protocols))
     for protocol in protocols:
         rows: list[list[Cell]] = []
@@ -43,11 +49,17 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
             if curves:
                 points = range(len(curves[0]["accuracy"]))
                 rows.append([label, *(round(fmean(c["accuracy"][k] for c in curves), 4) for k in points)])
-                rows.append(["   entropy", *(round(fmean(c["entropy"][k] for c in curves), 3) for k in points)])
+                rows.append(
+                    ["   entropy", *(round(fmean(c["entropy"][k] for c in curves), 3) for k in points)]
+                )
         strengths = _strengths(len(rows[0]) - 1)
         page.table(("accuracy, then entropy", *(f"{s:g}" for s in strengths)), rows, protocol)
     if kind == "strong":
-        page.table(("form", *CHECKS, "rows without gradient"), _checks(results), "Is the gradient hidden? What the attacks should show")
+        page.table(
+            ("form", *CHECKS, "rows without gradient"),
+            _checks(results),
+            "Is the gradient hidden? What the attacks should show",
+        )
     bars = _bars(results) if kind == "methods" else []
     if bars:
         page.bars(bars, "Against the baselines that saw no outliers")
@@ -98,14 +110,18 @@ def _form(label: str) -> str:
     return "published" if ", published" in label else ""
 
 
-def _line(panel: Axes, found: Sequence[dict[str, Any]], protocol: str, key: str, look: dict[str, Any]) -> None:
+def _line(
+    panel: Axes, found: Sequence[dict[str, Any]], protocol: str, key: str, look: dict[str, Any]
+) -> None:
     if curves := _of(found, protocol):
         means = _mean(curves, key)
         panel.plot(_strengths(len(means)), means, **look)
 
 
 def _dress(panel: Axes, protocol: str, key: str) -> None:
-    panel.set(title=f"{protocol}: {key}", xlim=(0, 1), ylim=(-0.02, 1.02) if key == "accuracy" else (-0.05, 2.35))
+    panel.set(
+        title=f"{protocol}: {key}", xlim=(0, 1), ylim=(-0.02, 1.02) if key == "accuracy" else (-0.05, 2.35)
+    )
     panel.title.set_fontsize(9)
 
 
@@ -113,7 +129,12 @@ def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
     """A row for each family of methods, the CDNs in the background of the others."""
 
     def strong(label: str) -> float:
-        return fmean(value for protocol in protocols for curve in _of(groups[label], protocol) for value in curve["accuracy"])
+        return fmean(
+            value
+            for protocol in protocols
+            for curve in _of(groups[label], protocol)
+            for value in curve["accuracy"]
+        )
 
     rows: dict[str, Looks] = {}
     for name in FAMILIES:
@@ -130,12 +151,23 @@ def _by_method(groups: Groups, protocols: Sequence[str]) -> Figure:
     for label in groups:
         form, _, words = label.rpartition(", ")
         number = len(rows.setdefault(form, {}))
-        look = {"linestyle": list(DASHES.values())[number % len(DASHES)], "marker": "osD^v*PX"[number % 8], "markersize": 4}
-        rows[form][label] = {"label": words, "color": LOOKS.get(_method(form), OTHER).colour, "linewidth": 1 + 0.3 * number, **look}
+        look = {
+            "linestyle": list(DASHES.values())[number % len(DASHES)],
+            "marker": "osD^v*PX"[number % 8],
+            "markersize": 4,
+        }
+        rows[form][label] = {
+            "label": words,
+            "color": LOOKS.get(_method(form), OTHER).colour,
+            "linewidth": 1 + 0.3 * number,
+            **look,
+        }
     return _in_rows(groups, protocols, rows, {})
 
 
-def _in_rows(groups: Groups, protocols: Sequence[str], rows: dict[str, Looks], grey: dict[str, list[str]]) -> Figure:
+def _in_rows(
+    groups: Groups, protocols: Sequence[str], rows: dict[str, Looks], grey: dict[str, list[str]]
+) -> Figure:
     """In every row accuracy under each protocol, then entropy under each."""
     wished = [(protocol, key) for key in MEASURES for protocol in protocols]
     figure = Figure(figsize=(3.2 * len(wished), 3.0 * len(rows)), layout="constrained")
@@ -167,10 +199,18 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
             panel.set_visible(True)
             for label, found in groups.items():
                 thick = {"linewidth": 2.5} if "S=" in label else {}
-                _line(panel, found, protocol, key, {"label": label, **style(_method(label), _form(label)), **thick})
+                _line(
+                    panel,
+                    found,
+                    protocol,
+                    key,
+                    {"label": label, **style(_method(label), _form(label)), **thick},
+                )
             _dress(panel, protocol, key)
             panel.set_xlabel("strength")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=3.5)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=3.5
+    )
     return figure
 
 
@@ -189,7 +229,9 @@ def _checks(results: Sequence[Result]) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for label, found in grouped(results).items():
         accuracy = {
-            name: [fmean(m[name]["accuracy"][k] for m in found) for k in range(len(found[0][name]["accuracy"]))]
+            name: [
+                fmean(m[name]["accuracy"][k] for m in found) for k in range(len(found[0][name]["accuracy"]))
+            ]
             for name in found[0]
             if name != "silent"
         }
@@ -201,8 +243,15 @@ def _checks(results: Sequence[Result]) -> list[list[Cell]]:
                 many[-1] <= CHANCE,
                 all(other >= own - 0.02 for other, own in zip(accuracy["transferred"], one, strict=True)),
                 all(other >= own - 0.02 for other, own in zip(accuracy["random signs"], one, strict=True)),
-                all(more <= fewer + 0.02 for more, fewer in zip(accuracy["sound, 100 draws"], accuracy["sound, 1 draws"], strict=True)),
-                all(own >= other - 0.02 for own, other in zip(one, accuracy["single precision"], strict=True)),
+                all(
+                    more <= fewer + 0.02
+                    for more, fewer in zip(
+                        accuracy["sound, 100 draws"], accuracy["sound, 1 draws"], strict=True
+                    )
+                ),
+                all(
+                    own >= other - 0.02 for own, other in zip(one, accuracy["single precision"], strict=True)
+                ),
                 round(fmean(m["silent"] for m in found), 4),
             ]
         )
@@ -213,10 +262,19 @@ def _bars(results: Sequence[Result]) -> list[Claim]:
     """Under the sound protocol the default CDNs should doubt more at strength 0.3 than every baseline that saw no outliers."""
     groups = grouped(results)
     at = 3
-    others = [fmean(m["sound"]["entropy"][at] for m in found) for label, found in groups.items() if "cdn" not in label and label != "dpn"]
+    others = [
+        fmean(m["sound"]["entropy"][at] for m in found)
+        for label, found in groups.items()
+        if "cdn" not in label and label != "dpn"
+    ]
     if not others:
         return []
     cdns = [label for label in groups if label in ("ml-cdn", "vb-cdn")]
     return [
-        Claim(f"{label}: entropy at strength 0.3", fmean(m["sound"]["entropy"][at] for m in groups[label]), max(others)) for label in cdns
+        Claim(
+            f"{label}: entropy at strength 0.3",
+            fmean(m["sound"]["entropy"][at] for m in groups[label]),
+            max(others),
+        )
+        for label in cdns
     ]

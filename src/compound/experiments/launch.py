@@ -22,12 +22,27 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from compound.experiments.memory import keep_memory
-from compound.experiments.runs import Busy, Damaged, Result, Run, Work, finished, held, locked, perform, read, reason, write_failure
+from compound.experiments.runs import (
+    Busy,
+    Damaged,
+    Result,
+    Run,
+    Work,
+    finished,
+    held,
+    locked,
+    perform,
+    read,
+    reason,
+    write_failure,
+)
 from compound.train.loop import FitProgress
 
 TRIES = 2  # more attempts at a run whose worker was killed
 PAUSE = 0.5  # seconds between two looks at runs that others hold
-WorkOf = Callable[[str], Work]  # the work of an experiment, by its name; found by import in a worker, so a function of a module
+WorkOf = Callable[
+    [str], Work
+]  # the work of an experiment, by its name; found by import in a worker, so a function of a module
 
 
 class Failure(NamedTuple):
@@ -63,7 +78,9 @@ class Failed(NamedTuple):
 Message = Step | Ended | Held | Failed
 
 
-def work_through(runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Path | None = None, jobs: int | None = None) -> Grid:
+def work_through(
+    runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Path | None = None, jobs: int | None = None
+) -> Grid:
     """All runs, `jobs` at once (one per core where not said; 1 works in this very process), with progress on the terminal."""
     root.mkdir(parents=True, exist_ok=True)
     jobs = max(1, min(jobs or cores(), len(runs)))
@@ -106,7 +123,9 @@ class _Board:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = Progress(*columns, console=Console(stderr=True))
         self._every = self._bars.add_task("all runs", total=len(runs), completed=len(runs) - len(self._left))
-        self._tasks = [self._bars.add_task(escape(str(run)), total=None, start=False, visible=False) for run in runs]
+        self._tasks = [
+            self._bars.add_task(escape(str(run)), total=None, start=False, visible=False) for run in runs
+        ]
 
     def __enter__(self) -> "_Board":
         self._bars.start()
@@ -161,7 +180,9 @@ def _here(board: _Board, work_of: WorkOf, data_dir: Path | None) -> None:
             board.told(_attempt(number, board.runs[number], work_of, board.root, data_dir, board.told))
 
 
-def _attempt(number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, tell: Callable[[Message], None]) -> Message:
+def _attempt(
+    number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, tell: Callable[[Message], None]
+) -> Message:
     last = 0.0
 
     def watch(seen: FitProgress) -> None:
@@ -223,7 +244,9 @@ def _hire(work_of: WorkOf, root: Path, data_dir: Path | None, count: int) -> _Wo
     context = get_context("spawn")  # a forked torch may hang in its thread pool
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work_of, root, data_dir, count), daemon=True)
-    with _environment({"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}):  # read when torch is loaded
+    with _environment(
+        {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+    ):  # read when torch is loaded
         process.start()
     theirs.close()
     return _Worker(process, ours)

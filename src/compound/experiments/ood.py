@@ -47,8 +47,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER, "hyper": (100,), "objective": "official"},
 }
-BASE = TrainConfig(batch_size=200, lr=1e-3, final_lr_ratio=1.0, clip_value=5.0, clip_norm=None, ema_decay=0.0, n_evals=0)
-OWN_RATE = {"ml-cdn": (3e-3, 0.0), "vb-cdn": (3e-3, 0.0), "noisy-kfac": (1e-2, 1.0), "noisy-adam": (1e-2, 1.0)}  # rate, and its end
+BASE = TrainConfig(
+    batch_size=200, lr=1e-3, final_lr_ratio=1.0, clip_value=5.0, clip_norm=None, ema_decay=0.0, n_evals=0
+)
+OWN_RATE = {
+    "ml-cdn": (3e-3, 0.0),
+    "vb-cdn": (3e-3, 0.0),
+    "noisy-kfac": (1e-2, 1.0),
+    "noisy-adam": (1e-2, 1.0),
+}  # rate, and its end
 ENOUGH = {"ml-cdn": 6000, "vb-cdn": 8000}  # steps: one ml-cdn lost accuracy when trained for 20,000
 
 
@@ -60,7 +67,9 @@ class Ood:
     TITLE: str
     known: str  # the set that is learnt
     main: str  # the set that is looked at first
-    strange: tuple[str, ...]  # all that is shown; "flipped" is the known set upside down, "noise" uniform noise
+    strange: tuple[
+        str, ...
+    ]  # all that is shown; "flipped" is the known set upside down, "noise" uniform noise
     outside: str  # what a method that trains on outliers is given
     published: str = ""  # the table of published.json it is compared with
     METHODS: tuple[str, ...] = tuple(ALL)
@@ -79,7 +88,9 @@ class Ood:
                 rate, end = OWN_RATE.get(method, (BASE.lr, BASE.final_lr_ratio))
                 steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
                 settings = replace(BASE, steps=steps, lr=rate, final_lr_ratio=end)
-                runs.append(Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings)))
+                runs.append(
+                    Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings))
+                )
                 if method == "ml-cdn":
                     runs.append(replace(runs[-1], data=f"{self.known}, one member", options=ONE))
                 if method in PUBLISHED:
@@ -97,7 +108,9 @@ class Ood:
 
     def work(self, run: Run, place: RunContext) -> Outcome:
         model, test = self.trained(run, place)
-        shown = {name: some(self._pictures(name, test.x, run.seed, place.data_dir), run) for name in self.strange}
+        shown = {
+            name: some(self._pictures(name, test.x, run.seed, place.data_dir), run) for name in self.strange
+        }
         found = {name: answers(model, x, run.seed) for name, x in {self.known: test.x, **shown}.items()}
         numbers: dict[str, Any] = {}
         arrays: Numbers = {}
@@ -145,11 +158,16 @@ def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredicti
     return (
         {"plain": plain}
         if silent is model
-        else {"plain": plain, "far": plain.mix_with_uniform(cast(DistanceAwareNoise, model.far)(clamp_inputs(x)))}
+        else {
+            "plain": plain,
+            "far": plain.mix_with_uniform(cast(DistanceAwareNoise, model.far)(clamp_inputs(x))),
+        }
     )
 
 
-def measured(known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]) -> dict[str, Any]:
+def measured(
+    known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]
+) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "accuracy": metrics.accuracy(known, y),
         "nll": metrics.nll(known, y),

@@ -15,14 +15,24 @@ from compound.report.colours import CDNS, FAMILIES, family, style
 from compound.report.page import Cell, Claim, Page
 
 KEYS = ("accuracy", "nll", "brier", "ece", "mmc_in")
-WORDS = {"nll": "NLL", "ece": "ECE", "brier": "Brier", "mmc_in": "MMC-in", "mmc_out": "MMC-out", "auroc": "AUROC", "aupr": "AUPR"}
+WORDS = {
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "mmc_in": "MMC-in",
+    "mmc_out": "MMC-out",
+    "auroc": "AUROC",
+    "aupr": "AUPR",
+}
 PAPER = ("mmc_in", "mmc_out", "auroc")  # the columns of its table 1
 POINTS = 200  # of a curve
 Group = dict[str, list[dict[str, Any]]]  # label of a form -> metrics of its seeds
 Of = Callable[[dict[str, Any]], float]
 
 
-def draw_page(results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str) -> list[Claim]:
+def draw_page(
+    results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str
+) -> list[Claim]:
     name = results[0].run.experiment
     page.text(
         f"A 784-100-10 network learns {known} and is shown {', '.join(strange)}. It should know the first and doubt the rest. MMC is the "
@@ -39,15 +49,26 @@ def draw_page(results: Sequence[Result], page: Page, known: str, main: str, stra
         for x, y in zip(*line, strict=True)
     ]
     if curves:
-        page.picture(name, _figure(curves, known, main), words, ("form", "seed", "pictures", "entropy", "share"), rows)
-    page.table(*_first_table(groups, main, published), f"{known} against {main}; mean ± standard error over seeds")
+        page.picture(
+            name, _figure(curves, known, main), words, ("form", "seed", "pictures", "entropy", "share"), rows
+        )
+    page.table(
+        *_first_table(groups, main, published), f"{known} against {main}; mean ± standard error over seeds"
+    )
     page.data(f"{name}-table-1", *_first_data(groups, main, published))
     columns = [f"{one}, {WORDS[key]}" for one in strange for key in ("mmc_out", "auroc")]
-    rows = [[label, *(shown(found, at(one, key)) for one in strange for key in ("mmc_out", "auroc"))] for label, found in groups.items()]
+    rows = [
+        [label, *(shown(found, at(one, key)) for one in strange for key in ("mmc_out", "auroc"))]
+        for label, found in groups.items()
+    ]
     page.table(("form", *columns), rows, "Every set that is shown")
     more = ("auroc_confidence", "auroc_epistemic", "aupr", "fpr95")
     rows = [[label, *(shown(found, at(main, key)) for key in more)] for label, found in groups.items()]
-    page.table(("form", "AUROC by confidence", "AUROC by epistemic share", "AUPR", "FPR at 95%"), rows, f"More about {main}")
+    page.table(
+        ("form", "AUROC by confidence", "AUROC by epistemic share", "AUPR", "FPR at 95%"),
+        rows,
+        f"More about {main}",
+    )
     bars = _bars(groups, known)
     if bars:
         page.bars(bars, "Means over seeds against the bars")
@@ -97,7 +118,9 @@ def paper_table(published: str) -> dict[str, list[float]]:
     """Method -> MMC-in, MMC-out, AUROC as published."""
     if not published:
         return {}
-    rows: dict[str, list[float]] = json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"][published]["rows"]
+    rows: dict[str, list[float]] = json.loads(
+        files("compound.experiments").joinpath("published.json").read_text()
+    )["paper"][published]["rows"]
     return rows
 
 
@@ -107,7 +130,9 @@ def _first_table(groups: Group, main: str, published: str) -> tuple[list[str], l
     columns += [f"paper: {WORDS[key]}" for key in PAPER] if paper else []
     rows: list[list[Cell]] = []
     for label, found in groups.items():
-        own = [shown(found, at(key)) for key in KEYS] + [shown(found, at(main, key)) for key in ("mmc_out", "auroc")]
+        own = [shown(found, at(key)) for key in KEYS] + [
+            shown(found, at(main, key)) for key in ("mmc_out", "auroc")
+        ]
         theirs: list[Cell] = [*paper.get(_method(label), [None] * 3)] if paper else []
         rows.append([label, len(found), *own, *theirs])
     return columns, rows
@@ -121,7 +146,14 @@ def _first_data(groups: Group, main: str, published: str) -> tuple[list[str], li
     rows: list[list[Cell]] = []
     for label, found in groups.items():
         theirs: list[Cell] = [*paper.get(_method(label), [None] * 3)] if paper else []
-        rows.append([label, len(found), *(number for of in measures.values() for number in mean_error(found, of)), *theirs])
+        rows.append(
+            [
+                label,
+                len(found),
+                *(number for of in measures.values() for number in mean_error(found, of)),
+                *theirs,
+            ]
+        )
     return columns, rows
 
 
@@ -155,7 +187,9 @@ def _curves(results: Sequence[Result], known: str, main: str) -> list[_Curve]:
             usual = "far" if result.run.method.endswith("cdn") and "far" in result.metrics else "plain"
             kind = "published" if "published" in label else "" if form == usual else "other"
             doubt = float(np.median(result.arrays[f"entropy {form} {main}"]))
-            curves[label] = _Curve(label, result.run.method, kind, result.run.seed, numbers["accuracy"], doubt, lines)
+            curves[label] = _Curve(
+                label, result.run.method, kind, result.run.seed, numbers["accuracy"], doubt, lines
+            )
     return list(curves.values())
 
 
@@ -164,7 +198,9 @@ def _figure(curves: Sequence[_Curve], known: str, main: str) -> Figure:
     figure = Figure(figsize=(11, 3.6 * len(families)), layout="constrained")
     axes = figure.subplots(len(families), 2, sharex=True, sharey=True, squeeze=False)
     for row, name in zip(axes, families, strict=True):
-        own = sorted((curve for curve in curves if family(curve.method) == name), key=lambda curve: -curve.doubt)
+        own = sorted(
+            (curve for curve in curves if family(curve.method) == name), key=lambda curve: -curve.doubt
+        )
         for panel, of in zip(row, (known, main), strict=True):
             if name != CDNS:
                 for curve in curves:
@@ -172,7 +208,12 @@ def _figure(curves: Sequence[_Curve], known: str, main: str) -> Figure:
                         panel.plot(*curve.lines[of], color="0.8", linewidth=2.5, zorder=1)
             for number, curve in enumerate(own):
                 words = f"{curve.label} ({100 * curve.accuracy:.1f})"
-                panel.plot(*curve.lines[of], label=words, markevery=(4 + 5 * number, 40), **style(curve.method, curve.form))
+                panel.plot(
+                    *curve.lines[of],
+                    label=words,
+                    markevery=(4 + 5 * number, 40),
+                    **style(curve.method, curve.form),
+                )
             panel.set(title=f"{of}: {name}", xlim=(0, 2.35), ylim=(-0.02, 1.02))
         row[0].set_ylabel("share of pictures")
         row[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, handlelength=3.5)
@@ -216,8 +257,14 @@ def _bars(groups: Group, known: str) -> list[Claim]:
         for path, (limit, sense) in limits.items():
             if label in groups:
                 value = fmean(at(*path)(metrics) for metrics in groups[label])
-                bars.append(Claim(f"{label}: {', '.join(WORDS.get(word, word) for word in path)}", value, limit, sense))  # type: ignore[arg-type]
+                bars.append(
+                    Claim(
+                        f"{label}: {', '.join(WORDS.get(word, word) for word in path)}", value, limit, sense
+                    )
+                )  # type: ignore[arg-type]
     if known == "fashion-mnist" and {"map", "ml-cdn + far noise"} <= set(groups):
-        lost = fmean(m["accuracy"] for m in groups["map"]) - fmean(m["accuracy"] for m in groups["ml-cdn + far noise"])
+        lost = fmean(m["accuracy"] for m in groups["map"]) - fmean(
+            m["accuracy"] for m in groups["ml-cdn + far noise"]
+        )
         bars.append(Claim("ml-cdn + far noise: accuracy below map", lost, 0.005, "at most"))
     return bars

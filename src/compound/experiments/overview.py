@@ -34,7 +34,9 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
     if preset and preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}: choose {' or '.join(PRESETS)}")
     everything = found(root)
-    ended, damaged = readable([run for run in everything if finished(run, root) and run.experiment in EXPERIMENTS], root)
+    ended, damaged = readable(
+        [run for run in everything if finished(run, root) and run.experiment in EXPERIMENTS], root
+    )
     sections, left_out = sort(ended, root)
     sections = [section for section in sections if preset in ("", section.preset)]
     if not sections:
@@ -42,12 +44,19 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
         kind = f" of preset {preset}" if preset else ""
         raise ValueError(f"{root} holds no finished run{kind}{broken}: compound status shows what it holds")
     page = Page("Compound density networks: the experiments of the paper, redone")
-    lost = [*map(str, damaged), *(f"{path} is damaged: nothing else tells which run this was" for path in unreadable(root))]
+    lost = [
+        *map(str, damaged),
+        *(f"{path} is damaged: nothing else tells which run this was" for path in unreadable(root)),
+    ]
     troubles = [*lost]
     bars: list[tuple[Section, Claim]] = []
     _open(page, sections)
     for word in dict.fromkeys(section.preset for section in sections):
-        _agreement(page, word, [result for section in sections if section.preset == word for result in section.results])
+        _agreement(
+            page,
+            word,
+            [result for section in sections if section.preset == word for result in section.results],
+        )
     for section in sections:
         page.heading(f"{load(section.experiment).TITLE} ({_words(section.preset)})")
         page.prefix = f"{section.preset.replace(' ', '-')}-"
@@ -79,7 +88,9 @@ def sort(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
         plans = {word: _plan(load(name), word, own) for word in PRESETS}
         for run in own:
             groups.setdefault(_preset(run, plans), []).append(run)
-        for word in sorted(groups, key=lambda word: (PRESETS.index(word) if word in PRESETS else len(PRESETS), word)):
+        for word in sorted(
+            groups, key=lambda word: (PRESETS.index(word) if word in PRESETS else len(PRESETS), word)
+        ):
             keys = {run.key for run in _with_choice(plans.get(word, []), word, runs, root)}
             kept = _kept(groups[word], keys)
             sections.append(Section(name, word, [read(run, root) for run in kept]))
@@ -121,9 +132,15 @@ def _kept(runs: Sequence[Run], keys: set[str]) -> list[Run]:
     slots: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         slots.setdefault((run.method, run.data, run.options.get("samples")), []).append(run)
-    if any(run.key in keys for run in runs):  # a method of the grid that was once run with another number of samples
+    if any(
+        run.key in keys for run in runs
+    ):  # a method of the grid that was once run with another number of samples
         planned = {slot[:2] for slot, own in slots.items() if any(run.key in keys for run in own)}
-        slots = {slot: own for slot, own in slots.items() if slot[:2] not in planned or any(run.key in keys for run in own)}
+        slots = {
+            slot: own
+            for slot, own in slots.items()
+            if slot[:2] not in planned or any(run.key in keys for run in own)
+        }
     kept = set()
     for own in slots.values():
         present = [run.key for run in own if run.key in keys]
@@ -131,7 +148,9 @@ def _kept(runs: Sequence[Run], keys: set[str]) -> list[Run]:
             commonest = Counter(_options(run) for run in own).most_common(1)[0][0]
             present = [run.key for run in own if _options(run) == commonest]
         kept |= set(present)
-    return sorted((run for run in runs if run.key in kept), key=lambda run: (run.seed, place(run.method), run.data))
+    return sorted(
+        (run for run in runs if run.key in kept), key=lambda run: (run.seed, place(run.method), run.data)
+    )
 
 
 def _options(run: Run) -> str:
@@ -182,7 +201,9 @@ def _close(
     results = [result for section in sections for result in section.results]
     if bars:
         page.heading("All claims with a bar")
-        rows: list[list[Cell]] = [[s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.verdict] for s, b in bars]
+        rows: list[list[Cell]] = [
+            [s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.verdict] for s, b in bars
+        ]
         page.table(("experiment", "preset", "claim", "measured", "bar", "held"), rows)
     page.heading("Time")
     for word in dict.fromkeys(section.preset for section in sections):
@@ -199,5 +220,9 @@ def _close(
         page.points(damaged)
     if left_out:
         page.heading("Runs that are not shown")
-        page.text("Finished, but with other options than the runs of the same method and data above; mixing them would mean nothing.")
-        page.table(("run", "steps", "key"), [(str(run), run.settings.get("steps"), run.key) for run in left_out])
+        page.text(
+            "Finished, but with other options than the runs of the same method and data above; mixing them would mean nothing."
+        )
+        page.table(
+            ("run", "steps", "key"), [(str(run), run.settings.get("steps"), run.key) for run in left_out]
+        )

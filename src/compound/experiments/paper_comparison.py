@@ -48,7 +48,11 @@ def paper_comparison(results: Sequence[Result]) -> list[Finding]:
         by_name.setdefault(result.run.experiment, []).append(result)
     if "ood-mnist" in by_name:
         found += _table_1(ood_page.grouped(by_name["ood-mnist"]))
-    for name, words in (("fgsm-mnist", "MNIST"), ("fgsm-fashion", "Fashion-MNIST"), ("fgsm-cifar", "CIFAR-10")):
+    for name, words in (
+        ("fgsm-mnist", "MNIST"),
+        ("fgsm-fashion", "Fashion-MNIST"),
+        ("fgsm-cifar", "CIFAR-10"),
+    ):
         if name in by_name:
             found += _attacks(fgsm_page.grouped(by_name[name]), words)
     if "fgsm-samples" in by_name:
@@ -66,7 +70,9 @@ def above(claim: str, own: Value | None, others: Mapping[str, Value]) -> Finding
     nearest = max(others, key=lambda name: others[name].mean)
     words = f"{own}; "
     if missed:
-        words += "not above " + ", ".join(f"{name} ({value})" for name, value in sorted(missed.items(), key=lambda pair: -pair[1].mean))
+        words += "not above " + ", ".join(
+            f"{name} ({value})" for name, value in sorted(missed.items(), key=lambda pair: -pair[1].mean)
+        )
         kept = [name for name in others if name not in missed]
         words += f"; above {', '.join(kept)}" if kept else "; above none"
     else:
@@ -78,7 +84,11 @@ def _scatter(own: Value, others: Mapping[str, Value]) -> str:
     """Who is too near to be told apart from our own number: within two standard errors of the difference."""
     if own.error is None or any(value.error is None for value in others.values()):
         return "; some with one seed, whose scatter is not known"
-    near = [name for name, v in others.items() if abs(own.mean - v.mean) < 2 * math.hypot(own.error, v.error or 0.0)]
+    near = [
+        name
+        for name, v in others.items()
+        if abs(own.mean - v.mean) < 2 * math.hypot(own.error, v.error or 0.0)
+    ]
     return f"; within the scatter of seeds: {', '.join(near)}" if near else ""
 
 
@@ -91,7 +101,11 @@ def _table_1(groups: ood_page.Group) -> list[Finding]:
     auroc = {label: value(label, "notmnist", "auroc") for label in groups}
     baselines = {name: v for name in paper if name != "vb-cdn" and (v := auroc.get(name)) is not None}
     found = [
-        above(f"Table 1: AUROC of {words} above VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC", auroc.get(label), baselines)
+        above(
+            f"Table 1: AUROC of {words} above VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC",
+            auroc.get(label),
+            baselines,
+        )
         for label, words in (
             ("vb-cdn, published", "VB-CDN in the published form"),
             ("vb-cdn", "the default VB-CDN without far noise"),
@@ -100,7 +114,9 @@ def _table_1(groups: ood_page.Group) -> list[Finding]:
     ]
     missing = [name for name in paper if name != "vb-cdn" and name not in baselines]
     if missing:
-        found = [finding._replace(words=f"{finding.words}; no runs of {', '.join(missing)}") for finding in found]
+        found = [
+            finding._replace(words=f"{finding.words}; no runs of {', '.join(missing)}") for finding in found
+        ]
     for name, numbers in paper.items():
         label = "vb-cdn, published" if name == "vb-cdn" else name
         paths = (("mmc_in",), ("notmnist", "mmc_out"), ("notmnist", "auroc"))
@@ -111,16 +127,24 @@ def _table_1(groups: ood_page.Group) -> list[Finding]:
             found.append(Finding(claim, None, "no finished runs to tell"))
             continue
         pairs = list(zip(("MMC-in", "MMC-out", "AUROC"), known, numbers, strict=True))
-        words = ", ".join(f"{word} {v} (paper {theirs:.3f}, {v.mean - theirs:+.3f})" for word, v, theirs in pairs)
+        words = ", ".join(
+            f"{word} {v} (paper {theirs:.3f}, {v.mean - theirs:+.3f})" for word, v, theirs in pairs
+        )
         found.append(Finding(claim, all(abs(v.mean - theirs) <= CLOSE for _, v, theirs in pairs), words))
-    order = [name for name in sorted(paper, key=lambda name: -paper[name][2]) if name == "vb-cdn" or name in baselines]
+    order = [
+        name
+        for name in sorted(paper, key=lambda name: -paper[name][2])
+        if name == "vb-cdn" or name in baselines
+    ]
     own = auroc.get("vb-cdn, published")
     if own is not None and len(order) == len(paper):
         ours_by = {**baselines, "vb-cdn": own}
         mine = sorted(order, key=lambda name: -ours_by[name].mean)
         words = f"ours: {', '.join(f'{name} {ours_by[name].mean:.3f}' for name in mine)}; paper: "
         words += ", ".join(f"{name} {paper[name][2]:.3f}" for name in order)
-        found.append(Finding("Table 1: the whole order by AUROC, VB-CDN in the published form", mine == order, words))
+        found.append(
+            Finding("Table 1: the whole order by AUROC, VB-CDN in the published form", mine == order, words)
+        )
     return found
 
 
@@ -131,7 +155,11 @@ def _curve(found: Sequence[dict[str, Any]], protocol: str, key: str, place: int)
 
 def _attacks(groups: fgsm_page.Groups, words: str) -> list[Finding]:
     def values(protocol: str, key: str, place: int) -> dict[str, Value]:
-        return {label: v for label, found in groups.items() if (v := _curve(found, protocol, key, place)) is not None}
+        return {
+            label: v
+            for label, found in groups.items()
+            if (v := _curve(found, protocol, key, place)) is not None
+        }
 
     found = []
     cdns = [label for label in groups if "cdn" in label]
@@ -153,7 +181,9 @@ def _attacks(groups: fgsm_page.Groups, words: str) -> list[Finding]:
 
 def _samples(groups: fgsm_page.Groups) -> list[Finding]:
     """Figure 4: with ten draws in training, accuracy under the published attack stays above a level at every strength."""
-    paper: dict[str, Any] = json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"]
+    paper: dict[str, Any] = json.loads(files("compound.experiments").joinpath("published.json").read_text())[
+        "paper"
+    ]
     found = []
     for method, form in product(("ml-cdn", "vb-cdn"), (", published", "")):
         level = float(paper["fgsm_mnist_10_training_samples"][method])
@@ -178,7 +208,13 @@ def _strong(groups: fgsm_page.Groups) -> list[Finding]:
         if one is None or many is None or sound is None:
             continue
         claim = f"Figure 5: accuracy of {label} at strength 0.3 within {MARGIN} of one pass with images averaged over 100"
-        found.append(Finding(claim, many.mean > one.mean - MARGIN, f"{one} with one, {many} with 100; {sound} under the sound attack"))
+        found.append(
+            Finding(
+                claim,
+                many.mean > one.mean - MARGIN,
+                f"{one} with one, {many} with 100; {sound} under the sound attack",
+            )
+        )
     return found
 
 

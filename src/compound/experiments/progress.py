@@ -50,7 +50,9 @@ def clock(directory: Path) -> Clock:
     return Clock(former.get("seconds", 0.0), former.get("training", 0.0))
 
 
-def writer(directory: Path, own: Clock, watch: Callable[[FitProgress], None] | None) -> Callable[[FitProgress], None]:
+def writer(
+    directory: Path, own: Clock, watch: Callable[[FitProgress], None] | None
+) -> Callable[[FitProgress], None]:
     """A `watch` that passes everything on and writes now and then."""
     last = time.monotonic()
     _write(directory, own, read(directory) or {})
@@ -77,6 +79,17 @@ def read(directory: Path) -> dict[str, Any] | None:
 
 
 def _write(directory: Path, own: Clock, at: dict[str, Any]) -> None:
-    about = {"seconds": round(own.seconds, 2), "training": round(own.training, 2), "pid": os.getpid(), "host": socket.gethostname()}
-    words = {"step": at.get("step"), "steps": at.get("steps"), "rate": at.get("rate"), **about, "time": time.time()}
+    about = {
+        "seconds": round(own.seconds, 2),
+        "training": round(own.training, 2),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    words = {
+        "step": at.get("step"),
+        "steps": at.get("steps"),
+        "rate": at.get("rate"),
+        **about,
+        "time": time.time(),
+    }
     write_atomic(directory / NAME, (json.dumps(words) + "\n").encode())

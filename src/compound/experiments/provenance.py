@@ -40,9 +40,14 @@ def _last_name(word: str) -> str:
 def _commit() -> str | None:
     """The commit of this very file, as it was first asked for, with "-dirty" where the tree has changes; None outside a repository."""
     here = Path(__file__)
-    for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]):
+    for words in (
+        ["ls-files", "--error-unmatch", here.name],
+        ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+    ):
         try:
-            answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=10, check=True)
+            answer = subprocess.run(
+                ["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
     return answer.stdout.strip() or None

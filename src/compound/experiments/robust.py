@@ -63,7 +63,9 @@ def precision(model: Model) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
-def signs(model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, loss: Loss = odds) -> Tensor:  # as x
+def signs(
+    model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, loss: Loss = odds
+) -> Tensor:  # as x
     """Where each pixel makes the loss of the mean over draws grow; found in the precision of the model."""
     state = generator.get_state()
     parts = []
@@ -72,7 +74,9 @@ def signs(model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, 
     return torch.cat(parts)
 
 
-def label_loss(model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor, loss: Loss) -> Function:
+def label_loss(
+    model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor, loss: Loss
+) -> Function:
     """The loss of the mean over draws, always the same ones: those that begin at `state`."""
 
     def function(x: Tensor) -> Tensor:  # (rows,)
@@ -83,7 +87,13 @@ def label_loss(model: Model, y: Tensor, draws: int, generator: Generator, state:
 
 
 def published(
-    model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator, draws: int = 100, passes: int = 1
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    strengths: Sequence[float],
+    generator: Generator,
+    draws: int = 100,
+    passes: int = 1,
 ) -> Curve:
     """`passes` > 1 is what the paper calls a stronger attack: the average of that many images."""
     sums = [torch.zeros(len(x), 1) for _ in strengths]
@@ -116,19 +126,29 @@ def sound(
 ) -> Curve:
     """`draws` is T; `judges` fresh draws classify. The attack sees `aim`: the exact model, without far noise, which changes no label."""
     moves = signs(aim, x, y, draws, generator, loss)
-    return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y)
+    return Curve.of(
+        [ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y
+    )
 
 
-def transferred(model: Model, other: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator) -> Curve:
+def transferred(
+    model: Model, other: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator
+) -> Curve:
     """Images made against another network."""
     moves = signs(other, x, y, 10, generator)
-    return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y)
+    return Curve.of(
+        [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
+    )
 
 
-def random_signs(model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator) -> Curve:
+def random_signs(
+    model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator
+) -> Curve:
     """A control that knows nothing of the model."""
     moves = torch.randint(2, x.shape, generator=generator, dtype=x.dtype) * 2 - 1
-    return Curve.of([ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y)
+    return Curve.of(
+        [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
+    )
 
 
 def multi_step(
@@ -151,7 +171,9 @@ def multi_step(
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
                 return odds(cast(CategoricalPredictive, aim.answer(x, Draws.of(draws), generator)), labels)
 
-            parts.append(pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE).to(x.dtype))
+            parts.append(
+                pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE).to(x.dtype)
+            )
         probs.append(ask(model, torch.cat(parts), 100, generator))
     return Curve.of(probs, y)
 

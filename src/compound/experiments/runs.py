@@ -46,7 +46,9 @@ class Damaged(ValueError):
     """A finished run whose files are not what was written."""
 
     def __init__(self, directory: Path, why: object):
-        super().__init__(f"{directory} is damaged ({why}): delete that folder, and the same command works the run out again")
+        super().__init__(
+            f"{directory} is damaged ({why}): delete that folder, and the same command works the run out again"
+        )
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,21 @@ def _finish(directory: Path, outcome: Outcome, clock: Clock) -> None:
     packed = _packed(outcome.arrays)
     write_atomic(directory / "arrays.npz", packed)
     seconds, training = round(clock.seconds, 2), round(clock.training, 2)
-    about = {**provenance(), "seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
-    content = json.loads(_json({"metrics": _finite(outcome.metrics), "record": about, "arrays": hashlib.sha256(packed).hexdigest()}))
+    about = {
+        **provenance(),
+        "seconds": seconds,
+        "training": training,
+        "answering": round(seconds - training, 2),
+    }
+    content = json.loads(
+        _json(
+            {
+                "metrics": _finite(outcome.metrics),
+                "record": about,
+                "arrays": hashlib.sha256(packed).hexdigest(),
+            }
+        )
+    )
     write_atomic(directory / METRICS, _json({**content, "sha256": _digest(content)}))
 
 
@@ -182,20 +197,35 @@ def read(run: Run, root: Path) -> Result:
             raise Damaged(directory, "the checksum of arrays.npz differs")
         with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
             return Result(run, kept["metrics"], dict(arrays), kept["record"])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, AttributeError, MemoryError) as error:
-        raise error if isinstance(error, Damaged) else Damaged(directory, f"arrays.npz: {reason(error)}") from error
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        TypeError,
+        AttributeError,
+        MemoryError,
+    ) as error:
+        raise (
+            error if isinstance(error, Damaged) else Damaged(directory, f"arrays.npz: {reason(error)}")
+        ) from error
 
 
 def read_metrics(directory: Path) -> dict[str, Any]:
     """The content of metrics.json. Runs of earlier versions have no checksums: there the right form must do."""
     try:
         kept = json.loads((directory / METRICS).read_text())
-        if not isinstance(kept, dict) or not all(isinstance(kept.get(name), dict) for name in ("metrics", "record")):
+        if not isinstance(kept, dict) or not all(
+            isinstance(kept.get(name), dict) for name in ("metrics", "record")
+        ):
             raise Damaged(directory, f"{METRICS} holds no result")
         if kept.pop("sha256", None) not in (None, _digest(kept)):
             raise Damaged(directory, f"the checksum of {METRICS} differs")
     except (OSError, ValueError, RecursionError) as error:
-        raise error if isinstance(error, Damaged) else Damaged(directory, f"{METRICS}: {reason(error)}") from error
+        raise (
+            error if isinstance(error, Damaged) else Damaged(directory, f"{METRICS}: {reason(error)}")
+        ) from error
     return kept
 
 
@@ -222,7 +252,9 @@ def fitted(run: Run, place: RunContext, data: Batch, task: Task) -> Model:
     with locked(home / "lock", place.wait), place.clock.train() if place.clock else nullcontext():
         sweep(home)
         checkpoint = home / "checkpoint.safetensors"
-        history = fit(model, data, TrainConfig(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch)
+        history = fit(
+            model, data, TrainConfig(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch
+        )
         history.save_csv(place.directory / "history.csv")
     return model
 
@@ -261,7 +293,9 @@ def _canonical(value: Any) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a run holds something that JSON cannot say ({error}): use numbers, words, lists") from error
+        raise ValueError(
+            f"a run holds something that JSON cannot say ({error}): use numbers, words, lists"
+        ) from error
 
 
 def _json(value: Any) -> bytes:
@@ -284,7 +318,9 @@ def _finite(value: Any) -> Any:
 def _packed(arrays: Numbers) -> bytes:
     for name, array in arrays.items():
         if array.dtype.hasobject:
-            raise ValueError(f"array {name!r} holds Python objects: give numbers, for objects would be pickled")
+            raise ValueError(
+                f"array {name!r} holds Python objects: give numbers, for objects would be pickled"
+            )
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()

@@ -20,7 +20,9 @@ from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Cell, Claim, Page
 
-LAMBDAS: tuple[float, ...] = tuple(json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"]["lambda_grid"])
+LAMBDAS: tuple[float, ...] = tuple(
+    json.loads(files("compound.experiments").joinpath("published.json").read_text())["paper"]["lambda_grid"]
+)
 METHOD = "ml-cdn"
 SINGLE = ", one member"
 NAMES = {"mnist": "select-mnist", "fashion-mnist": "select-fashion"}  # by the set that is learnt
@@ -43,7 +45,11 @@ class Select:
         return self.known.known, self.known.outside
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        runs = [replace(run, experiment=self.name) for run in self.known.grid(preset, seeds, methods) if run.data != self.known.known]
+        runs = [
+            replace(run, experiment=self.name)
+            for run in self.known.grid(preset, seeds, methods)
+            if run.data != self.known.known
+        ]
         return [with_lambda(run, lam) for run in runs for lam in LAMBDAS]
 
     def work(self, run: Run, place: RunContext) -> Outcome:
@@ -51,7 +57,10 @@ class Select:
         train = images.load(self.known.known, "train", place.data_dir)
         x, y = train.x[-ood.HELD_OUT :], train.y[-ood.HELD_OUT :]
         answer = cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "validation")))
-        return Outcome({"lam": lambda_of(run), "accuracy": metrics.accuracy(answer, y), "nll": metrics.nll(answer, y)}, {})
+        return Outcome(
+            {"lam": lambda_of(run), "accuracy": metrics.accuracy(answer, y), "nll": metrics.nll(answer, y)},
+            {},
+        )
 
     def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
         best = best_of(results)
@@ -61,7 +70,13 @@ class Select:
         )
         page.points([f"{data}: λ = {lam:g}" for data, lam in best.items()])
         rows: list[list[Cell]] = [
-            [r.run.data, f"{r.metrics['lam']:g}", r.metrics["accuracy"], r.metrics["nll"], r.metrics["lam"] == best[r.run.data]]
+            [
+                r.run.data,
+                f"{r.metrics['lam']:g}",
+                r.metrics["accuracy"],
+                r.metrics["nll"],
+                r.metrics["lam"] == best[r.run.data],
+            ]
             for r in results
         ]
         page.table(columns := ("form", "λ", "validation accuracy", "validation NLL", "chosen"), rows)
@@ -74,11 +89,15 @@ class Choice(NamedTuple):
     results: list[Result]  # what it was chosen from
 
 
-def choose(runs: Sequence[Run], preset: str, root: Path, data_dir: Path | None = None, jobs: int | None = None) -> Choice:
+def choose(
+    runs: Sequence[Run], preset: str, root: Path, data_dir: Path | None = None, jobs: int | None = None
+) -> Choice:
     """Fit what there is to choose from, and put the best λ of each form into the grid."""
     name = NAMES.get(runs[0].data.partition(",")[0])
     if name is None or not any(run.method == METHOD for run in runs):
-        raise ValueError(f"there is no λ of {METHOD} to choose in this grid: leave --select out, or run {METHOD} on {' or '.join(NAMES)}")
+        raise ValueError(
+            f"there is no λ of {METHOD} to choose in this grid: leave --select out, or run {METHOD} on {' or '.join(NAMES)}"
+        )
     results = perform_all(plan(name, preset, 1), root, data_dir, jobs)
     return Choice(chosen(runs, best_of(results)), results)
 
@@ -88,7 +107,10 @@ def best_of(results: Sequence[Result]) -> dict[str, float]:
     best: dict[str, Result] = {}
     for result in results:
         former = best.setdefault(result.run.data, result)
-        if (result.metrics["accuracy"], -result.metrics["nll"]) > (former.metrics["accuracy"], -former.metrics["nll"]):
+        if (result.metrics["accuracy"], -result.metrics["nll"]) > (
+            former.metrics["accuracy"],
+            -former.metrics["nll"],
+        ):
             best[result.run.data] = result
     return {data: result.metrics["lam"] for data, result in best.items()}
 

@@ -26,9 +26,21 @@ def found(root: Path) -> list[Run]:
     """Every run that has a directory, by experiment."""
     runs = [read_config(path) for path in sorted(root.glob("*/config.json"))]
     known = [run for run in runs if run is not None]
-    order = sorted(known, key=lambda run: (run.experiment, run.settings.get("steps", 0), run.data, run.method, run.seed, run.key))
+    order = sorted(
+        known,
+        key=lambda run: (
+            run.experiment,
+            run.settings.get("steps", 0),
+            run.data,
+            run.method,
+            run.seed,
+            run.key,
+        ),
+    )
     if not order:
-        raise ValueError(f"{root} holds no runs: start one with compound run, or name another folder by --runs")
+        raise ValueError(
+            f"{root} holds no runs: start one with compound run, or name another folder by --runs"
+        )
     return order
 
 
@@ -43,7 +55,11 @@ def read_config(path: Path) -> Run | None:
 
 def unreadable(root: Path) -> list[Path]:
     """Descriptions of finished runs that describe none: nobody can tell what their results are of."""
-    return [path for path in sorted(root.glob("*/config.json")) if (path.parent / METRICS).exists() and read_config(path) is None]
+    return [
+        path
+        for path in sorted(root.glob("*/config.json"))
+        if (path.parent / METRICS).exists() and read_config(path) is None
+    ]
 
 
 def survey(runs: Sequence[Run], root: Path) -> list[State]:
@@ -67,7 +83,12 @@ def state(run: Run, directory: Path) -> State:
             return State(run, "running", "trained, answering")
         left = (steps - step) / rate if step and steps and rate else None
         speed = f", {rate:.0f} steps/s" if rate else ""
-        return State(run, "running", far + speed + (f", {_time(left)} of training left" if left is not None else ""), left)
+        return State(
+            run,
+            "running",
+            far + speed + (f", {_time(left)} of training left" if left is not None else ""),
+            left,
+        )
     if (directory / FAILURE).exists():
         return State(run, "failed", str(_read(directory / FAILURE).get("reason", "")))
     return State(run, "waiting", f"stopped at {far}" if far else "")
@@ -79,10 +100,17 @@ def tables(states: Sequence[State]) -> list[Table]:
     for name in dict.fromkeys(one.run.experiment for one in states):
         own = [one for one in states if one.run.experiment == name]
         counts = ", ".join(f"{sum(one.kind == kind for one in own)} {kind}" for kind in COLOURS)
-        table = Table("data", "method", "seed", "steps", "state", "", title=f"{name}: {counts}", title_justify="left")
+        table = Table(
+            "data", "method", "seed", "steps", "state", "", title=f"{name}: {counts}", title_justify="left"
+        )
         for run, kind, words, _ in own:
             steps = run.settings.get("steps")
-            cells = (run.data, run.method + _extra(run, own), str(run.seed), "" if steps is None else f"{steps:,}")
+            cells = (
+                run.data,
+                run.method + _extra(run, own),
+                str(run.seed),
+                "" if steps is None else f"{steps:,}",
+            )
             table.add_row(*(escape(cell) for cell in cells), f"[{COLOURS[kind]}]{kind}[/]", escape(words))
         made.append(table)
     return made

@@ -22,7 +22,18 @@ def draw_times(results: Sequence[Result], page: Page, name: str) -> None:
         training = fmean(trained[result.run.fit_key] for result in known) if known else None
         answering = fmean(result.record["answering"] for result in known) if known else None
         spent = fmean(result.record["seconds"] for result in found)
-        rows.append([experiment, method, len(found), *(None if v is None else round(v, 1) for v in (training, answering, spent))])
+        rows.append(
+            [
+                experiment,
+                method,
+                len(found),
+                *(None if v is None else round(v, 1) for v in (training, answering, spent)),
+            ]
+        )
     columns = ("experiment", "method", "runs", "training", "answering", "spent in this run")
-    page.table(columns, rows, "Seconds, means over runs. A fit that another run had made already costs a run nothing.")
+    page.table(
+        columns,
+        rows,
+        "Seconds, means over runs. A fit that another run had made already costs a run nothing.",
+    )
     page.data(name, columns, rows)

@@ -38,7 +38,14 @@ POINTS = 481  # of the grid that is drawn and measured
 WIDE: dict[str, Any] = {"widths": (100,)}
 RAW: dict[str, Any] = {**WIDE, "noise": math.sqrt(0.5)}
 HYPER: dict[str, Any] = {"hyper": (10,), "samples": 3}
-PAPER: dict[str, Any] = {**RAW, **HYPER, "parametrization": "paper", "members": 1, "last_layer": "sample", "far": 0.0}
+PAPER: dict[str, Any] = {
+    **RAW,
+    **HYPER,
+    "parametrization": "paper",
+    "members": 1,
+    "last_layer": "sample",
+    "far": 0.0,
+}
 # options of the default and of the published form, where they are not just WIDE and no published form
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "ml-cdn": ({**WIDE, **HYPER, "members": 5, "lam": 1e-3}, {**PAPER, "lam": 1e-3}),
@@ -48,8 +55,16 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "deep-ensemble": (WIDE, WIDE),
     "mc-dropout": (WIDE, RAW),
 }
-RATES = {"bnn-lv": 1e-3}  # the rate it was published with; ten times as much drives it to a mean-field optimum that underfits
-GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam")  # told the noise: learning it from 20 rows, they fall back to their prior
+RATES = {
+    "bnn-lv": 1e-3
+}  # the rate it was published with; ten times as much drives it to a mean-field optimum that underfits
+GIVEN = (
+    "bbb",
+    "vmg",
+    "mnf",
+    "noisy-kfac",
+    "noisy-adam",
+)  # told the noise: learning it from 20 rows, they fall back to their prior
 PUBLISHED = ", as published"
 OUTSIDE = 100  # rows from outside the domain, for the method that trains on them
 
@@ -77,20 +92,38 @@ def work(run: Run, place: RunContext) -> Outcome:
     which, published = int(run.data[4]), run.data.endswith(PUBLISHED)
     toy = cubic(which, run.seed)
     shift_x, scale_x, shift_y, scale_y = (0.0, 1.0, 0.0, 1.0) if published else _standard(toy)
-    data = make_dataset((toy.x - shift_x) / scale_x, (toy.y - shift_y) / scale_y, TASK, x_ood=(_outside(run.seed) - shift_x) / scale_x)
+    data = make_dataset(
+        (toy.x - shift_x) / scale_x,
+        (toy.y - shift_y) / scale_y,
+        TASK,
+        x_ood=(_outside(run.seed) - shift_x) / scale_x,
+    )
     model = fitted(run, place, data, TASK)
 
     x = torch.linspace(-VIEW[which], VIEW[which], POINTS).unsqueeze(1)
-    n = Draws(100, 1) if published else Draws(100, 5)  # the published summary does not part mixing from posterior
+    n = (
+        Draws(100, 1) if published else Draws(100, 5)
+    )  # the published summary does not part mixing from posterior
     answer = model.predict((x - shift_x) / scale_x, n, named_generator(run.seed, "predict"))
     answer = cast(GaussianPredictive, answer).rescale(shift_y, scale_y)
     fixed = published and "noise" in run.options  # drawn without the noise it was given, as in the paper
     band = (answer.total - answer.component if fixed else answer.total).clamp_min(0).sqrt()
-    columns = {"x": x, "mean": answer.mean, "band": band, "aleatoric": answer.aleatoric, "epistemic": answer.epistemic}
+    columns = {
+        "x": x,
+        "mean": answer.mean,
+        "band": band,
+        "aleatoric": answer.aleatoric,
+        "epistemic": answer.epistemic,
+    }
     metrics = _measured(which, toy, {name: column.squeeze(1).double() for name, column in columns.items()})
     if published and run.method == "vb-cdn":
-        metrics["variances"] = _weight_variances(cast(VBCDN, model), VIEW[which], named_generator(run.seed, "variances"))
-    arrays = {**{name: column.squeeze(1).numpy() for name, column in columns.items()}, "rows": torch.cat([toy.x, toy.y], 1).numpy()}
+        metrics["variances"] = _weight_variances(
+            cast(VBCDN, model), VIEW[which], named_generator(run.seed, "variances")
+        )
+    arrays = {
+        **{name: column.squeeze(1).numpy() for name, column in columns.items()},
+        "rows": torch.cat([toy.x, toy.y], 1).numpy(),
+    }
     return Outcome(metrics, arrays)
 
 
@@ -118,16 +151,31 @@ def _measured(which: int, toy: Toy, at: dict[str, Tensor]) -> dict[str, Any]:
     if which == 1:
         outside = (x.abs() > 4.5) & (x.abs() < 6)
         low, high = band[inside].mean().item(), band[outside].mean().item()
-        return {**numbers, "std_inside": low, "std_outside": high, "ratio": high / low, "outside_to_target": high / numbers["target_std"]}
+        return {
+            **numbers,
+            "std_inside": low,
+            "std_outside": high,
+            "ratio": high / low,
+            "outside_to_target": high / numbers["target_std"],
+        }
     left, right = (band[side].mean().item() for side in (x < 0, x >= 0))
     aleatoric = at["aleatoric"].sqrt()
     own_left, own_right = (aleatoric[side].mean().item() for side in (x < 0, x >= 0))
     ratios = {"ratio": left / right, "aleatoric_ratio": own_left / own_right}
-    return {**numbers, "std_left": left, "std_right": right, "aleatoric_left": own_left, "aleatoric_right": own_right, **ratios}
+    return {
+        **numbers,
+        "std_left": left,
+        "std_right": right,
+        "aleatoric_left": own_left,
+        "aleatoric_right": own_right,
+        **ratios,
+    }
 
 
 @torch.no_grad()
-def _weight_variances(model: VBCDN, view: float, generator: Generator, points: int = 1000, draws: int = 100) -> dict[str, Any]:
+def _weight_variances(
+    model: VBCDN, view: float, generator: Generator, points: int = 1000, draws: int = 100
+) -> dict[str, Any]:
     """Average variances of weights, as published: means over entries, even points and draws of ψ; medians are over draws.
 
     mixing: of the predictive network's weights given x and ψ. posterior: of the first map's weights in each hypernetwork.
@@ -139,7 +187,9 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
         h, parts, sizes = x.unsqueeze(0), [], []  # (members, points, in), of one member
         for layer in layers:
             psi = layer.draw(generator)
-            _, *heads = layer.hyper.at(append_ones(h), psi[0])[0].split(layer.hyper.heads, -1)  # (points, in + 1), (points, out)
+            _, *heads = layer.hyper.at(append_ones(h), psi[0])[0].split(
+                layer.hyper.heads, -1
+            )  # (points, in + 1), (points, out)
             log_row, log_col = (head.double().clamp(-layer.form.bound, layer.form.bound) for head in heads)
             parts.append(log_row.exp().mean(1) * log_col.exp().mean(1))  # mean over i, j of exp(lr_i + lc_j)
             sizes.append(log_row.shape[1] * log_col.shape[1])
@@ -150,6 +200,11 @@ def _weight_variances(model: VBCDN, view: float, generator: Generator, points: i
     sides = {"mixing": x[:, 0] <= view, "mixing_left": x[:, 0] < 0, "mixing_right": x[:, 0] >= 0}
     found = {name: mixing[:, side].mean(1) for name, side in sides.items()}  # (draws,)
     maps = [cast(MatrixGaussianLinear, layer.hyper.maps[0]) for layer in layers]
-    entries = torch.cat([(first.log_row[0, 0, :, None] + first.log_col[0]).double().exp().flatten() for first in maps])
+    entries = torch.cat(
+        [(first.log_row[0, 0, :, None] + first.log_col[0]).double().exp().flatten() for first in maps]
+    )
     found["posterior"] = entries  # no draws here: its median is over entries
-    return {name: {"mean": values.mean().item(), "median": values.median().item()} for name, values in found.items()}
+    return {
+        name: {"mean": values.mean().item(), "median": values.median().item()}
+        for name, values in found.items()
+    }

@@ -22,7 +22,10 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         "Few points (set 1) should leave doubt where no point is: a band that opens outside [-4, 4]. "
         "Much noise on the left (set 2) should give a wide band on the left, and no doubt that more data would remove."
     )
-    columns, words = ("form", "set", "x", "mean", "sd"), "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations."
+    columns, words = (
+        ("form", "set", "x", "mean", "sd"),
+        "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations.",
+    )
     page.picture("toy", _bands(results), f"{words} Seed {_shown_seed(results)}.", columns, _data(results))
     defaults = [result for result in results if not is_published(result.run)]
     bars, others = [], []
@@ -32,7 +35,9 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         others += [] if method.endswith("cdn") else _said(method, mine)
     page.bars(bars, "Compound density networks, default forms, against the claims; the worst seed counts")
     if others:
-        page.bars(others, "What is said of the methods they are compared with, default forms; the worst seed counts")
+        page.bars(
+            others, "What is said of the methods they are compared with, default forms; the worst seed counts"
+        )
         page.text(
             "Not all of them run in the common setting. bbb, vmg, mnf, noisy-kfac and noisy-adam are told the noise of set 1, on both "
             "sets; a homoscedastic method has nearly even bands on set 2 by construction. bnn-lv trains at a tenth of the common rate, the "
@@ -41,7 +46,9 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
             "common setting."
         )
         if any(result.run.method == "dpn" for result in results):
-            page.text("dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found.")
+            page.text(
+                "dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found."
+            )
     _numbers(results, page)
     _variances(results, page)
     return bars + others
@@ -103,7 +110,12 @@ def _bars(method: str, results: Sequence[Result]) -> list[Claim]:
     smaller = max((b["epistemic_share"] / a["epistemic_share"] for a, b in both), default=None)
     return [
         Claim(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 2),
-        Claim(f"{method}: set 1, sd outside / sd of the target", max(m["outside_to_target"] for m in first), 10, "at most"),
+        Claim(
+            f"{method}: set 1, sd outside / sd of the target",
+            max(m["outside_to_target"] for m in first),
+            10,
+            "at most",
+        ),
         Claim(f"{method}: set 2, sd left / right", min(m["ratio"] for m in second), 1.8),
         Claim(f"{method}: set 2, aleatoric sd left / right", min(m["aleatoric_ratio"] for m in second), 1),
         Claim(f"{method}: epistemic share, set 2 / set 1", smaller, 1, "at most"),
@@ -113,12 +125,19 @@ def _bars(method: str, results: Sequence[Result]) -> list[Claim]:
 def _said(method: str, results: Sequence[Result]) -> list[Claim]:
     """What the paper says: Bayesian methods doubt outside the data; only mixtures see where the noise is."""
     first, second = _by_set(results)
-    grows = [Claim(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)] if method in GROWS and first else []
+    grows = (
+        [Claim(f"{method}: set 1, sd outside / inside", min(m["ratio"] for m in first), 1)]
+        if method in GROWS and first
+        else []
+    )
     ratios = [m["ratio"] for m in second]
     if not ratios:
         return grows
     words = f"{method}: set 2, sd left / right"
-    return [*grows, Claim(words, min(ratios), 1.5) if method in SIDES else Claim(words, max(ratios), 1.5, "at most")]
+    return [
+        *grows,
+        Claim(words, min(ratios), 1.5) if method in SIDES else Claim(words, max(ratios), 1.5, "at most"),
+    ]
 
 
 def _by_set(results: Sequence[Result]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
@@ -129,15 +148,30 @@ def _by_set(results: Sequence[Result]) -> tuple[list[dict[str, float]], list[dic
 def _numbers(results: Sequence[Result], page: Page) -> None:
     for which, columns in (
         (1, ("std_inside", "std_outside", "ratio", "outside_to_target", "epistemic_share", "error")),
-        (2, ("std_left", "std_right", "ratio", "aleatoric_left", "aleatoric_right", "epistemic_share", "error")),
+        (
+            2,
+            (
+                "std_left",
+                "std_right",
+                "ratio",
+                "aleatoric_left",
+                "aleatoric_right",
+                "epistemic_share",
+                "error",
+            ),
+        ),
     ):
         rows: list[list[Cell]] = [
-            [_form(r.run), r.run.seed, *(r.metrics[column] for column in columns)] for r in results if r.run.data.startswith(f"set {which}")
+            [_form(r.run), r.run.seed, *(r.metrics[column] for column in columns)]
+            for r in results
+            if r.run.data.startswith(f"set {which}")
         ]
         words = [column.replace("_", " ").replace("std", "sd") for column in columns]
         # one θ per ψ, as published, cannot part mixing from posterior: in vb-cdn both count as epistemic there
         page.table(
-            ("form", "seed", *words), rows, f"Set {which}, every run. Published forms: sd of the drawn means; vb-cdn: all epistemic."
+            ("form", "seed", *words),
+            rows,
+            f"Set {which}, every run. Published forms: sd of the drawn means; vb-cdn: all epistemic.",
         )
 
 
@@ -149,22 +183,42 @@ def _variances(results: Sequence[Result], page: Page) -> None:
         "The paper backs its reading (posterior: epistemic, mixing distribution: aleatoric) with average variances of weights. "
         "They are means of log-normals: one draw in a hundred can carry the mean, so the median over draws stands beside it."
     )
-    paper = json.loads(files("compound.bench").joinpath("published.json").read_text())["paper"]["toy_average_variance_vb_cdn"]
+    paper = json.loads(files("compound.experiments").joinpath("published.json").read_text())["paper"][
+        "toy_average_variance_vb_cdn"
+    ]
     rows: list[list[Cell]] = []
     for which in VIEW:
         for part, value in paper[f"set_{which}"].items():
             for r in kept:
                 if r.run.data.startswith(f"set {which}"):
                     ours = r.metrics["variances"][part]
-                    rows.append([f"set {which}, {part.replace('_', ', ')}", r.run.seed, value, ours["mean"], ours["median"]])
-    page.table(("variance", "seed", "paper", "ours, mean", "ours, median"), rows, "Average variances of the published VB form")
+                    rows.append(
+                        [
+                            f"set {which}, {part.replace('_', ', ')}",
+                            r.run.seed,
+                            value,
+                            ours["mean"],
+                            ours["median"],
+                        ]
+                    )
+    page.table(
+        ("variance", "seed", "paper", "ours, mean", "ours, median"),
+        rows,
+        "Average variances of the published VB form",
+    )
     split: list[list[Cell]] = []
     for r in results:
         if not is_published(r.run):
             for name, side in (("x < 0", r.arrays["x"] < 0), ("x >= 0", r.arrays["x"] >= 0)):
                 side = side & (abs(r.arrays["x"]) < 4)
                 split.append(
-                    [r.run.method, r.run.data, name, r.run.seed, *(float(r.arrays[a][side].mean()) for a in ("aleatoric", "epistemic"))]
+                    [
+                        r.run.method,
+                        r.run.data,
+                        name,
+                        r.run.seed,
+                        *(float(r.arrays[a][side].mean()) for a in ("aleatoric", "epistemic")),
+                    ]
                 )
     page.table(
         ("default form", "data", "side", "seed", "aleatoric", "epistemic"),

@@ -79,7 +79,9 @@ def grid(preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         for split, method in product(range(splits), methods):
             if preset == "quick" and method in PEERS and ROWS[name] > QUICK_PEERS:
                 continue
-            settings = baselines.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
+            settings = (
+                baselines.settings(method) if method in PEERS else asdict(_settings(method, name, preset))
+            )
             runs.append(Run("uci", method, name + region, split, {}, settings))
     return runs
 
@@ -131,7 +133,12 @@ class Learnt(NamedTuple):
 
 def _learnt(run: Run, place: RunContext, x: Tensor, y: Tensor) -> Learnt:
     if run.method in PEERS:
-        return Learnt(PEERS[run.method](make_dataset(x, y, TASK, holdout_weights(len(x), 1, HELD_OUT, run.seed)), run.seed), None)
+        return Learnt(
+            PEERS[run.method](
+                make_dataset(x, y, TASK, holdout_weights(len(x), 1, HELD_OUT, run.seed)), run.seed
+            ),
+            None,
+        )
     outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
     weight = held_out(len(x), _members(run.method), HELD_OUT, run.seed)
     model = fitted(run, place, make_dataset(x, y, TASK, weight, outside), TASK)
@@ -162,7 +169,9 @@ def _region(run: Run, place: RunContext, split: uci.Split) -> Outcome:
     }
     if run.method not in PEERS:
         scores = OODDetector.fit(known, FALSE_ALARMS, named_generator(run.seed, "strange")).scores
-        found["auroc_distance"] = metrics.auroc(*(scores((rows - shift) / scale).double() for rows in (ordinary, beyond)))
+        found["auroc_distance"] = metrics.auroc(
+            *(scores((rows - shift) / scale).double() for rows in (ordinary, beyond))
+        )
     return Outcome({**found, "rows": len(ordinary), "beyond": len(beyond)}, {})
 
 
@@ -187,4 +196,7 @@ def _honest(intervals: ConformalIntervals | None, answer: GaussianPredictive, y:
     if intervals is None:
         return {}
     reach = intervals.reach(0.9)
-    return {"reach": float(reach), "coverage_calibrated": (score(to_float64(answer), y.double()) <= reach).double().mean().item()}
+    return {
+        "reach": float(reach),
+        "coverage_calibrated": (score(to_float64(answer), y.double()) <= reach).double().mean().item(),
+    }

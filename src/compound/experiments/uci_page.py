@@ -13,7 +13,18 @@ from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
 DEFAULT = "ml-cdn"
-BAYESIAN = ("vb-cdn", "mc-dropout", "laplace", "bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam", "bnn-lv", "deep-ensemble")
+BAYESIAN = (
+    "vb-cdn",
+    "mc-dropout",
+    "laplace",
+    "bbb",
+    "vmg",
+    "mnf",
+    "noisy-kfac",
+    "noisy-adam",
+    "bnn-lv",
+    "deep-ensemble",
+)
 ENSEMBLES = "Deep Ensembles (5 nets, 40 epochs)"
 DROPOUT = "MC-dropout, grid search per split (Gal/Mukhoti 2018 strong baseline, code + per-split files)"
 BESIDE = {"Deep Ensembles": ENSEMBLES, "tuned MC-dropout": DROPOUT}
@@ -36,10 +47,14 @@ Found = dict[tuple[str, str], list[dict[str, Any]]]  # (set, method) -> metrics 
 def draw(results: Sequence[Result], page: Page) -> list[Claim]:
     found: Found = {}
     for result in results:
-        found.setdefault((result.run.data, result.run.method), []).append({**result.metrics, "split": result.run.seed})
+        found.setdefault((result.run.data, result.run.method), []).append(
+            {**result.metrics, "split": result.run.seed}
+        )
     sets = [name for name in dict.fromkeys(data for data, _ in found) if not name.endswith(REGION)]
     methods = list(dict.fromkeys(method for _, method in found))
-    published = json.loads(files("compound.bench").joinpath("published.json").read_text())["uci_regression"]["methods"]
+    published = json.loads(files("compound.experiments").joinpath("published.json").read_text())[
+        "uci_regression"
+    ]["methods"]
     page.text(
         "Nine tables, the splits that papers share, one setting for all. Every number is a mean over splits with its standard error; "
         "published numbers stand beside ours. Methods that stop early do so by a tenth of the training rows, never by test rows. "
@@ -59,7 +74,9 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         page.text(line)
     for key, words in TABLES.items():
         page.heading(words)
-        beside = {label: published[row][key]["values"] for label, row in BESIDE.items() if key in published[row]}
+        beside = {
+            label: published[row][key]["values"] for label, row in BESIDE.items() if key in published[row]
+        }
         rows: list[list[Cell]] = []
         for name in sets:
             splits = max(len(found.get((name, method), [])) for method in methods)
@@ -99,20 +116,30 @@ def _counted(numbers: Sequence[float], splits: int) -> str | None:
 
 def alike(found: Found, name: str, methods: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Method -> its metrics on those splits of the set that all methods with any have run, in their order."""
-    own = {m: {metrics["split"]: metrics for metrics in found[name, m]} for m in methods if (name, m) in found}
+    own = {
+        m: {metrics["split"]: metrics for metrics in found[name, m]} for m in methods if (name, m) in found
+    }
     shared = sorted(set.intersection(*(set(splits) for splits in own.values()))) if own else []
     return {m: [splits[k] for k in shared] for m, splits in own.items()}
 
 
 def _published(row: dict[str, Any], name: str) -> str | None:
     value = row.get(name)
-    return None if value is None or value[0] is None else f"{value[0]:g}" + ("" if value[1] is None else f" ± {value[1]:g}")
+    return (
+        None
+        if value is None or value[0] is None
+        else f"{value[0]:g}" + ("" if value[1] is None else f" ± {value[1]:g}")
+    )
 
 
 def best_seen(published: dict[str, Any], name: str) -> float:
     """The lowest published NLL that was seen in its source."""
     rows = [row["nll"] for label, row in published.items() if "nll" in row and label not in SPIKES]
-    return min(row["values"][name][0] for row in rows if row["status"] == "seen" and row["values"].get(name, [None])[0] is not None)
+    return min(
+        row["values"][name][0]
+        for row in rows
+        if row["status"] == "seen" and row["values"].get(name, [None])[0] is not None
+    )
 
 
 def wins(found: Found, sets: Sequence[str], methods: Sequence[str]) -> list[str]:
@@ -120,16 +147,23 @@ def wins(found: Found, sets: Sequence[str], methods: Sequence[str]) -> list[str]
     lines = []
     for name in sets:
         ran = alike(found, name, methods)
-        nll, rmse = ({m: [one[key] for one in splits] for m, splits in ran.items() if splits} for key in ("nll", "rmse"))
+        nll, rmse = (
+            {m: [one[key] for one in splits] for m, splits in ran.items() if splits}
+            for key in ("nll", "rmse")
+        )
         if len(nll) < 2:
             continue
-        best, sharp = (min(numbers, key=lambda m, numbers=numbers: fmean(numbers[m])) for numbers in (nll, rmse))  # type: ignore[misc]
+        best, sharp = (
+            min(numbers, key=lambda m, numbers=numbers: fmean(numbers[m])) for numbers in (nll, rmse)
+        )  # type: ignore[misc]
         level = [m for m in nll if m != best and not _apart(nll[best], nll[m])]
         count = len(nll[best])
         beyond = f", level with {', '.join(level)}" if level else ", ahead of all others"
         beyond = "" if count == 1 else beyond  # one split tells nothing of scatter
         words = f"{name} ({count} split{'s' * (count > 1)}, {len(nll)} methods)"
-        lines.append(f"{words}: {best} has the lowest NLL ({fmean(nll[best]):.3f}){beyond}; {sharp} the lowest RMSE.")
+        lines.append(
+            f"{words}: {best} has the lowest NLL ({fmean(nll[best]):.3f}){beyond}; {sharp} the lowest RMSE."
+        )
     return lines or ["One method alone has nobody to win against."]
 
 
@@ -152,25 +186,58 @@ def bars_of(found: Found, sets: Sequence[str], published: dict[str, Any]) -> lis
 
     large = [fmean(v) for name in LARGE if (v := values(found, name, DEFAULT, "coverage_calibrated"))]
     seconds = values(found, "boston", DEFAULT, "cpu_seconds")
-    rates = {key: [r for name in sets if (r := _rate(found, name, key)) is not None] for key in ("false_alarms", "moved_flagged")}
+    rates = {
+        key: [r for name in sets if (r := _rate(found, name, key)) is not None]
+        for key in ("false_alarms", "moved_flagged")
+    }
     return [
-        Claim("sets with NLL below published Deep Ensembles", count(lambda n: mean(n, "nll") < theirs(n, ENSEMBLES, "nll")), 9),
-        Claim("sets with NLL below tuned MC-dropout", count(lambda n: mean(n, "nll") < theirs(n, DROPOUT, "nll")), 8),
-        Claim("sets with NLL below the best published row", count(lambda n: mean(n, "nll") < best_seen(published, n)), 5),
+        Claim(
+            "sets with NLL below published Deep Ensembles",
+            count(lambda n: mean(n, "nll") < theirs(n, ENSEMBLES, "nll")),
+            9,
+        ),
+        Claim(
+            "sets with NLL below tuned MC-dropout",
+            count(lambda n: mean(n, "nll") < theirs(n, DROPOUT, "nll")),
+            8,
+        ),
+        Claim(
+            "sets with NLL below the best published row",
+            count(lambda n: mean(n, "nll") < best_seen(published, n)),
+            5,
+        ),
         Claim(
             "sets with RMSE not above Deep Ensembles, at two digits",
             count(lambda n: round(mean(n, "rmse"), 2) <= theirs(n, ENSEMBLES, "rmse")),
             9,
         ),
-        Claim("sets with RMSE below tuned MC-dropout", count(lambda n: mean(n, "rmse") < theirs(n, DROPOUT, "rmse")), 4),
+        Claim(
+            "sets with RMSE below tuned MC-dropout",
+            count(lambda n: mean(n, "rmse") < theirs(n, DROPOUT, "rmse")),
+            4,
+        ),
         Claim("lowest coverage of the 90% interval, sets over 1,000 rows", min(large, default=None), 0.87),
-        Claim("highest coverage of the 90% interval, sets over 1,000 rows", max(large, default=None), 0.93, "at most"),
-        Claim("boston, 20 splits on two cores, seconds", 10 * fmean(seconds) if seconds else None, 120, "at most"),
+        Claim(
+            "highest coverage of the 90% interval, sets over 1,000 rows",
+            max(large, default=None),
+            0.93,
+            "at most",
+        ),
+        Claim(
+            "boston, 20 splits on two cores, seconds",
+            10 * fmean(seconds) if seconds else None,
+            120,
+            "at most",
+        ),
         Claim("lowest false-alarm rate of a set", min(rates["false_alarms"], default=None), 0.005),
         Claim("highest false-alarm rate of a set", max(rates["false_alarms"], default=None), 0.02, "at most"),
         Claim("lowest share of moved rows flagged", min(rates["moved_flagged"], default=None), 0.95),
         *(
-            Claim(f"region: mean AUROC by {key} variance minus the best Bayesian method's", _lead(found, key), -0.02)
+            Claim(
+                f"region: mean AUROC by {key} variance minus the best Bayesian method's",
+                _lead(found, key),
+                -0.02,
+            )
             for key in ("epistemic", "predictive")
         ),
     ]
@@ -198,7 +265,9 @@ def _lead(found: Found, key: str) -> float | None:
 def _strangers(found: Found, methods: Sequence[str], page: Page) -> None:
     page.heading("Rows that do not belong")
     rows: list[list[Cell]] = [
-        [name, _rate(found, name, "false_alarms"), _rate(found, name, "moved_flagged")] for name, m in found if m == DEFAULT
+        [name, _rate(found, name, "false_alarms"), _rate(found, name, "moved_flagged")]
+        for name, m in found
+        if m == DEFAULT
     ]
     page.table(
         ("set", "false alarms", "moved rows flagged"),
@@ -206,9 +275,14 @@ def _strangers(found: Found, methods: Sequence[str], page: Page) -> None:
         "By whitened distance beyond the 99% quantile of training rows; rows are moved by a random vector of norm 5, splits pooled",
     )
     regions = list(dict.fromkeys(data for data, _ in found if data.endswith(REGION)))
-    for key, words in (("epistemic", "epistemic variance"), ("predictive", "predictive variance"), ("distance", "whitened distance")):
+    for key, words in (
+        ("epistemic", "epistemic variance"),
+        ("predictive", "predictive variance"),
+        ("distance", "whitened distance"),
+    ):
         lines: list[list[Cell]] = [
-            [data.removesuffix(REGION), *(said(values(found, data, m, f"auroc_{key}")) for m in methods)] for data in regions
+            [data.removesuffix(REGION), *(said(values(found, data, m, f"auroc_{key}")) for m in methods)]
+            for data in regions
         ]
         if lines:
             page.table(("set", *methods), lines, f"Region kept out of training: AUROC by {words}")
@@ -218,7 +292,10 @@ def _figure(found: Found, sets: Sequence[str], methods: Sequence[str], published
     across = min(3, len(sets)) or 1
     down = max(1, math.ceil(len(sets) / across))
     ran = {name: alike(found, name, methods) for name in sets}
-    figure = Figure(figsize=(3.4 * across, (1.2 + 0.22 * max(map(len, ran.values()), default=1)) * down), layout="constrained")
+    figure = Figure(
+        figsize=(3.4 * across, (1.2 + 0.22 * max(map(len, ran.values()), default=1)) * down),
+        layout="constrained",
+    )
     panels = figure.subplots(down, across, squeeze=False).flat
     for panel in panels[len(sets) :]:
         panel.set_visible(False)
@@ -227,9 +304,17 @@ def _figure(found: Found, sets: Sequence[str], methods: Sequence[str], published
             mine = [metrics["nll"] for metrics in splits]
             if mine:
                 error = stdev(mine) / math.sqrt(len(mine)) if len(mine) > 1 else 0.0
-                panel.errorbar(fmean(mine), place, xerr=error, fmt="o", color="tab:orange" if method == DEFAULT else "tab:blue")
+                panel.errorbar(
+                    fmean(mine),
+                    place,
+                    xerr=error,
+                    fmt="o",
+                    color="tab:orange" if method == DEFAULT else "tab:blue",
+                )
         for row, line in ((ENSEMBLES, "-"), (DROPOUT, "--")):
-            panel.axvline(published[row]["nll"]["values"][name][0], color="black", linewidth=0.8, linestyle=line)
+            panel.axvline(
+                published[row]["nll"]["values"][name][0], color="black", linewidth=0.8, linestyle=line
+            )
         panel.set_yticks(range(len(ran[name])), list(ran[name]), fontsize=7)
         panel.set_ylim(len(ran[name]) - 0.5, -0.5)  # the first on top
         panel.set_title(name, fontsize=9)

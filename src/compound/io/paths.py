@@ -32,7 +32,9 @@ def check_folder(path: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        raise ValueError(f"{path} cannot be written to ({error.strerror}): choose another place, or allow writing") from error
+        raise ValueError(
+            f"{path} cannot be written to ({error.strerror}): choose another place, or allow writing"
+        ) from error
 
 
 def is_temporary(name: str, of: str = "") -> bool:
@@ -70,7 +72,9 @@ def sweep(path: Path) -> None:
 def _claimed(path: Path, folder: bool) -> tuple[Path, int]:
     """A fresh name and the handle that locks it."""
     while True:
-        fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:LETTERS]}{NEW}")  # tempfile would make it unreadable to others
+        fresh = path.with_name(
+            f".{path.name}.{uuid.uuid4().hex[:LETTERS]}{NEW}"
+        )  # tempfile would make it unreadable to others
         fresh.mkdir() if folder else fresh.touch(exist_ok=False)
         with suppress(FileNotFoundError):  # swept before it was locked
             handle = os.open(fresh, os.O_RDONLY)

@@ -32,14 +32,21 @@ VERSION = 1  # of the formats below; raised when an older library could not read
 MODEL, CHECKPOINT = "compound-model", "compound-checkpoint"
 CONFIG, TENSORS, REPORT = "config.json", "tensors.safetensors", "report.html"
 PARTS = {CONFIG, TENSORS, REPORT}  # what a model directory may hold; anything else is not ours to delete
-WORDS, BYTES = 16 * 2**20, 8 * 2**30  # the largest config.json (or header of tensors), and the largest file of tensors
+WORDS, BYTES = (
+    16 * 2**20,
+    8 * 2**30,
+)  # the largest config.json (or header of tensors), and the largest file of tensors
 PAUSE = 0.005  # seconds before a reader whose model was replaced meanwhile looks again
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-FRAME = object_of({"format": text(), "version": integer(1), "library": text(), "config": anything, "tensors": text()})
-ENTRY = object_of({"dtype": one_of(*DTYPES), "shape": many(integer(), most=20), "data_offsets": many(integer(), 2, 2)})
+FRAME = object_of(
+    {"format": text(), "version": integer(1), "library": text(), "config": anything, "tensors": text()}
+)
+ENTRY = object_of(
+    {"dtype": one_of(*DTYPES), "shape": many(integer(), most=20), "data_offsets": many(integer(), 2, 2)}
+)
 
 
 class Bundle(NamedTuple):
@@ -63,15 +70,25 @@ class Header(NamedTuple):
     layout: dict[str, Spec]
 
 
-Check = Callable[[Any, Mapping[str, Spec]], None]  # raises ValueError where words or tensors are not as they must be
+Check = Callable[
+    [Any, Mapping[str, Spec]], None
+]  # raises ValueError where words or tensors are not as they must be
 
 
-def save(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None) -> None:
+def save(
+    path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None
+) -> None:
     """A model directory, `config.json` and `tensors.safetensors`, put in place as a whole; the last of several savers wins."""
     path = _real(path)
     _refuse_foreign(path)
     data = tensor_bytes(_storable(tensors), {"format": "pt"})
-    words = {"format": MODEL, "version": VERSION, "library": __version__, "config": config, "tensors": hashlib.sha256(data).hexdigest()}
+    words = {
+        "format": MODEL,
+        "version": VERSION,
+        "library": __version__,
+        "config": config,
+        "tensors": hashlib.sha256(data).hexdigest(),
+    }
     words = json.loads(_json(words))  # as it will be read: tuples are lists, keys are text
     words["sha256"] = hashlib.sha256(_json(words)).hexdigest()
     shown = json.dumps(words, indent=2).encode() + b"\n"
@@ -116,26 +133,36 @@ def _loaded(path: Path, check: Check | None) -> Bundle:
     try:
         words = json.loads(written)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path / CONFIG} is not readable as JSON: restore the file or save the model again") from error
+        raise ValueError(
+            f"{path / CONFIG} is not readable as JSON: restore the file or save the model again"
+        ) from error
     _check_format(path / CONFIG, words, MODEL)
     if words.pop("sha256", None) != hashlib.sha256(_json(words)).hexdigest():
-        raise ValueError(f"{path / CONFIG} was edited or damaged (its checksum differs): restore the file or save the model again")
+        raise ValueError(
+            f"{path / CONFIG} was edited or damaged (its checksum differs): restore the file or save the model again"
+        )
     FRAME.check(words, str(path / CONFIG))
     with _opened(path / TENSORS, BYTES) as file:
         try:
             layout = _header(file).layout
         except ValueError as error:
-            raise ValueError(f"{path / TENSORS} is damaged or cut off ({error}): save the model again") from error
+            raise ValueError(
+                f"{path / TENSORS} is damaged or cut off ({error}): save the model again"
+            ) from error
         if check is not None:
             check(words["config"], layout)
         file.seek(0)
         data = file.read()
     if hashlib.sha256(data).hexdigest() != words["tensors"]:
-        raise ValueError(f"{path / TENSORS} is damaged, cut off or of another save than {CONFIG}: save the model again")
+        raise ValueError(
+            f"{path / TENSORS} is damaged, cut off or of another save than {CONFIG}: save the model again"
+        )
     try:
         return Bundle(words["config"], _tensors(data))
     except (SafetensorError, RuntimeError, LookupError, TypeError, AssertionError) as error:
-        raise ValueError(f"{path / TENSORS} is not readable as safetensors ({error}): save the model again") from error
+        raise ValueError(
+            f"{path / TENSORS} is not readable as safetensors ({error}): save the model again"
+        ) from error
 
 
 def save_file(path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -154,7 +181,9 @@ def load_file(path: str | Path) -> Bundle:
             header = _header(file)
             words = json.loads(header.metadata["compound"])
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path") from error
+            raise ValueError(
+                f"{path} is not a checkpoint of compound, or is damaged: delete it or choose another path"
+            ) from error
         _check_format(path, words, CHECKPOINT)
         file.seek(0)
         data = file.read()
@@ -164,7 +193,14 @@ def load_file(path: str | Path) -> Bundle:
         if words["sha256"] != digest(text, tensors):
             raise ValueError("checksum differs")
         return Bundle(json.loads(text), tensors)
-    except (ValueError, LookupError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:  # RuntimeError: nested too deep
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        RuntimeError,
+        AssertionError,
+        SafetensorError,
+    ) as error:  # RuntimeError: nested too deep
         raise ValueError(f"{path} is damaged or cut off ({error}): delete it to start afresh") from error
 
 
@@ -181,14 +217,22 @@ def pack(tree: Any) -> Bundle:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str | int):
-                    raise ValueError(f"{name or 'the tree'} has the key {key!r}: only text and whole numbers can be saved")
-            return {"dict": [[key, words(entry, f"{name}/{key}" if name else str(key))] for key, entry in value.items()]}
+                    raise ValueError(
+                        f"{name or 'the tree'} has the key {key!r}: only text and whole numbers can be saved"
+                    )
+            return {
+                "dict": [
+                    [key, words(entry, f"{name}/{key}" if name else str(key))] for key, entry in value.items()
+                ]
+            }
         if isinstance(value, list | tuple):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [words(entry, f"{name}/{i}") for i, entry in enumerate(value)]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise ValueError(f"{name or 'the tree'} is a {type(value).__name__}: only plain values, lists, dicts and tensors can be saved")
+        raise ValueError(
+            f"{name or 'the tree'} is a {type(value).__name__}: only plain values, lists, dicts and tensors can be saved"
+        )
 
     return Bundle({"tree": words(tree, "")}, tensors)
 
@@ -245,12 +289,18 @@ def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
     """A regular file of at most so many bytes. It is looked at first: to open a pipe may wait for ever, to open a device may act."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{path} is missing or not a file: it is a directory, pipe or device, check the path")
-        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+            raise ValueError(
+                f"{path} is missing or not a file: it is a directory, pipe or device, check the path"
+            )
+        file = os.fdopen(
+            os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
+        )
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{path} is missing or not a file: check the path") from error
     except OSError as error:  # no permission, a link to itself, a name too long
-        raise ValueError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from error
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): check the path and its permissions"
+        ) from error
     with file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
@@ -306,26 +356,34 @@ def _refuse_foreign(path: Path) -> None:
         raise ValueError(f"{path} is a file: a model is saved as a directory, choose another path") from error
     others = foreign(names)
     if others:
-        raise ValueError(f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory")
+        raise ValueError(
+            f"{path} holds {others[0]!r}, which is not part of a model: choose another path or empty the directory"
+        )
 
 
 def foreign(names: Iterable[str]) -> list[str]:
     """Which names in a directory are neither part of a model nor left of writing one."""
-    return sorted(name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS))
+    return sorted(
+        name for name in names if name not in PARTS and not any(is_temporary(name, part) for part in PARTS)
+    )
 
 
 def _check_format(path: Path, words: Any, wanted: str) -> None:
     if not isinstance(words, dict) or words.get("format") != wanted or type(words.get("version")) is not int:
         raise ValueError(f"{path} is not a {wanted.replace('-', ' ')}: choose another path")
     if words["version"] > VERSION:
-        raise ValueError(f"{path} has format version {words['version']}, this library reads up to {VERSION}: install a newer compound")
+        raise ValueError(
+            f"{path} has format version {words['version']}, this library reads up to {VERSION}: install a newer compound"
+        )
 
 
 def _json(words: Any) -> bytes:
     try:
         return json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"the configuration does not fit into JSON ({error}): use numbers, text, lists and dicts") from error
+        raise ValueError(
+            f"the configuration does not fit into JSON ({error}): use numbers, text, lists and dicts"
+        ) from error
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:

@@ -33,12 +33,17 @@ def leaf(wanted: str, fits: Callable[[Any], bool]) -> Rule:
 
 def integer(low: int = 0, high: int = 2**53) -> Rule:
     """bool is an int to Python, not to us."""
-    return leaf(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
+    return leaf(
+        f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+    )
 
 
 def number(low: float = -LARGEST, high: float = LARGEST) -> Rule:
     """Finite, and of a size one can count with."""
-    return leaf(f"a number from {low:g} to {high:g}", lambda value: type(value) in (int, float) and low <= value <= high)
+    return leaf(
+        f"a number from {low:g} to {high:g}",
+        lambda value: type(value) in (int, float) and low <= value <= high,
+    )
 
 
 def text(most: int = LONGEST) -> Rule:
@@ -46,7 +51,10 @@ def text(most: int = LONGEST) -> Rule:
 
 
 def one_of(*values: Any) -> Rule:
-    return leaf(f"one of {', '.join(map(repr, values))}", lambda value: any(type(value) is type(v) and value == v for v in values))
+    return leaf(
+        f"one of {', '.join(map(repr, values))}",
+        lambda value: any(type(value) is type(v) and value == v for v in values),
+    )
 
 
 real = leaf("a number", lambda value: type(value) in (int, float))  # NaN and infinity too
@@ -82,7 +90,9 @@ def many(rule: Rule, least: int = 0, most: int = LONGEST) -> Rule:
     return Rule(wanted, check)
 
 
-def object_of(fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None, more: bool = False) -> Rule:
+def object_of(
+    fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None, more: bool = False
+) -> Rule:
     """A dict with these entries; `more`: others are left alone, for later versions may add some."""
     known = {**fields, **(optional or {})}
 
@@ -96,7 +106,9 @@ def object_of(fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = 
             if name in known:
                 known[name].check(entry, f"{where}.{name}")
             elif not more:
-                raise ValueError(f"{where} has an entry {reprlib.repr(name)}, which is none of {', '.join(known)}")
+                raise ValueError(
+                    f"{where} has an entry {reprlib.repr(name)}, which is none of {', '.join(known)}"
+                )
 
     return Rule("a record", check)
 

@@ -80,7 +80,11 @@ class Method:
 
     def with_limits(self) -> "Method":
         """The same with bounds on its answers about targets (see limits.py). CDNs always have them."""
-        return self if "far" in self.options or hasattr(self.config(), "far") else Method(self.name, **self.options, far=0.0)
+        return (
+            self
+            if "far" in self.options or hasattr(self.config(), "far")
+            else Method(self.name, **self.options, far=0.0)
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         return {"name": self.name, **self.options}

@@ -61,10 +61,17 @@ class Adam(torch.optim.Adam):
             self._known = {}
         parameters = [p for p in group["params"] if p.grad is not None]
         known = self._known.get(k)
-        if known is None or len(known[0]) != len(parameters) or any(a is not b for a, b in zip(known[0], parameters, strict=True)):
+        if (
+            known is None
+            or len(known[0]) != len(parameters)
+            or any(a is not b for a, b in zip(known[0], parameters, strict=True))
+        ):
             if not all(self.state[p] for p in parameters):
                 adam_states(self, group, [], [], [], [], [], [])
             states = [self.state[p] for p in parameters]
-            known = parameters, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            known = (
+                parameters,
+                *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")),
+            )
             self._known[k] = known
         return known

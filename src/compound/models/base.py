@@ -103,12 +103,17 @@ class Model(nn.Module, ABC):
         for name, parameter in self.named_parameters():
             groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
         return Adam(
-            [{"params": group, "lr": settings.lr * factor, "factor": factor} for factor, group in groups.items()],
+            [
+                {"params": group, "lr": settings.lr * factor, "factor": factor}
+                for factor, group in groups.items()
+            ],
             fused=True,
         )
 
     @torch.no_grad()
-    def predict_chunks(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Iterator[Predictive]:
+    def predict_chunks(
+        self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY
+    ) -> Iterator[Predictive]:
         """Answers chunk by chunk, for tables whose answers would not fit in memory together."""
         check_inputs(x, self.inputs)
         if len(x) == 0:
@@ -142,7 +147,9 @@ def train_mask(data: Batch) -> Tensor:  # (rows,)
 
 def with_defaults(config: C, defaults: dict[str, Any]) -> C:
     """The frozen config with every None replaced by its default."""
-    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None})  # type: ignore[type-var]
+    return replace(
+        config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None}
+    )  # type: ignore[type-var]
 
 
 # The network every method starts from where `widths` is None: the paper's for classes, that of the UCI tables for targets.

@@ -22,7 +22,16 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.distributions import log_mean_exp
-from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import (
+    WIDTHS,
+    Draws,
+    Loss,
+    Model,
+    OptimizerSettings,
+    train_mask,
+    weighted_row_mean,
+    with_defaults,
+)
 from compound.models.heads import HomoscedasticGaussian, head
 from compound.nn.networks import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -41,9 +50,13 @@ class BNNLVConfig:
     prior_variance: float = 1.0  # λ, of every weight
     latents: int = 1  # numbers in z
     latent_variance: float = 1.0  # g, of each of them
-    latent_rate: float = 1.0  # factor on the learning rate of q(z), besides N / B for rows seen once in N / B steps
+    latent_rate: float = (
+        1.0  # factor on the learning rate of q(z), besides N / B for rows seen once in N / B steps
+    )
     noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_start: float = -5.0  # log-variance of the learnt noise before training: a large one would leave nothing to z
+    noise_start: float = (
+        -5.0
+    )  # log-variance of the learnt noise before training: a large one would leave nothing to z
     noise_rate: float = 1.0  # factor on the learning rate of the learnt noise
 
 
@@ -64,7 +77,9 @@ class Posterior(NamedTuple):
 
     def kl(self) -> Tensor:
         """KL of each Gaussian to its prior."""
-        return 0.5 * (torch.sigmoid(self.rho) + self.mean.square() / self.prior - 1 - functional.logsigmoid(self.rho))
+        return 0.5 * (
+            torch.sigmoid(self.rho) + self.mean.square() / self.prior - 1 - functional.logsigmoid(self.rho)
+        )
 
 
 class Weights(nn.Module):
@@ -73,7 +88,9 @@ class Weights(nn.Module):
     def __init__(self, inputs: int, outputs: int, prior: float, stream: Generator):
         super().__init__()
         self.prior = prior
-        self.mean = nn.Parameter(0.1 * torch.randn(inputs + 1, outputs, generator=stream, dtype=torch.float32))
+        self.mean = nn.Parameter(
+            0.1 * torch.randn(inputs + 1, outputs, generator=stream, dtype=torch.float32)
+        )
         self.rho = nn.Parameter(torch.full((inputs + 1, outputs), -10.0, dtype=torch.float32))
 
     @property
@@ -119,7 +136,13 @@ class RowAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        local = [(p, p.grad, group) for group in self.param_groups if "size" in group for p in group["params"] if p.grad is not None]
+        local = [
+            (p, p.grad, group)
+            for group in self.param_groups
+            if "size" in group
+            for p in group["params"]
+            if p.grad is not None
+        ]
         for parameter, _, _ in local:
             parameter.grad = None  # hidden from the dense step
         loss = super().step(closure)
@@ -139,7 +162,9 @@ class RowAdam(torch.optim.Adam):
         mean = torch.lerp(state["exp_avg"][rows], g, 1 - first)
         square = torch.lerp(state["exp_avg_sq"][rows], g.square(), 1 - second)
         rate = group["lr"] * group["size"] / max(len(rows), 1)
-        parameter[rows] -= rate * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
+        parameter[rows] -= (
+            rate * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
+        )
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = count.float(), mean, square
 
 
@@ -162,7 +187,9 @@ def energy(values: Tensor, alpha: float) -> Tensor:  # (S, rows) -> (rows,)
     """-1/α log 1/S sum_s exp(α values_s); for α = 0 its limit."""
     if alpha == 0:
         return -values.mean(0)
-    return (-log_mean_exp(alpha * values.double(), 0) / alpha).to(values.dtype)  # float64: a small α magnifies rounding
+    return (-log_mean_exp(alpha * values.double(), 0) / alpha).to(
+        values.dtype
+    )  # float64: a small α magnifies rounding
 
 
 class BNNLV(Model):
@@ -181,8 +208,13 @@ class BNNLV(Model):
         self.head = head(task, 1, config.noise)
         if isinstance(self.head, HomoscedasticGaussian) and not config.noise:
             nn.init.constant_(self.head.log_noise, 0.5 * config.noise_start)
-        widths, stream = (inputs + config.latents, *self.config.widths, self.head.outputs), named_generator(seed, "weights")
-        self.stack = nn.ModuleList(Weights(a, b, config.prior_variance, stream) for a, b in zip(widths, widths[1:], strict=False))
+        widths, stream = (
+            (inputs + config.latents, *self.config.widths, self.head.outputs),
+            named_generator(seed, "weights"),
+        )
+        self.stack = nn.ModuleList(
+            Weights(a, b, config.prior_variance, stream) for a, b in zip(widths, widths[1:], strict=False)
+        )
         self.latents = Latents(config.latents, config.latent_variance)
 
     @property
@@ -195,15 +227,24 @@ class BNNLV(Model):
         self.latents.start(int(data.index.max()) + 1, int(seen.sum()))
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
-        parts = ((self.stack, 1.0), (self.head, self.config.noise_rate), (self.latents, self.config.latent_rate))
-        groups = [{"params": list(part.parameters()), "lr": settings.lr * factor, "factor": factor} for part, factor in parts]
+        parts = (
+            (self.stack, 1.0),
+            (self.head, self.config.noise_rate),
+            (self.latents, self.config.latent_rate),
+        )
+        groups = [
+            {"params": list(part.parameters()), "lr": settings.lr * factor, "factor": factor}
+            for part, factor in parts
+        ]
         groups[-1]["size"] = float(self.latents.size)
         return RowAdam(groups, fused=True)
 
     def noise(self, rows: int, generator: Generator) -> Noise:
         like, samples = self.layers[0].mean, self.config.samples
         weights = [standard_normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
-        return Noise(weights, standard_normal(generator, (samples, rows, self.config.latents), like))  # z of its own for every pair
+        return Noise(
+            weights, standard_normal(generator, (samples, rows, self.config.latents), like)
+        )  # z of its own for every pair
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
         """S pairs (W, z), how well each explains its row, and their log-ratios of prior to posterior."""
@@ -211,7 +252,10 @@ class BNNLV(Model):
         z = local.at(noise.latents)  # (S, rows, latents)
         posteriors = [layer.posterior for layer in self.layers]
         weights = [q.at(own) for q, own in zip(posteriors, noise.weights, strict=True)]  # (S, in + 1, out)
-        ratios = [q.log_ratio(w, own).sum((-2, -1)) for q, w, own in zip(posteriors, weights, noise.weights, strict=True)]
+        ratios = [
+            q.log_ratio(w, own).sum((-2, -1))
+            for q, w, own in zip(posteriors, weights, noise.weights, strict=True)
+        ]
         f = _outputs(_of_inputs(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
         log_prob = self.head.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
         return Pairs(log_prob, torch.stack(ratios).sum(0), local.log_ratio(z, noise.latents).sum(-1))
@@ -222,7 +266,11 @@ class BNNLV(Model):
         nll = weighted_row_mean(energy(pairs.log_prob, alpha), batch.weight)
         if alpha == 0:  # the ratios' means in closed form
             weights = torch.stack([layer.posterior.kl().sum() for layer in self.layers]).sum()
-            total = nll + weights / batch.size + weighted_row_mean(self.latents.at(batch.index).kl().sum(-1), batch.weight)
+            total = (
+                nll
+                + weights / batch.size
+                + weighted_row_mean(self.latents.at(batch.index).kl().sum(-1), batch.weight)
+            )
         else:
             exponents = pairs.log_prob + (pairs.weights / batch.size).unsqueeze(-1) + pairs.latents
             total = weighted_row_mean(energy(exponents, alpha), batch.weight)
@@ -232,14 +280,24 @@ class BNNLV(Model):
         step = max(1, 2048 // len(x))  # draws of z computed together
         outer = []
         for _ in range(n.outer):
-            weights = [layer.posterior.at(standard_normal(generator, layer.mean.shape, x)) for layer in self.layers]  # (in + 1, out)
-            z = math.sqrt(self.config.latent_variance) * standard_normal(generator, (n.inner, 1, self.config.latents), x)
+            weights = [
+                layer.posterior.at(standard_normal(generator, layer.mean.shape, x)) for layer in self.layers
+            ]  # (in + 1, out)
+            z = math.sqrt(self.config.latent_variance) * standard_normal(
+                generator, (n.inner, 1, self.config.latents), x
+            )
             of_x = _of_inputs(x, weights[0])  # (rows, width)
-            outer.append(torch.cat([_outputs(of_x, part, weights) for part in z.split(step)]))  # (inner, rows, outputs)
+            outer.append(
+                torch.cat([_outputs(of_x, part, weights) for part in z.split(step)])
+            )  # (inner, rows, outputs)
         return self.head.predictive(torch.stack(outer).unsqueeze(0))
 
     def floats_per_row(self, n: Draws) -> int:
-        return 8 * n.outer * n.inner * self.head.outputs + 2 * self.inputs + 4 * max(self.config.widths, default=1)
+        return (
+            8 * n.outer * n.inner * self.head.outputs
+            + 2 * self.inputs
+            + 4 * max(self.config.widths, default=1)
+        )
 
 
 def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none

@@ -42,7 +42,9 @@ class Config:
     parametrization: Literal["scaled", "paper"] = "scaled"  # weight variances over fan-in, or as published
     noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
     noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    log_col: tuple[float, ...] | None = None  # where each layer's column log-variances start; the last serves the layers after
+    log_col: tuple[float, ...] | None = (
+        None  # where each layer's column log-variances start; the last serves the layers after
+    )
     members: int | None = None  # networks trained side by side, as one batched computation
     far: float = 3.0  # far noise; targets: its standard deviation far away, in those of the target; 0: none
 
@@ -56,7 +58,9 @@ class MLConfig(Config):
 
 @dataclass(frozen=True)
 class VBConfig(Config):
-    objective: Literal["elbo", "official", "joint"] = "elbo"  # ψ shared by a row's draws of θ; heads only; not at all
+    objective: Literal["elbo", "official", "joint"] = (
+        "elbo"  # ψ shared by a row's draws of θ; heads only; not at all
+    )
     activation: Literal["relu", "tanh"] = "tanh"  # of the hypernetworks
     basis: Literal["point", "map", "vmg"] = "point"  # "vmg": V has a matrix-Gaussian posterior of its own
 
@@ -81,13 +85,22 @@ class _CDN(Model):
         widths = (inputs, *config.widths, task.size)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         form = CompoundConfig(
-            config.hyper, config.activation, bayes, config.parametrization, config.basis, small=task.kind == "classification"
+            config.hyper,
+            config.activation,
+            bayes,
+            config.parametrization,
+            config.basis,
+            small=task.kind == "classification",
         )
         self.stack = nn.ModuleList(
-            CompoundLinear(a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,))
+            CompoundLinear(
+                a, b, replace(form, log_col=starts[min(i, len(starts) - 1)]), streams, (self.members,)
+            )
             for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         )
-        self.likelihood = likelihood(task, self.members, config.last_layer, config.last_draws, config.noise, config.far)
+        self.likelihood = likelihood(
+            task, self.members, config.last_layer, config.last_draws, config.noise, config.far
+        )
         self.far = DistanceAwareNoise(inputs)
 
     @property
@@ -114,7 +127,9 @@ class _CDN(Model):
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
         total = out.kl.view(self.members, -1, rows).mean(1) if kl else out.kl
         for layer in rest:
-            mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))  # (members, 1 or S, rows, width)
+            mean, std = (
+                v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std)
+            )  # (members, 1 or S, rows, width)
             noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
             out = layer.over(sample_hidden(mean, std, noise), generator, shared, kl)
             total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
@@ -133,7 +148,9 @@ class _CDN(Model):
         outer = []
         for _ in range(n.outer):
             psi = [layer.draw(generator) for layer in self.layers]
-            noises = [standard_normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest]
+            noises = [
+                standard_normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest
+            ]
             last = self.likelihood.noise(self.members, n.inner, generator, x)
             start = first.at(x, psi[0])
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
@@ -143,9 +160,13 @@ class _CDN(Model):
                 draws = part.stop - part.start
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
                 for layer, weights, noise in zip(rest, psi[1:], noises, strict=True):
-                    h = clipped_relu(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(1, 2)  # (members, draws rows, width)
+                    h = clipped_relu(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(
+                        1, 2
+                    )  # (members, draws rows, width)
                     after = layer.at(h, weights)
-                    out = Gaussian(after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl)
+                    out = Gaussian(
+                        after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl
+                    )
                 inner.append(self.likelihood.draw(out, last[:, part]))
             outer.append([torch.cat(kind, 1) for kind in zip(*inner, strict=True)])
         means, spread = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
@@ -175,7 +196,11 @@ class _CDN(Model):
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
         """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
-        weight = torch.ones(self.members, len(data), dtype=torch.float32) if data.weight is None else data.weight.expand(self.members, -1)
+        weight = (
+            torch.ones(self.members, len(data), dtype=torch.float32)
+            if data.weight is None
+            else data.weight.expand(self.members, -1)
+        )
         held = weight == 0  # (members, rows)
         some = bool(held.any())
         judges = calibration_rows(data, held, generator)
@@ -258,10 +283,20 @@ _COMMON: dict[str, dict[str, Any]] = {
         "log_col": (-6.0,),
         "lam": 5e-6,
     },
-    "regression": {"widths": (50,), "hyper": (20,), "samples": 5, "last_layer": "integrate", "members": 5, "log_col": (-4.0, -2.0)},
+    "regression": {
+        "widths": (50,),
+        "hyper": (20,),
+        "samples": 5,
+        "last_layer": "integrate",
+        "members": 5,
+        "log_col": (-4.0, -2.0),
+    },
 }
 _COMMON["regression"]["lam"] = (3e-3, 1e-6)
-_BAYES: dict[str, dict[str, Any]] = {"classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2}, "regression": {"members": 1}}
+_BAYES: dict[str, dict[str, Any]] = {
+    "classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2},
+    "regression": {"members": 1},
+}
 
 
 def _check(config: Any) -> None:
@@ -273,7 +308,11 @@ def _check(config: Any) -> None:
         raise ValueError(
             f"far is {config.far} and noise {config.noise}: neither may be negative; 0 turns far noise off and learns the noise"
         )
-    for name, allowed in (("parametrization", ("scaled", "paper")), ("activation", ("relu", "tanh")), ("basis", ("point", "map", "vmg"))):
+    for name, allowed in (
+        ("parametrization", ("scaled", "paper")),
+        ("activation", ("relu", "tanh")),
+        ("basis", ("point", "map", "vmg")),
+    ):
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
     if hasattr(config, "lam"):

@@ -29,7 +29,9 @@ from compound.types import Batch, Task
 class DeepEnsembleConfig:
     widths: tuple[int, ...] | None = None  # hidden layers
     members: int = 5  # M
-    adversarial: float = 0.0  # ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training
+    adversarial: float = (
+        0.0  # ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training
+    )
     precision: float = 0.0  # δ, of the prior of every weight
     variance: Literal["one", "rows"] = "rows"  # targets: a variance per row from the network, or one for all
     noise: float = 0.0  # with one variance: standard deviation of targets given the network; 0: learnt

@@ -38,12 +38,20 @@ class Scale(NamedTuple):
 
 # Classes: log-odds, a tenth of the budget on an ordinary row. Targets: log-variances, in a unit reached at the cap.
 SCALES = {
-    "classification": Scale((math.log(0.1 * BUDGET),), (20.0, 16.0, 12.0, 10.0, 9.0, *(0.25 * k for k in range(33, 1, -1))), 14.0),
-    "regression": Scale((-6.0, -9.0, -12.0, -15.0, -18.0), (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0), 0.0),
+    "classification": Scale(
+        (math.log(0.1 * BUDGET),), (20.0, 16.0, 12.0, 10.0, 9.0, *(0.25 * k for k in range(33, 1, -1))), 14.0
+    ),
+    "regression": Scale(
+        (-6.0, -9.0, -12.0, -15.0, -18.0),
+        (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0),
+        0.0,
+    ),
 }
 
 
-def choose_ramp(far: DistanceAwareNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]) -> None:
+def choose_ramp(
+    far: DistanceAwareNoise, task: Task, distance: Tensor, scores: Callable[[Tensor | None], Tensor]
+) -> None:
     """The steepest ramp that costs no more than the budget at the judging rows' own distances and at all others, (1 + shares, rows).
 
     `scores(t)` are log-densities (scores, rows) of their targets under far noise of loudness t, None: none.
@@ -54,7 +62,10 @@ def choose_ramp(far: DistanceAwareNoise, task: Task, distance: Tensor, scores: C
     """
     levels, kappas, cap = SCALES[task.kind]
     # by reach: loudness one more 50%-to-99% stretch beyond the 99% quantile
-    ramps = sorted(((level, kappa) for level in levels for kappa in kappas), key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]))
+    ramps = sorted(
+        ((level, kappa) for level in levels for kappa in kappas),
+        key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]),
+    )
     plain, gains = scores(None).double(), []
     for level, kappa in ramps:
         far.set_ramp(level, kappa, cap)
@@ -75,7 +86,9 @@ def calibration_rows(data: Batch, held: Tensor, generator: Generator) -> Tensor:
     return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
 
 
-def fit_distance(far: DistanceAwareNoise, data: Batch, judges: Tensor, generator: Generator) -> Tensor:  # (1 + shares, judges)
+def fit_distance(
+    far: DistanceAwareNoise, data: Batch, judges: Tensor, generator: Generator
+) -> Tensor:  # (1 + shares, judges)
     """Fit `far` on the training rows; distances of the judging rows, from what was learnt without them, and those they stand for.
 
     Few judges may all be near by chance, and noise on the rest would seem to cost nothing. So each stands for its share of all rows
@@ -91,7 +104,9 @@ def fit_distance(far: DistanceAwareNoise, data: Batch, judges: Tensor, generator
     if shares < 2:
         return distance.unsqueeze(0)
     levels = torch.arange(0.5, shares * len(judges)) / (shares * len(judges))
-    quantiles = torch.quantile(known.double(), levels.double()).to(known.dtype).reshape(-1, shares)  # (judges, shares)
+    quantiles = (
+        torch.quantile(known.double(), levels.double()).to(known.dtype).reshape(-1, shares)
+    )  # (judges, shares)
     return torch.cat([distance.unsqueeze(0), quantiles[distance.argsort(stable=True).argsort()].T])
 
 
@@ -108,7 +123,9 @@ class DistanceAware(Model):
         self.inputs, self.task, self.members = inner.inputs, inner.task, inner.members
         self.method, self.config = inner.method, inner.config  # type: ignore[misc]
         self.far, self.limits = DistanceAwareNoise(inner.inputs), Limits(self.task.size)
-        self.register_buffer("unit", torch.ones(self.task.size if self.task.kind == "regression" else 1, dtype=torch.float32))
+        self.register_buffer(
+            "unit", torch.ones(self.task.size if self.task.kind == "regression" else 1, dtype=torch.float32)
+        )
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.inner.start(data, generator)
@@ -128,7 +145,11 @@ class DistanceAware(Model):
     @torch.no_grad()
     def finish(self, data: Batch, generator: Generator) -> None:
         self.inner.finish(data, generator)
-        held = data.weight.reshape(-1, len(data)) == 0 if data.weight is not None else torch.zeros(1, len(data), dtype=torch.bool)
+        held = (
+            data.weight.reshape(-1, len(data)) == 0
+            if data.weight is not None
+            else torch.zeros(1, len(data), dtype=torch.bool)
+        )
         judges = calibration_rows(data, held, generator)
         plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
         if isinstance(plain, GaussianPredictive):

@@ -43,8 +43,12 @@ from compound.types import Batch, Task
 @dataclass(frozen=True)
 class DPNConfig:
     widths: tuple[int, ...] | None = None  # hidden layers
-    divergence: Literal["forward", "reverse"] | None = None  # None: forward for classes; targets have only the reverse one
-    concentration: float | None = None  # P (forward) or T (reverse) of rows of the data; None: 1000, 100 for classes with reverse
+    divergence: Literal["forward", "reverse"] | None = (
+        None  # None: forward for classes; targets have only the reverse one
+    )
+    concentration: float | None = (
+        None  # P (forward) or T (reverse) of rows of the data; None: 1000, 100 for classes with reverse
+    )
     smoothing: float = 0.01  # e, classes with forward: what b_y gives every other class
     outside: float = 1.0  # γ, weight of the rows from outside
     cross_entropy: float = 0.0  # c, classes: weight of the negative log-likelihood beside the divergences
@@ -63,13 +67,23 @@ class DPN(Model):
         super().__init__()
         self.inputs, self.task = inputs, task
         config = with_defaults(
-            config, {"widths": WIDTHS[task.kind], "divergence": "forward" if task.kind == "classification" else "reverse"}
+            config,
+            {
+                "widths": WIDTHS[task.kind],
+                "divergence": "forward" if task.kind == "classification" else "reverse",
+            },
         )
         strength = 100.0 if task.kind == "classification" and config.divergence == "reverse" else 1000.0
         self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
-        self.head: _Head = _Dirichlet(task.size, self.config) if task.kind == "classification" else _NormalWishart(task.size, self.config)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        self.head: _Head = (
+            _Dirichlet(task.size, self.config)
+            if task.kind == "classification"
+            else _NormalWishart(task.size, self.config)
+        )
+        self.network = Network(
+            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+        )
 
     def start(self, data: Batch, generator: Generator) -> None:
         _outside(data)
@@ -83,7 +97,9 @@ class DPN(Model):
         each, divergence = self.head.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
-        kl = (weighted_row_mean(inside, batch.weight) + self.config.outside * outside.mean(-1)) / self.config.concentration
+        kl = (
+            weighted_row_mean(inside, batch.weight) + self.config.outside * outside.mean(-1)
+        ) / self.config.concentration
         return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
@@ -125,10 +141,17 @@ class _Dirichlet(_Head):
         self.outputs, self.numbers, self.forward_kl = classes, 30 * classes, config.divergence == "forward"
         self.share = config.cross_entropy / config.concentration
         strength, e, eye = config.concentration, config.smoothing, torch.eye(classes, dtype=torch.float64)
-        own, other = (strength * (1 - (classes - 1) * e), strength * e) if self.forward_kl else (1 + strength, 1.0)
+        own, other = (
+            (strength * (1 - (classes - 1) * e), strength * e) if self.forward_kl else (1 + strength, 1.0)
+        )
         taught = torch.cat([other + (own - other) * eye, torch.ones_like(eye[:1])])
         own_part = (taught * mean_log(taught)).sum(-1) - log_beta(taught)
-        tables = {"taught": taught, "log_betas": log_beta(taught), "mean_logs": mean_log(taught), "own": own_part}
+        tables = {
+            "taught": taught,
+            "log_betas": log_beta(taught),
+            "mean_logs": mean_log(taught),
+            "own": own_part,
+        }
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
@@ -140,7 +163,11 @@ class _Dirichlet(_Head):
         if self.forward_kl:
             kl = log_beta(alpha) + self.own[kind] - (alpha * self.mean_logs[kind]).sum(-1)
         else:
-            kl = self.log_betas[kind] - log_beta(alpha) + ((alpha - self.taught[kind]) * mean_log(alpha)).sum(-1)
+            kl = (
+                self.log_betas[kind]
+                - log_beta(alpha)
+                + ((alpha - self.taught[kind]) * mean_log(alpha)).sum(-1)
+            )
         return nll, kl
 
     def predictive(self, f: Tensor) -> CategoricalPredictive:
@@ -175,16 +202,28 @@ class _NormalWishart(_Head):
 
     def prior(self) -> NormalWishart:
         """E Λ is one over the variance of the training targets."""
-        kappa, a = (torch.full((1,), value, dtype=torch.float64, device=self.mean.device) for value in (self.kappa, self.a))
-        return NormalWishart(self.mean.double(), kappa, a, (a + 0.5 * (self.targets - 1)) * self.variance.double())
+        kappa, a = (
+            torch.full((1,), value, dtype=torch.float64, device=self.mean.device)
+            for value in (self.kappa, self.a)
+        )
+        return NormalWishart(
+            self.mean.double(), kappa, a, (a + 0.5 * (self.targets - 1)) * self.variance.double()
+        )
 
     def law(self, f: Tensor) -> NormalWishart:
         prior = self.prior()
         mean, scale, kappa, a = f.split([self.targets, self.targets, 1, 1], -1)
         a = 1 + (prior.a - 1) * bounded(a, -2.0, 15.0).exp()
         variance = self.variance.double()
-        b = (a + 0.5 * (self.targets - 1)) * torch.addcmul(self.floor.double(), variance, bounded(scale, -15.0, 15.0).exp())
-        return NormalWishart(torch.addcmul(prior.mean, variance.sqrt(), mean), prior.kappa * bounded(kappa, -2.0, 15.0).exp(), a, b)
+        b = (a + 0.5 * (self.targets - 1)) * torch.addcmul(
+            self.floor.double(), variance, bounded(scale, -15.0, 15.0).exp()
+        )
+        return NormalWishart(
+            torch.addcmul(prior.mean, variance.sqrt(), mean),
+            prior.kappa * bounded(kappa, -2.0, 15.0).exp(),
+            a,
+            b,
+        )
 
     def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         law = self.law(f.double())
@@ -247,14 +286,18 @@ def pairwise_kl(alpha: Tensor) -> Tensor:
 
 def _outside(batch: Batch) -> Tensor:
     if batch.x_ood is None:
-        raise ValueError("dpn needs x_ood: give rows known to lie outside the domain, as make_dataset(x, y, task, x_ood=...)")
+        raise ValueError(
+            "dpn needs x_ood: give rows known to lie outside the domain, as make_dataset(x, y, task, x_ood=...)"
+        )
     return batch.x_ood
 
 
 def _check(config: Any, task: Task) -> None:
     allowed = ("forward", "reverse") if task.kind == "classification" else ("reverse",)
     if config.divergence not in allowed:
-        raise ValueError(f"divergence is {config.divergence!r}: for {task.kind} use {' or '.join(map(repr, allowed))}")
+        raise ValueError(
+            f"divergence is {config.divergence!r}: for {task.kind} use {' or '.join(map(repr, allowed))}"
+        )
     for name in ("concentration", "kappa"):
         if not 0 < getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number above 0")
@@ -262,4 +305,6 @@ def _check(config: Any, task: Task) -> None:
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number >= 0")
     if config.divergence == "forward" and not 0 < config.smoothing < 1 / task.size:
-        raise ValueError(f"smoothing is {config.smoothing}: with {task.size} classes it must lie between 0 and 1/{task.size}")
+        raise ValueError(
+            f"smoothing is {config.smoothing}: with {task.size} classes it must lie between 0 and 1/{task.size}"
+        )

@@ -18,7 +18,20 @@ from torch import Tensor
 
 from compound.io import persist
 from compound.io.persist import Spec
-from compound.io.schema import anything, boolean, either, integer, many, mapping, nothing, object_of, one_of, real, text, told
+from compound.io.schema import (
+    anything,
+    boolean,
+    either,
+    integer,
+    many,
+    mapping,
+    nothing,
+    object_of,
+    one_of,
+    real,
+    text,
+    told,
+)
 from compound.models.base import Model
 from compound.models.distance_aware import DistanceAware
 from compound.models.sound import trial as trial
@@ -26,12 +39,19 @@ from compound.ood.noise import DistanceAwareNoise
 from compound.types import Task
 
 SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
-FEW = either(nothing, integer(0, 1000))  # what becomes a number of turns or draws: no tensor tells whether it is meant
-COUNTS = object_of({}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True)
-OPTIONS = mapping(either(text(100), boolean, real, nothing, many(real, most=100)))  # as far as they do not depend on the method
+FEW = either(
+    nothing, integer(0, 1000)
+)  # what becomes a number of turns or draws: no tensor tells whether it is meant
+COUNTS = object_of(
+    {}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True
+)
+OPTIONS = mapping(
+    either(text(100), boolean, real, nothing, many(real, most=100))
+)  # as far as they do not depend on the method
 TASK = object_of({"kind": one_of("classification", "regression"), "size": SIZES})
 DESCRIPTION = object_of(
-    {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)}, {"extra": anything}
+    {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)},
+    {"extra": anything},
 )
 EXTRA = 2**28  # bytes that a model may need besides those in its file
 
@@ -51,13 +71,17 @@ def load_model(path: str | Path) -> Model:
         try:
             check(config, found)
         except ValueError as error:
-            raise ValueError(f"{path} does not hold a model of this version ({error}): save it again or choose another path") from error
+            raise ValueError(
+                f"{path} does not hold a model of this version ({error}): save it again or choose another path"
+            ) from error
 
     bundle = persist.load(path, look)
     try:
         return rebuild(bundle)
     except ValueError as error:
-        raise ValueError(f"{path} does not hold a model that works ({error}): save it again or choose another path") from error
+        raise ValueError(
+            f"{path} does not hold a model that works ({error}): save it again or choose another path"
+        ) from error
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -74,7 +98,9 @@ def check(config: Any, found: Mapping[str, Spec]) -> None:
     DESCRIPTION.check(config, "the model")
     check_options(config["method"], config["options"])
     members = config["options"].get("members") or 1
-    if members > 1 and not any(members in spec.shape for spec in found.values()):  # looked at first: every member costs time to build
+    if members > 1 and not any(
+        members in spec.shape for spec in found.values()
+    ):  # looked at first: every member costs time to build
         raise ValueError(f"no tensor is for {members} members")
     model = shaped(config)
     if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
@@ -92,7 +118,9 @@ def shaped(config: Mapping[str, Any]) -> Model:
 
 def size(model: Model) -> int:
     """Bytes of its tensors, those included that are not saved."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers())
+    )
 
 
 def check_options(method: str, options: Any) -> None:
@@ -132,8 +160,14 @@ def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
     (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
     if width != rank or rank > features or (count == 0) != (rank == 0):
-        raise ValueError(f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}")
-    shapes = tuple(found[prefix + name].shape for name in ("precision_roots", "residual_precision") if prefix + name in found)
+        raise ValueError(
+            f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}"
+        )
+    shapes = tuple(
+        found[prefix + name].shape
+        for name in ("precision_roots", "residual_precision")
+        if prefix + name in found
+    )
     if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
         raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
 
@@ -176,7 +210,12 @@ def _built(config: Mapping[str, Any]) -> Model:
     options = {name: _tuples(value) for name, value in config["options"].items()}
     try:
         return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
-    except (TypeError, RuntimeError, ArithmeticError, LookupError) as error:  # options that do not go together, sizes beyond 64 bits
+    except (
+        TypeError,
+        RuntimeError,
+        ArithmeticError,
+        LookupError,
+    ) as error:  # options that do not go together, sizes beyond 64 bits
         raise ValueError(f"it cannot be built ({told(error)})") from error
 
 

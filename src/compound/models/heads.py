@@ -47,7 +47,11 @@ def head(task: Task, members: int = 1, noise: float = 0.0, variance: str = "one"
         raise ValueError(f"variance is {variance!r}: use 'one' or 'rows'")
     if task.kind == "classification":
         return Softmax(task.size)
-    return HomoscedasticGaussian(task.size, members, noise) if variance == "one" else HeteroscedasticGaussian(task.size)
+    return (
+        HomoscedasticGaussian(task.size, members, noise)
+        if variance == "one"
+        else HeteroscedasticGaussian(task.size)
+    )
 
 
 class Softmax(Head):
@@ -59,7 +63,9 @@ class Softmax(Head):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         labels = y if f.ndim == 2 else y.expand(f.shape[:-1]).reshape(-1)
-        return -functional.cross_entropy(f.reshape(-1, self.outputs), labels, reduction="none").view(f.shape[:-1])
+        return -functional.cross_entropy(f.reshape(-1, self.outputs), labels, reduction="none").view(
+            f.shape[:-1]
+        )
 
     def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         # one call where it will do: every small step of autograd costs as much as its arithmetic
@@ -123,4 +129,6 @@ class HeteroscedasticGaussian(Floored, Head):
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
         mean, variance = self.split(f.flatten(0, 1))
-        return GaussianPredictive.of(mean, variance, variance.new_zeros(()).expand_as(variance), members=len(f))
+        return GaussianPredictive.of(
+            mean, variance, variance.new_zeros(()).expand_as(variance), members=len(f)
+        )

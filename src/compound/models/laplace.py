@@ -45,8 +45,12 @@ class LaplaceConfig:
     subset: Literal["all", "last"] = "all"  # layers that have a posterior; the others stay at θ*
     structure: Literal["kron", "full"] = "kron"  # "full": only where subset is "last"
     damping: Literal["exact", "factored"] = "exact"  # δ added to A ⊗ G, or √δ to each factor
-    tune: Literal["marglik", "none"] = "marglik"  # prior precision of each layer, and the noise, by the evidence; or as they were trained
-    predictive: Literal["linear", "sample", "closed"] = "linear"  # draws of f; draws of networks; probit, or a Gaussian
+    tune: Literal["marglik", "none"] = (
+        "marglik"  # prior precision of each layer, and the noise, by the evidence; or as they were trained
+    )
+    predictive: Literal["linear", "sample", "closed"] = (
+        "linear"  # draws of f; draws of networks; probit, or a Gaussian
+    )
 
 
 class Laplace(Model):
@@ -68,7 +72,9 @@ class Laplace(Model):
         super().__init__()
         _check(config)
         self.inputs, self.task = inputs, task
-        self.plain = MAP(inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed)
+        self.plain = MAP(
+            inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed
+        )
         self.config = with_defaults(config, {"widths": self.plain.config.widths})
         self.curvature = nn.ModuleList(
             Dense(layer.inputs, layer.outputs)
@@ -76,7 +82,9 @@ class Laplace(Model):
             else Kronecker(layer.inputs, layer.outputs, config.damping == "factored")
             for layer in self.layers
         )
-        self.register_buffer("delta", torch.full((len(self.layers),), float(config.precision), dtype=torch.float32))
+        self.register_buffer(
+            "delta", torch.full((len(self.layers),), float(config.precision), dtype=torch.float32)
+        )
         for name in ("size", "log_likelihood", "misfit"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float32))
 
@@ -118,14 +126,24 @@ class Laplace(Model):
         totals = torch.zeros(3, dtype=torch.float64)
         for rows in train_mask(data).nonzero().squeeze(-1).split(chunk):
             x, y = data.x[rows], data.y[rows]
-            weight = x.new_ones(len(x)) if data.weight is None else data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
+            weight = (
+                x.new_ones(len(x))
+                if data.weight is None
+                else data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
+            )
             inputs, f = layer_inputs(network, x)
             root = weight.sqrt()[:, None, None] * self._root(f)
             inputs = inputs[-len(self.blocks) :]
-            for block, own, h, g in zip(self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True):
+            for block, own, h, g in zip(
+                self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True
+            ):
                 block.add(own, h, g, weight)
             scores = weight * head.log_prob(f.unsqueeze(0), y)[0]
-            misfit = (root.diagonal(dim1=1, dim2=2) * (y - f)).square() if isinstance(head, HomoscedasticGaussian) else scores.new_zeros(())
+            misfit = (
+                (root.diagonal(dim1=1, dim2=2) * (y - f)).square()
+                if isinstance(head, HomoscedasticGaussian)
+                else scores.new_zeros(())
+            )
             totals += torch.stack([values.double().sum() for values in (weight, scores, misfit)])
         for block, own in zip(self.blocks, sums, strict=True):
             block.fit(own, totals[0])
@@ -148,8 +166,12 @@ class Laplace(Model):
         """With these δ (layers,), and the noise variances of targets times a factor."""
         share = (-log_factor).exp()
         numbers = self.size.double() * self.task.size
-        total = self.log_likelihood.double() - 0.5 * (numbers * log_factor + self.misfit.double() * (share - 1))
-        for log, delta, block, layer in zip(log_delta, log_delta.exp(), self.blocks, self.layers, strict=True):
+        total = self.log_likelihood.double() - 0.5 * (
+            numbers * log_factor + self.misfit.double() * (share - 1)
+        )
+        for log, delta, block, layer in zip(
+            log_delta, log_delta.exp(), self.blocks, self.layers, strict=True
+        ):
             precisions = block.precisions(delta, share)
             square = sum(parameter.detach().double().square().sum() for parameter in layer.parameters())
             total = total - 0.5 * (precisions.log().sum() - precisions.numel() * log + delta * square)
@@ -165,7 +187,9 @@ class Laplace(Model):
         learnt = head if isinstance(head, HomoscedasticGaussian) and not head.fixed else None
         if learnt is not None:
             start.append(0.0)
-            bounds.append((max(FACTORS[0], float((learnt.floor / learnt.variance()).max())), FACTORS[1]))  # no noise below its floor
+            bounds.append(
+                (max(FACTORS[0], float((learnt.floor / learnt.variance()).max())), FACTORS[1])
+            )  # no noise below its floor
 
         def objective(point: list[float]) -> tuple[float, list[float]]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
@@ -175,7 +199,14 @@ class Laplace(Model):
             return value.item(), slope.tolist()
 
         limits = [(math.log(low), math.log(high)) for low, high in bounds]
-        found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits, options={"ftol": 1e-15, "gtol": 1e-10})
+        found = minimize(
+            objective,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=limits,
+            options={"ftol": 1e-15, "gtol": 1e-10},
+        )
         logs = torch.from_numpy(found.x)
         self.delta.copy_(logs[:count].exp())
         if learnt is not None:
@@ -183,7 +214,9 @@ class Laplace(Model):
 
     def _rescale_noise(self, head: HomoscedasticGaussian, log_factor: Tensor) -> None:
         factor = log_factor.exp()
-        self.log_likelihood -= 0.5 * (self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1))
+        self.log_likelihood -= 0.5 * (
+            self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1)
+        )
         self.misfit /= factor
         for block in self.blocks:
             block.rescale(1 / factor)
@@ -200,7 +233,9 @@ class Laplace(Model):
         inputs = inputs[-count:]
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
         directions = (eye - eye.mean(0) if centred else eye).expand(len(f), -1, -1)
-        parts = zip(self.blocks, inputs, jacobians(network, inputs, directions), self.delta.double(), strict=True)
+        parts = zip(
+            self.blocks, inputs, jacobians(network, inputs, directions), self.delta.double(), strict=True
+        )
         return f, torch.stack([block.covariance(h, g, delta) for block, h, g, delta in parts]).sum(0)
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
@@ -240,7 +275,10 @@ class Laplace(Model):
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)
             for k in range(1, len(blocks)):
-                after, spread = (value.unflatten(0, s.shape[:2]) for value in pre_activations(k, clipped_relu(s).flatten(0, 1)))
+                after, spread = (
+                    value.unflatten(0, s.shape[:2])
+                    for value in pre_activations(k, clipped_relu(s).flatten(0, 1))
+                )
                 s = after + (spread * noises[k][part]) @ blocks[k].output_vectors.T
             found.append(s)
         return torch.cat(found)
@@ -270,8 +308,12 @@ def _check(config: LaplaceConfig) -> None:
         if getattr(config, name) not in known:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(map(repr, known))}")
     if not config.precision > 0:
-        raise ValueError(f"precision is {config.precision}: the posterior needs a prior, give a number above 0")
+        raise ValueError(
+            f"precision is {config.precision}: the posterior needs a prior, give a number above 0"
+        )
     if config.structure == "full" and config.subset == "all":
-        raise ValueError("structure is 'full' with subset 'all': use subset='last', all layers together would be too large")
+        raise ValueError(
+            "structure is 'full' with subset 'all': use subset='last', all layers together would be too large"
+        )
     if config.structure == "full" and config.damping == "factored":
         raise ValueError("damping is 'factored' with structure 'full': there are no factors, use 'exact'")

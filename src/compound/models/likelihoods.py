@@ -42,7 +42,9 @@ class Likelihood(nn.Module, ABC):
         """Log-densities of y under each draw of the last layer, (members, draws, rows, size)."""
 
     @abstractmethod
-    def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:  # (members, draws, ...)
+    def noise(
+        self, members: int, draws: int, generator: Generator, like: Tensor
+    ) -> Tensor:  # (members, draws, ...)
         """Noise of the last layer for every draw, shared by all rows."""
 
     @abstractmethod
@@ -68,7 +70,9 @@ class Likelihood(nn.Module, ABC):
         """All members' draws as one answer."""
 
 
-def likelihood(task: Task, members: int, last_layer: str, last_draws: int, noise: float, far: float) -> Likelihood:
+def likelihood(
+    task: Task, members: int, last_layer: str, last_draws: int, noise: float, far: float
+) -> Likelihood:
     """The likelihood of a task."""
     if last_layer not in ("integrate", "sample"):
         raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
@@ -92,7 +96,9 @@ class Floored(nn.Module):
 
     def known_floor(self) -> Tensor:  # (targets,)
         if not self.knows_floor:
-            raise ValueError("the smallest noise of the targets is not known yet: call start with the training rows first")
+            raise ValueError(
+                "the smallest noise of the targets is not known yet: call start with the training rows first"
+            )
         return self.floor
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
@@ -109,7 +115,9 @@ class GaussianLikelihood(Floored, Likelihood):
     unit: Tensor  # (targets,)
     tau: Tensor  # ()
 
-    def __init__(self, targets: int, members: int, noise: float, last_layer: Literal["integrate", "sample"], far: float):
+    def __init__(
+        self, targets: int, members: int, noise: float, last_layer: Literal["integrate", "sample"], far: float
+    ):
         super().__init__(targets)
         self.last_layer, self.fixed, self.far = last_layer, bool(noise), far
         start = torch.full((members, targets), math.log(noise) if noise else -1.0, dtype=torch.float32)
@@ -133,7 +141,9 @@ class GaussianLikelihood(Floored, Likelihood):
         variance = (self.variance() + self.known_floor())[:, None, None]
         if self.last_layer == "integrate":
             return gaussian_log_prob(y, last.mean, last.std.square() + variance).sum(-1)
-        return gaussian_log_prob(y, last.draw(standard_normal(generator, last.mean.shape, last.mean)), variance).sum(-1)
+        return gaussian_log_prob(
+            y, last.draw(standard_normal(generator, last.mean.shape, last.mean)), variance
+        ).sum(-1)
 
     def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
         return standard_normal(generator, (members, draws, 1, len(self.unit)), like)
@@ -149,7 +159,9 @@ class GaussianLikelihood(Floored, Likelihood):
 
     def under_noise(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Callable[[Tensor | None], Densities]:
         def densities(t: Tensor | None) -> Densities:
-            return Densities(self._log_prob(draws, y, float(self.tau), self._far(t)), self.predictive(draws, t).log_prob(y))
+            return Densities(
+                self._log_prob(draws, y, float(self.tau), self._far(t)), self.predictive(draws, t).log_prob(y)
+            )
 
         return densities
 
@@ -176,9 +188,13 @@ class GaussianLikelihood(Floored, Likelihood):
         centre = means.mean((1, 2), keepdim=True)  # each member's own, as `calibrate` has it
         means = (centre + self.tau * (means - centre)).flatten(0, 1)
         square = self.tau.square()
-        noise = self.variance().repeat_interleave(len(means) // len(draws[0]), 0)[:, None, None]  # of each draw's member
+        noise = self.variance().repeat_interleave(len(means) // len(draws[0]), 0)[
+            :, None, None
+        ]  # of each draw's member
         noise = square * noise + self.known_floor()
-        answer = self.limits(GaussianPredictive.of(means, noise, square * spread.flatten(0, 1), members=len(draws[0])))
+        answer = self.limits(
+            GaussianPredictive.of(means, noise, square * spread.flatten(0, 1), members=len(draws[0]))
+        )
         return answer if t is None else answer.with_far_noise(t, self.unit)
 
 
@@ -197,14 +213,22 @@ class CategoricalLikelihood(Likelihood):
             return _pick(_log(expected_softmax(last.mean, last.std)), y)
         members, draws, rows, classes = last.mean.shape
         noise = antithetic(
-            standard_normal(generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean), self.last_draws
+            standard_normal(
+                generator, (members, draws, (self.last_draws + 1) // 2, rows, classes), last.mean
+            ),
+            self.last_draws,
         )
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise)
         labels = y if rows == len(logits.view(-1, classes)) else y.expand(logits.shape[:-1]).reshape(-1)
-        return -functional.cross_entropy(logits.view(-1, classes), labels, reduction="none").view(members, -1, rows)
+        return -functional.cross_entropy(logits.view(-1, classes), labels, reduction="none").view(
+            members, -1, rows
+        )
 
     def noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
-        return antithetic(standard_normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, self.classes), like), self.last_draws)
+        return antithetic(
+            standard_normal(generator, (members, draws, (self.last_draws + 1) // 2, 1, self.classes), like),
+            self.last_draws,
+        )
 
     def draw(self, last: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and standard deviations still to be integrated over them."""
@@ -217,12 +241,17 @@ class CategoricalLikelihood(Likelihood):
         return _pick(_log(self._probs(*draws).mean((1, 2))), y)
 
     def under_noise(self, draws: tuple[Tensor, Tensor], y: Tensor) -> Callable[[Tensor | None], Densities]:
-        each, answer = self.member_log_prob(draws, y), self.predictive(draws, None)  # far noise comes on top of both
+        each, answer = (
+            self.member_log_prob(draws, y),
+            self.predictive(draws, None),
+        )  # far noise comes on top of both
 
         def densities(t: Tensor | None) -> Densities:
             if t is None:
                 return Densities(each, answer.log_prob(y))
-            noisy = torch.logaddexp(each + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes))
+            noisy = torch.logaddexp(
+                each + functional.logsigmoid(-t), functional.logsigmoid(t) - math.log(self.classes)
+            )
             return Densities(noisy, answer.mix_with_uniform(t).log_prob(y))
 
         return densities
@@ -234,7 +263,9 @@ class CategoricalLikelihood(Likelihood):
         logits, std = (draw.flatten(0, 1) for draw in draws)
         if self.last_layer == "integrate":
             component = expected_entropy(logits, std).mean((0, 1))
-            answer = CategoricalPredictive.of(_log(self._probs(logits, std)), len(draws[0]), component=component)
+            answer = CategoricalPredictive.of(
+                _log(self._probs(logits, std)), len(draws[0]), component=component
+            )
         else:
             answer = CategoricalPredictive.of(torch.log_softmax(logits, -1), len(draws[0]), self.last_draws)
         return answer if t is None else answer.mix_with_uniform(t)

@@ -53,7 +53,9 @@ class Limits(nn.Module):
         # a mean that had to be moved is wrong by at least about as much
         variances = torch.minimum(answer.variances + (answer.means - clamped).square(), self.total)
         mean = weighted_mean(clamped, answer.log_weights)
-        total = weighted_mean(variances + (clamped - mean).square(), answer.log_weights)  # of the bounded mixture
+        total = weighted_mean(
+            variances + (clamped - mean).square(), answer.log_weights
+        )  # of the bounded mixture
         shrink = (self.total / total.clamp_min(tiny)).clamp_max(1)  # (rows, targets)
         believed = (self.aleatoric / answer.aleatoric.clamp_min(tiny)).clamp_max(1)
         beyond = (answer.total > self.total) | (believed < 1) | (clamped != answer.means).any(0)

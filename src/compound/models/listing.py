@@ -40,6 +40,14 @@ def _entry(name: str, kind: type[Model]) -> Entry:
     words = (inspect.getdoc(kind) or "").splitlines()[0]
     comments: dict[str, str] = {}
     for ancestor in reversed(kind.Config.__mro__[:-1]):
-        comments |= dict(re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(ancestor), re.MULTILINE))
+        comments |= dict(
+            re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(ancestor), re.MULTILINE)
+        )
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind.Config)
-    return Entry(name, words, kind.shares, kind.source, [Option(f.name, f.default, comments.get(f.name, "")) for f in fields])
+    return Entry(
+        name,
+        words,
+        kind.shares,
+        kind.source,
+        [Option(f.name, f.default, comments.get(f.name, "")) for f in fields],
+    )

@@ -44,7 +44,9 @@ class MAP(Model):
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise, config.variance)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        self.network = Network(
+            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+        )
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.head.start(data.y[train_mask(data)])

@@ -50,13 +50,17 @@ class MCDropout(Model):
         super().__init__()
         for name in ("rate", "input_rate"):
             if not 0 <= getattr(config, name) < 1:
-                raise ValueError(f"{name} is {getattr(config, name)}: give the part that is dropped, at least 0 and below 1")
+                raise ValueError(
+                    f"{name} is {getattr(config, name)}: give the part that is dropped, at least 0 and below 1"
+                )
         if config.length_scale < 0:
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise, config.variance)
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        self.network = Network(
+            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+        )
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def start(self, data: Batch, generator: Generator) -> None:
@@ -68,7 +72,9 @@ class MCDropout(Model):
     def kl(self) -> Tensor:  # ()
         """ℓ²/2 sum_l |W_l|² / (1 - p_l) + |b_l|²."""
         layers = zip(self.network.layers, self.rates, strict=True)
-        squares = [layer.weight.square().sum() / (1 - rate) + layer.bias.square().sum() for layer, rate in layers]
+        squares = [
+            layer.weight.square().sum() / (1 - rate) + layer.bias.square().sum() for layer, rate in layers
+        ]
         return 0.5 * self.config.length_scale**2 * torch.stack(squares).sum()
 
     def _masked(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
@@ -76,7 +82,11 @@ class MCDropout(Model):
         h, layers, rates = clamp_inputs(x).unsqueeze(0), self.network.layers, self.rates
         if rates[0] or len(layers) == 1:
             return h, layers, rates
-        return clipped_relu(layers[0](h)), layers[1:], rates[1:]  # whole inputs: one pass through the first layer serves all draws
+        return (
+            clipped_relu(layers[0](h)),
+            layers[1:],
+            rates[1:],
+        )  # whole inputs: one pass through the first layer serves all draws
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream, h = only_generator(generator), clamp_if_needed(batch.x)  # (rows, inputs)
@@ -92,7 +102,10 @@ class MCDropout(Model):
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         h, layers, rates = self._masked(x)
         draws = n.outer * n.inner
-        masks = [mask(rate, (draws, 1, layer.inputs), h, generator) for layer, rate in zip(layers, rates, strict=True)]
+        masks = [
+            mask(rate, (draws, 1, layer.inputs), h, generator)
+            for layer, rate in zip(layers, rates, strict=True)
+        ]
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
         f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
         return self.head.predictive(f[None, :, None])
@@ -104,8 +117,12 @@ class MCDropout(Model):
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
     """0 with probability `rate`, else 1 / (1 - rate): the mean is 1. The probability is met to one part in 2^17."""
     count = math.prod(shape)
-    size, kind = (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)  # random bits: as many as it takes
-    bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(-(2**63), None, generator=generator)
+    size, kind = (
+        (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
+    )  # random bits: as many as it takes
+    bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(
+        -(2**63), None, generator=generator
+    )
     kept = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
     return kept.to(like).mul_(1 / (1 - rate))
 

@@ -47,7 +47,9 @@ class MDN(Model):
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         each = task.size if task.kind == "classification" else 2 * task.size  # logits, or means and ρ
         self.outputs = config.components * (1 + each)
-        self.network = Network((inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")])
+        self.network = Network(
+            (inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")]
+        )
         if task.kind == "regression":
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
@@ -62,7 +64,9 @@ class MDN(Model):
         middle = (torch.arange(count) + 0.5) / count * len(y)
         means = y.sort(0).values[middle.long()]  # (K, targets) quantiles
         centred = y - y.mean(0)
-        against = (centred[:, :1] * centred).sum(0) < 0  # targets that fall where the first rises go through theirs downwards
+        against = (centred[:, :1] * centred).sum(
+            0
+        ) < 0  # targets that fall where the first rises go through theirs downwards
         means = torch.where(against, means.flip(0), means)
         wide = (torch.where(spread > 0, spread, 1.0) / count).square()
         rho = wide + (-torch.expm1(-wide)).log()  # softplus(ρ) = wide
@@ -72,7 +76,9 @@ class MDN(Model):
     def components(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (rows, K + K each) as log-weights (K, rows, 1) and each component's own outputs (K, rows, each)."""
         logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
-        return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(-1, (self.config.components, -1)).transpose(0, 1)
+        return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(
+            -1, (self.config.components, -1)
+        ).transpose(0, 1)
 
     def gaussians(self, rest: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (K, rows, targets)."""
@@ -96,7 +102,9 @@ class MDN(Model):
             means, variances = self.gaussians(rest)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
             between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)
-            return GaussianPredictive(within, between, torch.zeros_like(within), means, variances, log_weights)
+            return GaussianPredictive(
+                within, between, torch.zeros_like(within), means, variances, log_weights
+            )
         logs = torch.log_softmax(rest, -1)  # (K, rows, classes)
         probs = weighted_log_sum(logs, log_weights).exp()
         total = entropy(probs)  # (rows,)

@@ -83,24 +83,33 @@ class MNF(Model):
         generator, samples, anneal = only_generator(generator), self.config.samples, self.config.anneal
         x = clamp_if_needed(batch.x)
         first, *rest = self.layers
-        h, bound = first(x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator)  # (samples rows, width)
+        h, bound = first(
+            x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator
+        )  # (samples rows, width)
         for layer in rest:
             h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
-        nll = self.head.nll(h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight)  # () or (S,) or (1,)
+        nll = self.head.nll(
+            h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight
+        )  # () or (S,) or (1,)
         nll = nll.mean() if nll.ndim else nll
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())
 
     def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         x, draws = clamp_inputs(x), n.outer * n.inner
-        noises = [(layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x)) for layer in self.layers]
+        noises = [
+            (layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x))
+            for layer in self.layers
+        ]
         first, *rest = self.layers
         std = first.std(x)  # (rows, width): the same for all draws
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         parts = []
         for begin in range(0, draws, step):
-            (z, noise), *others = [(z[begin : begin + step], noise[begin : begin + step]) for z, noise in noises]
+            (z, noise), *others = [
+                (z[begin : begin + step], noise[begin : begin + step]) for z, noise in noises
+            ]
             h = torch.addcmul(first.means(x.unsqueeze(0), z), std, noise)  # (draws, rows, width)
             for layer, (z, noise) in zip(rest, others, strict=True):
                 h = clipped_relu(h)
@@ -110,4 +119,9 @@ class MNF(Model):
 
     def floats_per_row(self, n: Draws) -> int:
         width = max(3 * layer.inputs + 4 * layer.outputs for layer in self.layers)
-        return 2 * self.inputs + 4 * max(self.config.widths, default=0) + width + 8 * n.outer * n.inner * self.head.outputs
+        return (
+            2 * self.inputs
+            + 4 * max(self.config.widths, default=0)
+            + width
+            + 8 * n.outer * n.inner * self.head.outputs
+        )

@@ -40,7 +40,10 @@ class NaturalGradient(torch.optim.Optimizer):
         layers = [layer for layer in model.layers if layer.mean.grad is not None]
         gradients = [cast(Tensor, layer.mean.grad) for layer in layers]
         if config.velocity == "mean":
-            gradients = [self._mean(layer.mean, "velocity", g, config.momentum, step) for layer, g in zip(layers, gradients, strict=True)]
+            gradients = [
+                self._mean(layer.mean, "velocity", g, config.momentum, step)
+                for layer, g in zip(layers, gradients, strict=True)
+            ]
         damping = model.prior.damping + config.step_damping
         steps = [layer.precondition(g, damping) for layer, g in zip(layers, gradients, strict=True)]
         shrink = trust_region_scale(gradients, steps, means["lr"], config.kl_clip)
@@ -64,7 +67,9 @@ class NaturalGradient(torch.optim.Optimizer):
         return self._kept(parameter, name).lerp_(value, 1 - decay) / (1 - decay ** (step + 1))
 
 
-def trust_region_scale(gradients: Sequence[Tensor], steps: Sequence[Tensor], rate: float, bound: float) -> float:
+def trust_region_scale(
+    gradients: Sequence[Tensor], steps: Sequence[Tensor], rate: float, bound: float
+) -> float:
     """The factor ν <= 1 with rate² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
     square = rate**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
     return min(1.0, math.sqrt(bound / square)) if bound and square > 0 else 1.0

@@ -18,7 +18,16 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, OptimizerSettings, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import (
+    WIDTHS,
+    Draws,
+    Loss,
+    Model,
+    OptimizerSettings,
+    train_mask,
+    weighted_row_mean,
+    with_defaults,
+)
 from compound.models.heads import Head, HomoscedasticGaussian, head
 from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
@@ -60,19 +69,27 @@ class Noisy(Model):
     def __init__(self, inputs: int, task: Task, config: NoisyConfig, seed: int = 0):
         super().__init__()
         few = task.kind == "classification"
-        defaults = {"widths": WIDTHS[task.kind], "prior_variance": 0.1 if few else 1.0, "samples": 1 if few else 10}
+        defaults = {
+            "widths": WIDTHS[task.kind],
+            "prior_variance": 0.1 if few else 1.0,
+            "samples": 1 if few else 10,
+        }
         config = with_defaults(config, defaults)
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
         self.head: Head = head(task, 1, config.noise)
-        network = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        network = Network(
+            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+        )
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
             start = torch.full_like(layer.spread, 1e-12)  # next to nothing until there are statistics
-            layer.settle(start, Prior(self.config.lam, self.config.prior_variance))  # a size of 1, not read: on meta it has no value
+            layer.settle(
+                start, Prior(self.config.lam, self.config.prior_variance)
+            )  # a size of 1, not read: on meta it has no value
 
     @abstractmethod
     def layer(self, k: int, mean: Tensor) -> Layer:
@@ -100,7 +117,10 @@ class Noisy(Model):
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream = only_generator(generator)
-        weights = [layer.draw(standard_normal(stream, (self.config.samples, *layer.mean.shape), layer.mean)) for layer in self.layers]
+        weights = [
+            layer.draw(standard_normal(stream, (self.config.samples, *layer.mean.shape), layer.mean))
+            for layer in self.layers
+        ]
         inputs = [self.batch_inputs(batch)]
         f = _times(inputs[0], weights[0])  # (samples, rows, out)
         for weight in weights[1:]:
@@ -113,12 +133,20 @@ class Noisy(Model):
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     @torch.no_grad()
-    def _collect(self, inputs: list[Tensor], weights: list[Tensor], f: Tensor, batch: Batch, generator: Generator) -> None:
+    def _collect(
+        self, inputs: list[Tensor], weights: list[Tensor], f: Tensor, batch: Batch, generator: Generator
+    ) -> None:
         """The scores of drawn labels, layer by layer from the last to the first."""
-        share = f.new_ones(f.shape[:-1]) if batch.weight is None else batch.weight.to(f.dtype).expand(f.shape[:-1])
+        share = (
+            f.new_ones(f.shape[:-1])
+            if batch.weight is None
+            else batch.weight.to(f.dtype).expand(f.shape[:-1])
+        )
         share = (share / share.sum()).reshape(-1, 1)
         past = int(self.count) // self.config.stats_every
-        decay = min(self.config.decay, past / (past + 1))  # a plain mean at first: nothing stays of where F began
+        decay = min(
+            self.config.decay, past / (past + 1)
+        )  # a plain mean at first: nothing stays of where F began
         g = scores(self.head, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)
@@ -146,11 +174,16 @@ class Noisy(Model):
         """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
         first, *rest = self.layers
         draws, block = n.outer * n.inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
-        noises = [[standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers] for _ in range(draws)]
+        noises = [
+            [standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers]
+            for _ in range(draws)
+        ]
         mean, std = first.moments(self.widened(x))
         outputs = []
         for begin in range(0, draws, block):
-            eps = [torch.stack(kind).unsqueeze(1) for kind in zip(*noises[begin : begin + block], strict=True)]  # (block, 1, out) each
+            eps = [
+                torch.stack(kind).unsqueeze(1) for kind in zip(*noises[begin : begin + block], strict=True)
+            ]  # (block, 1, out) each
             f = mean + first.mixed(std * eps[0])
             for layer, noise in zip(rest, eps[1:], strict=True):
                 centre, width = layer.moments(append_ones(clipped_relu(f)))

@@ -107,9 +107,13 @@ class NoisyKFAC(Noisy):
     def start(self, data: Batch, generator: Generator) -> None:
         """The first layer's A from all training rows; its means move to the rotated basis."""
         super().start(data, generator)
-        weight = data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
+        weight = (
+            data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
+        )
         total = torch.zeros(self.rotation.shape, dtype=torch.float64)
-        for rows, share in zip(data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True):
+        for rows, share in zip(
+            data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True
+        ):
             a = super().widened(rows)
             total += (a * share).mT @ a
         first = cast(KroneckerLayer, self.layers[0])
@@ -139,7 +143,10 @@ class NoisyKFAC(Noisy):
             self._forget(marks, 0)
         more = int(batch.index.max()) + 1 - len(self._marks)
         if more > 0:  # a run that was stopped starts with an empty cache
-            self._rows, self._marks = functional.pad(self._rows, (0, 0, 0, more)), functional.pad(self._marks, (0, more), value=torch.nan)
+            self._rows, self._marks = (
+                functional.pad(self._rows, (0, 0, 0, more)),
+                functional.pad(self._marks, (0, more), value=torch.nan),
+            )
         if torch.equal(self._marks[batch.index], marks):
             return self._rows.index_select(0, batch.index)
         rows = self.widened(batch.x)  # the whole batch: the last bits of a product may depend on its shape

@@ -15,7 +15,11 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
     if not fits(value, hint):
         shown = repr(value) if len(repr(value)) < 80 else repr(value)[:80] + "..."
         raise ValueError(f"{name} is {shown}: give {spelt(hint)}")
-    return float(value) if isinstance(value, Integral) and not isinstance(value, bool) and not fits(value, _whole(hint)) else value
+    return (
+        float(value)
+        if isinstance(value, Integral) and not isinstance(value, bool) and not fits(value, _whole(hint))
+        else value
+    )
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -26,9 +30,13 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str)  # which words, the method itself says best
     if origin is tuple:
         parts = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple | list) else inner
-        if not (isinstance(value, tuple | list) and len(value) == len(parts) and all(map(fits, value, parts))):
+        if not (
+            isinstance(value, tuple | list) and len(value) == len(parts) and all(map(fits, value, parts))
+        ):
             return False
-        return min(value, default=1) >= 1 if inner[0] is int else len(value) > 0  # no layers, or layers of at least one unit
+        return (
+            min(value, default=1) >= 1 if inner[0] is int else len(value) > 0
+        )  # no layers, or layers of at least one unit
     if hint is bool:
         return isinstance(value, bool)
     if hint is int:  # True is an int to Python, not to us
@@ -53,4 +61,8 @@ def spelt(hint: Any) -> str:
     if origin is tuple:
         many = "whole numbers above 0, such as [50,50]" if inner[0] is int else "finite numbers"
         return f"a list of {many}" if inner[-1] is Ellipsis else f"a list of {len(inner)} numbers"
-    return {int: f"a whole number up to {LARGEST:,}", float: f"a number up to {SIZES[1]:g}", bool: "true or false"}.get(hint, "text")
+    return {
+        int: f"a whole number up to {LARGEST:,}",
+        float: f"a number up to {SIZES[1]:g}",
+        bool: "true or false",
+    }.get(hint, "text")

@@ -14,7 +14,9 @@ SLACK = 1e-3  # of a sum of probabilities: that of a thousand classes in float32
 def flaw(answer: Predictive) -> str | None:
     """What is wrong with an answer; None for a sound one."""
     for name, value in vars(answer).items():
-        if isinstance(value, Tensor) and not bool((value < torch.inf).all() if name == "log_weights" else torch.isfinite(value).all()):
+        if isinstance(value, Tensor) and not bool(
+            (value < torch.inf).all() if name == "log_weights" else torch.isfinite(value).all()
+        ):
             return f"{name} holds NaN or infinity"  # a weight of 0 has the log -inf
     if isinstance(answer, GaussianPredictive) and bool((answer.variances < 0).any()):
         return "a variance is negative"
@@ -34,8 +36,16 @@ def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
 def trial(model: Model) -> str | None:
     """What is wrong with the model's answers to `probe`; None too where the model itself says that it has none yet."""
     try:
-        return flaw(model.predict(probe(model.inputs, next(model.parameters()).detach()), 10, named_generator(0, "try")))
+        return flaw(
+            model.predict(
+                probe(model.inputs, next(model.parameters()).detach()), 10, named_generator(0, "try")
+            )
+        )
     except ValueError:
         return None
-    except (RuntimeError, LookupError, ArithmeticError) as error:  # sizes that do not go together, a matrix without a factor
+    except (
+        RuntimeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:  # sizes that do not go together, a matrix without a factor
         return str(error)

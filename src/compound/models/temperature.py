@@ -44,7 +44,10 @@ class Temperature(Model):
         super().__init__()
         self.plain = MAP(inputs, task, config, seed)
         self.inputs, self.task, self.config = inputs, task, self.plain.config
-        self.register_buffer("temperature", torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32))
+        self.register_buffer(
+            "temperature",
+            torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32),
+        )
 
     def start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)
@@ -63,7 +66,9 @@ class Temperature(Model):
         held = data.weight.reshape(-1) == 0
         if not bool(held.any()):
             return
-        f = torch.cat([self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]).double()  # (rows, outputs)
+        f = torch.cat(
+            [self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]
+        ).double()  # (rows, outputs)
         y = data.y[held]
         if self.task.kind == "classification":
             self.temperature.fill_(best_temperature(f, y))

@@ -27,7 +27,9 @@ from compound.types import Batch, Task
 class VariationalConfig:
     widths: tuple[int, ...] | None = None  # hidden layers
     samples: int = 1  # S, draws per row in training
-    prior: float | Literal["scaled"] = 1.0  # variance of every weight; "scaled": 1 / (inputs of the layer + 1)
+    prior: float | Literal["scaled"] = (
+        1.0  # variance of every weight; "scaled": 1 / (inputs of the layer + 1)
+    )
     noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
     noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
 
@@ -57,8 +59,12 @@ class Variational(Model):
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.head = head(task, 1, config.noise)
         start = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
-        means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers]  # (in + 1, out)
-        self.stack = nn.ModuleList(self._layer(mean, 1 / len(mean) if config.prior == "scaled" else config.prior) for mean in means)
+        means = [
+            torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers
+        ]  # (in + 1, out)
+        self.stack = nn.ModuleList(
+            self._layer(mean, 1 / len(mean) if config.prior == "scaled" else config.prior) for mean in means
+        )
 
     @abstractmethod
     def _layer(self, mean: Tensor, prior_variance: float) -> nn.Module:
@@ -78,7 +84,9 @@ class Variational(Model):
         stream, samples, rows = only_generator(generator), self.config.samples, len(batch)
         first, *rest = self.layers
         x = clamp_if_needed(batch.x)
-        h, kl = first.sample(x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x))  # (S, rows, width)
+        h, kl = first.sample(
+            x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x)
+        )  # (S, rows, width)
         for layer in rest:
             noise = standard_normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
             h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)
@@ -95,7 +103,9 @@ class Variational(Model):
         start = self.layers[0].moments(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         blocks = zip(*(noise.split(step) for noise in noises), strict=True)
-        return self.head.predictive(torch.cat([self._through(*start, block) for block in blocks])[None, :, None])
+        return self.head.predictive(
+            torch.cat([self._through(*start, block) for block in blocks])[None, :, None]
+        )
 
     def _through(self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]) -> Tensor:  # (draws, rows, out)
         """Outputs from the first layer's moments, which all draws share."""

@@ -86,17 +86,28 @@ class VIB(Model):
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
         if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
             spread = std[0].square() @ weight.square()
-            return GaussianPredictive.of(centre[None, None], self.head.variance()[:, None, None], spread[None, None])
+            return GaussianPredictive.of(
+                centre[None, None], self.head.variance()[:, None, None], spread[None, None]
+            )
         short = self.head.outputs <= self.config.latent
-        factor = _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)  # (rows, outputs, outputs or latent)
-        noise = standard_normal(generator, (n.outer * n.inner, factor.shape[-1]), centre)  # shared by all rows
+        factor = (
+            _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
+        )  # (rows, outputs, outputs or latent)
+        noise = standard_normal(
+            generator, (n.outer * n.inner, factor.shape[-1]), centre
+        )  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
         return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
 
     def floats_per_row(self, n: Draws) -> int:
         outputs, latent = self.head.outputs, self.config.latent
         factor = outputs * (4 * outputs if outputs <= latent else latent)
-        return 2 * (self.inputs + sum(self.config.widths)) + 6 * latent + factor + 6 * n.outer * n.inner * outputs
+        return (
+            2 * (self.inputs + sum(self.config.widths))
+            + 6 * latent
+            + factor
+            + 6 * n.outer * n.inner * outputs
+        )
 
 
 def rate(mean: Tensor, std: Tensor) -> Tensor:
@@ -106,7 +117,10 @@ def rate(mean: Tensor, std: Tensor) -> Tensor:
 
 def _root(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
     """L with L Lᵀ = Dᵀ diag(s²) D for every row."""
-    outputs, wide = weight.shape[-1], weight.double()  # in float32 rounding would leave some of them indefinite
+    outputs, wide = (
+        weight.shape[-1],
+        weight.double(),
+    )  # in float32 rounding would leave some of them indefinite
     pairs = (wide.unsqueeze(-1) * wide.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
     covariance = (std.double().square() @ pairs).unflatten(-1, (outputs, outputs))
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)

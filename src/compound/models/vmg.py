@@ -34,4 +34,6 @@ class VMG(Variational):
         super().__init__(inputs, task, config, seed)
 
     def _layer(self, mean: Tensor, prior_variance: float) -> MatrixGaussianLinear:
-        return MatrixGaussianLinear(mean, log_variance=self.config.log_variance, prior_variance=(prior_variance,))
+        return MatrixGaussianLinear(
+            mean, log_variance=self.config.log_variance, prior_variance=(prior_variance,)
+        )

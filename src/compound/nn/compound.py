@@ -33,9 +33,13 @@ class CompoundConfig:
     activation: Literal["relu", "tanh"] = "relu"
     bayes: bool = False  # variational posterior over ψ
     parametrization: Literal["scaled", "paper"] = "scaled"
-    basis: Literal["point", "map", "vmg"] = "point"  # how V is treated: no prior, a Gaussian prior, its own posterior
+    basis: Literal["point", "map", "vmg"] = (
+        "point"  # how V is treated: no prior, a Gaussian prior, its own posterior
+    )
     log_col: float = -4.0  # where lc starts, and its prior mean (scaled)
-    small: bool = False  # published start for classes (True) or for the toy regressions (False), paper form only
+    small: bool = (
+        False  # published start for classes (True) or for the toy regressions (False), paper form only
+    )
 
     @property
     def scaled(self) -> bool:
@@ -50,7 +54,14 @@ class CompoundConfig:
 class HyperNetwork(nn.Module):
     """g(h; ψ): affine maps with a nonlinearity between, the last one giving all three heads (s, lr, lc) side by side."""
 
-    def __init__(self, inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        form: CompoundConfig,
+        generator: Generators,
+        members: tuple[int, ...] = (),
+    ):
         super().__init__()
         self.activation = form.activation
         self.heads = (inputs + 1, inputs + 1, outputs)
@@ -91,7 +102,14 @@ class CompoundLinear(nn.Module):
     `torch.utils.checkpoint`, which computes it twice, make the generator in the function that is checkpointed.
     """
 
-    def __init__(self, inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        form: CompoundConfig,
+        generator: Generators,
+        members: tuple[int, ...] = (),
+    ):
         super().__init__()
         self.form = form
         self.inputs, self.outputs = inputs, outputs
@@ -100,20 +118,34 @@ class CompoundLinear(nn.Module):
         self.basis = nn.Parameter(start)  # V, or the mean of its posterior; (*members, in + 1, out)
         self.basis_variance = 2.0 / (inputs + 1) if form.scaled else 1.0  # of V's prior
         if form.basis == "vmg":
-            self.log_row = nn.Parameter(start.new_full((*members, inputs + 1), 0.5 * (math.log(self.basis_variance) - 6)))
-            self.log_col = nn.Parameter(start.new_full((*members, outputs), 0.5 * (math.log(self.basis_variance) - 6)))
+            self.log_row = nn.Parameter(
+                start.new_full((*members, inputs + 1), 0.5 * (math.log(self.basis_variance) - 6))
+            )
+            self.log_col = nn.Parameter(
+                start.new_full((*members, outputs), 0.5 * (math.log(self.basis_variance) - 6))
+            )
 
     @full_precision
-    def forward(self, x: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+    def forward(
+        self, x: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True
+    ) -> Gaussian:
         """Pre-activations of x (*members, rows, in), ψ drawn per row (shared by `shared` equal parts of the rows)."""
         return self.over(append_ones(x), generator, shared, kl)
 
     @full_precision
-    def over(self, wide: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True) -> Gaussian:
+    def over(
+        self, wide: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True
+    ) -> Gaussian:
         """The same of h~ = [x; 1]."""
         options = Options(self.form.bound, self.form.scaled, kl)
-        if self.form.basis != "vmg" and (shared == (1, 1) or not self.form.bayes) and can_use_kernel(wide, self.basis):
-            return compound_layer(wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator)  # type: ignore[arg-type]
+        if (
+            self.form.basis != "vmg"
+            and (shared == (1, 1) or not self.form.bayes)
+            and can_use_kernel(wide, self.basis)
+        ):
+            return compound_layer(
+                wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator
+            )  # type: ignore[arg-type]
         heads = self.hyper(wide, generator, shared)
         out = moments(wide, heads, self.basis, options)
         if self.form.basis != "vmg":
@@ -122,7 +154,11 @@ class CompoundLinear(nn.Module):
         scaled = heads[..., : self.inputs + 1] * wide
         noise = standard_normal(generator, out.mean.shape, out.mean)
         row = self.log_row.exp()
-        noise = correlated_noise(scaled, row, noise, shared[1]) if shared[1] > 1 else noise * (scaled.square() @ row.unsqueeze(-1)).sqrt()
+        noise = (
+            correlated_noise(scaled, row, noise, shared[1])
+            if shared[1] > 1
+            else noise * (scaled.square() @ row.unsqueeze(-1)).sqrt()
+        )
         return out._replace(mean=torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2)))
 
     def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
@@ -131,7 +167,9 @@ class CompoundLinear(nn.Module):
         if self.form.basis != "vmg":
             return weights, self.basis
         std = (0.5 * (self.log_row.unsqueeze(-1) + self.log_col.unsqueeze(-2))).exp()
-        return weights, torch.addcmul(self.basis, std, standard_normal(generator, self.basis.shape, self.basis))
+        return weights, torch.addcmul(
+            self.basis, std, standard_normal(generator, self.basis.shape, self.basis)
+        )
 
     @full_precision
     def at(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
@@ -152,7 +190,9 @@ class CompoundLinear(nn.Module):
             total = total + 0.5 * square
         elif self.form.basis == "vmg":
             trace = self.log_row.exp().sum(-1) * self.log_col.exp().sum(-1) / self.basis_variance
-            log_ratio = c * self.log_row.sum(-1) + r * self.log_col.sum(-1) - r * c * math.log(self.basis_variance)
+            log_ratio = (
+                c * self.log_row.sum(-1) + r * self.log_col.sum(-1) - r * c * math.log(self.basis_variance)
+            )
             total = total + 0.5 * (trace + square - r * c - log_ratio)
         return total
 
@@ -165,7 +205,9 @@ def _uniform(generator: Generators, shape: tuple[int, ...], high: float) -> Tens
     return high * (2 * torch.special.ndtr(standard_normal(generator, shape, _FLOAT)) - 1)
 
 
-def _hidden(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> nn.Module:
+def _hidden(
+    inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]
+) -> nn.Module:
     shape = (*members, inputs + 1, outputs)
     if form.scaled:
         start = standard_normal(generator, shape, _FLOAT) * 0.5 * math.sqrt(2 / (inputs + 1))
@@ -178,10 +220,21 @@ def _hidden(inputs: int, outputs: int, form: CompoundConfig, generator: Generato
     return _published(inputs, outputs, form, generator, members)
 
 
-def _heads(inputs: int, heads: tuple[int, int, int], form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> nn.Module:
+def _heads(
+    inputs: int,
+    heads: tuple[int, int, int],
+    form: CompoundConfig,
+    generator: Generators,
+    members: tuple[int, ...],
+) -> nn.Module:
     shape = (*members, inputs + 1, sum(heads))
     if form.scaled:
-        bias = torch.cat([torch.full((n,), value, dtype=torch.float32) for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)])
+        bias = torch.cat(
+            [
+                torch.full((n,), value, dtype=torch.float32)
+                for n, value in zip(heads, (1.0, 0.0, form.log_col), strict=True)
+            ]
+        )
         start = standard_normal(generator, shape, _FLOAT) * 0.1 * math.sqrt(2 / (inputs + 1))
         start[..., -1, :] = bias
         if form.bayes:
@@ -189,12 +242,16 @@ def _heads(inputs: int, heads: tuple[int, int, int], form: CompoundConfig, gener
             return MatrixGaussianLinear(start, heads, -4.0, variances, bias)
         return Affine(start)
     if form.bayes:
-        start = torch.cat([standard_normal(generator, (*shape[:-1], n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1)
+        start = torch.cat(
+            [standard_normal(generator, (*shape[:-1], n), _FLOAT) * math.sqrt(2 / n) for n in heads], -1
+        )
         return MatrixGaussianLinear(start, heads, -3.0, (1.0, 1.0, 1.0))
     return _published(inputs, sum(heads), form, generator, members)
 
 
-def _published(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> Affine:
+def _published(
+    inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]
+) -> Affine:
     """Where the published maximum-likelihood hypernetworks start: biases as torch has them, weights too or almost 0."""
     high = 1 / math.sqrt(inputs)
     weight = _uniform(generator, (*members, inputs + 1, outputs), high)
@@ -203,7 +260,9 @@ def _published(inputs: int, outputs: int, form: CompoundConfig, generator: Gener
     return Affine(weight)
 
 
-def _basis(inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]) -> Tensor:
+def _basis(
+    inputs: int, outputs: int, form: CompoundConfig, generator: Generators, members: tuple[int, ...]
+) -> Tensor:
     shape = (*members, inputs + 1, outputs)
     if form.scaled:
         return standard_normal(generator, shape, _FLOAT) * math.sqrt(2 / (inputs + 1))

@@ -70,30 +70,49 @@ class MaskedNVP(Flow):
 
     def __init__(self, inputs: int, steps: int, hidden: int, generator: Generator):
         super().__init__()
-        maps = [[start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))] for _ in range(steps)]
+        maps = [
+            [start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))]
+            for _ in range(steps)
+        ]
         self.weight = nn.Parameter(torch.stack([a for a, _, _ in maps]))  # (steps, in, hidden): A
-        self.heads = nn.Parameter(torch.stack([torch.cat([b, c], 1) for _, b, c in maps]))  # (steps, hidden, 2 in): B and C
+        self.heads = nn.Parameter(
+            torch.stack([torch.cat([b, c], 1) for _, b, c in maps])
+        )  # (steps, hidden, 2 in): B and C
         self.bias = nn.Parameter(torch.zeros(steps, hidden + 2 * inputs, dtype=torch.float32))  # a, b and c
         self.bias.data[:, hidden + inputs :] = 2.0  # gates start nearly open
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
         steps, inputs, _ = self.weight.shape
-        return standard_normal(generator, (steps, draws, inputs), self.weight)  # positive: stays; signs are the fastest coins
+        return standard_normal(
+            generator, (steps, draws, inputs), self.weight
+        )  # positive: stays; signs are the fastest coins
 
     def at(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         if not can_use_kernel(z, self.weight):
             return self._plain(z, masks)
         steps, draws, d = masks.shape
         hidden = self.weight.shape[2]
-        out, work = z.clone(memory_format=torch.contiguous_format), z.new_empty((steps, draws, 3 * d + hidden))
+        out, work = (
+            z.clone(memory_format=torch.contiguous_format),
+            z.new_empty((steps, draws, 3 * d + hidden)),
+        )
         log_det = z.new_empty(draws)
-        launch(loops.masked, (masks, self.weight, self.heads, self.bias, out, log_det, work), steps, draws, d, hidden)
+        launch(
+            loops.masked,
+            (masks, self.weight, self.heads, self.bias, out, log_det, work),
+            steps,
+            draws,
+            d,
+            hidden,
+        )
         return out, log_det, (masks, work, self.weight, self.heads)
 
     def _plain(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Kept]:
         log_det, work = z.new_zeros(len(z)), []
         biases = self.bias.split([self.weight.shape[2], self.heads.shape[2]], 1)
-        for coins, weight, heads, bias, heads_bias in zip(masks, self.weight, self.heads, *biases, strict=True):
+        for coins, weight, heads, bias, heads_bias in zip(
+            masks, self.weight, self.heads, *biases, strict=True
+        ):
             mask = (coins > 0).to(z.dtype)
             stays = mask * z
             h = torch.addmm(bias, stays, weight).tanh_()
@@ -109,7 +128,12 @@ class MaskedNVP(Flow):
         if can_use_kernel(weight, d_z):
             gradients = [torch.empty_like(weight), torch.empty_like(heads), torch.empty_like(self.bias)]
             d_z = d_z.clone(memory_format=torch.contiguous_format)
-            launch(loops.masked_back, (*kept, d_z, d_log_det.contiguous(), *gradients), *masks.shape, weight.shape[2])
+            launch(
+                loops.masked_back,
+                (*kept, d_z, d_log_det.contiguous(), *gradients),
+                *masks.shape,
+                weight.shape[2],
+            )
             return d_z, gradients
         stays, closed, shift, h = work.split([*[masks.shape[2]] * 3, weight.shape[2]], -1)
         d_hs, d_outs = torch.empty_like(h), heads.new_empty((*masks.shape[:2], heads.shape[2]))
@@ -119,7 +143,11 @@ class MaskedNVP(Flow):
             d_outs[k] = torch.cat([d_centre, d_gate], -1)  # (draws, 2 in)
             d_hs[k] = tanh_backward(torch.mm(d_outs[k], heads[k].t()), h[k])
             d_z = (d_z - d_centre).addcmul_(torch.mm(d_hs[k], weight[k].t()), (masks[k] > 0).to(d_z.dtype))
-        return d_z, [torch.bmm(stays.mT, d_hs), torch.bmm(h.mT, d_outs), torch.cat([d_hs.sum(1), d_outs.sum(1)], 1)]
+        return d_z, [
+            torch.bmm(stays.mT, d_hs),
+            torch.bmm(h.mT, d_outs),
+            torch.cat([d_hs.sum(1), d_outs.sum(1)], 1),
+        ]
 
 
 class Planar(Flow):

@@ -27,7 +27,10 @@ class Kronecker(nn.Module):
     def __init__(self, inputs: int, outputs: int, factored: bool = False):
         super().__init__()
         self.factored = factored
-        self.register_buffer("input_values", torch.cat([torch.zeros(inputs, dtype=torch.float32), torch.ones(1, dtype=torch.float32)]))
+        self.register_buffer(
+            "input_values",
+            torch.cat([torch.zeros(inputs, dtype=torch.float32), torch.ones(1, dtype=torch.float32)]),
+        )
         self.register_buffer("input_vectors", torch.eye(inputs, dtype=torch.float32))
         self.register_buffer("output_values", torch.zeros(outputs, dtype=torch.float32))
         self.register_buffer("output_vectors", torch.eye(outputs, dtype=torch.float32))
@@ -71,7 +74,9 @@ class Kronecker(nn.Module):
         covariance = self.precisions(delta).reciprocal().to(h.dtype)
         return torch.addmm(covariance[-1], (h @ self.input_vectors).square(), covariance[:-1])
 
-    def covariance(self, h: Tensor, g: Tensor, delta: Tensor) -> Tensor:  # (rows, directions, directions) float64
+    def covariance(
+        self, h: Tensor, g: Tensor, delta: Tensor
+    ) -> Tensor:  # (rows, directions, directions) float64
         """Posterior covariance of g s, for g (rows, directions, out)."""
         turned = (g @ self.output_vectors).double()
         return (turned * self.variances(h, delta).double().unsqueeze(1)) @ turned.mT
@@ -92,7 +97,11 @@ class Dense(nn.Module):
 
     def zeros(self) -> list[Tensor]:
         wide = self.inputs + 1
-        return [torch.zeros(self.outputs, self.outputs, wide, wide, dtype=torch.float64, device=self.values.device)]
+        return [
+            torch.zeros(
+                self.outputs, self.outputs, wide, wide, dtype=torch.float64, device=self.values.device
+            )
+        ]
 
     def add(self, sums: list[Tensor], h: Tensor, g: Tensor, weight: Tensor) -> None:
         """As `Kronecker.add`; the weights are already in g."""
@@ -116,9 +125,13 @@ class Dense(nn.Module):
     def precisions(self, delta: Tensor, factor: Tensor | float = 1.0) -> Tensor:  # (numbers,)
         return factor * self.values.double() + delta
 
-    def covariance(self, h: Tensor, g: Tensor, delta: Tensor) -> Tensor:  # (rows, directions, directions) float64
+    def covariance(
+        self, h: Tensor, g: Tensor, delta: Tensor
+    ) -> Tensor:  # (rows, directions, directions) float64
         turned = _wide(h) @ self.vectors.view(self.outputs, self.inputs + 1, -1)  # (out, rows, numbers)
-        root = g @ (turned * self.precisions(delta).rsqrt().to(h.dtype)).transpose(0, 1)  # (rows, directions, numbers)
+        root = g @ (turned * self.precisions(delta).rsqrt().to(h.dtype)).transpose(
+            0, 1
+        )  # (rows, directions, numbers)
         root = root.double()
         return root @ root.mT
 

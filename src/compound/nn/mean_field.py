@@ -78,12 +78,20 @@ class _Sample(torch.autograd.Function):
         h, squares, mean, variance, slope = ctx.saved_tensors
         whole = d_kl.item()
         d_mean, d_q = total(d_out), total(d_out * slope)  # (rows, out), the second twice that w.r.t. std²
-        d_h = torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h) if ctx.needs_input_grad[0] else None
-        grad = spread_back(mean, variance, grad_weight(h, d_mean), grad_weight(squares, d_q), ctx.precision * whole, whole)
+        d_h = (
+            torch.mm(d_mean, mean[:-1].mT).addcmul_(torch.mm(d_q, variance[:-1].mT), h)
+            if ctx.needs_input_grad[0]
+            else None
+        )
+        grad = spread_back(
+            mean, variance, grad_weight(h, d_mean), grad_weight(squares, d_q), ctx.precision * whole, whole
+        )
         return d_h, *grad, None, None
 
 
-def spread_back(mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tensor, decay: float, whole: float) -> tuple[Tensor, Tensor]:
+def spread_back(
+    mean: Tensor, variance: Tensor, d_mean: Tensor, d_variance: Tensor, decay: float, whole: float
+) -> tuple[Tensor, Tensor]:
     """Gradients w.r.t. mean and log S: those w.r.t. mean and, twice, w.r.t. the variance, which are used up, with those of
     whole times the divergence from a prior of precision decay / whole.
     """

@@ -20,7 +20,12 @@ from torch import Generator, Tensor, nn
 from compound.nn.flows import flow, start
 from compound.nn.mean_field import integrated_variance
 from compound.ops import multiplicative_loops as loops
-from compound.ops.auxiliary_posterior import AuxiliaryPosterior, Back, auxiliary_posterior, auxiliary_posterior_backward
+from compound.ops.auxiliary_posterior import (
+    AuxiliaryPosterior,
+    Back,
+    auxiliary_posterior,
+    auxiliary_posterior_backward,
+)
 from compound.ops.gaussian_noise import standard_normal
 from compound.ops.jit import can_use_kernel, launch
 from compound.precision import by_hand, full_precision
@@ -71,10 +76,14 @@ class MultiplicativeLinear(nn.Module):
         self.inputs, self.outputs, self.prior = inputs, outputs, prior
         self.mean = nn.Parameter(start(generator, inputs, outputs))  # M
         self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std, dtype=torch.float32))  # log S
-        self.bias = nn.Parameter(torch.tensor([[0.0], [-9.0]], dtype=torch.float32).repeat(1, outputs))  # μ_b and log v_b
+        self.bias = nn.Parameter(
+            torch.tensor([[0.0], [-9.0]], dtype=torch.float32).repeat(1, outputs)
+        )  # μ_b and log v_b
         first = start(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
         guess = [start(generator, inputs) for _ in range(3)]
-        self.vectors = nn.Parameter(torch.stack([first, torch.full_like(first, math.log(0.1)), *guess]))  # m_0, log v_0, c, b_1, b_2
+        self.vectors = nn.Parameter(
+            torch.stack([first, torch.full_like(first, math.log(0.1)), *guess])
+        )  # m_0, log v_0, c, b_1, b_2
         self.flow = flow(inputs, flows[0], flow_hidden, generator)
         self.reverse_flow = flow(inputs, flows[1], flow_hidden, generator)
 
@@ -98,14 +107,19 @@ class MultiplicativeLinear(nn.Module):
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
         """Draws of z."""
         mean, log_var, *_ = self.vectors
-        return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), standard_normal(generator, (n, self.inputs), mean)), generator)[0]
+        return self.flow(
+            torch.addcmul(mean, log_var.exp().sqrt(), standard_normal(generator, (n, self.inputs), mean)),
+            generator,
+        )[0]
 
     @full_precision
     def means(self, x: Tensor, z: Tensor) -> Tensor:  # (draws, rows, out)
         """E[x W + b | z] at x (draws or 1, rows, in), for every z (draws, in)."""
         if x.shape[-2] > self.outputs:  # z goes to the smaller factor
             return torch.baddbmm(self.bias[0], x.expand(len(z), -1, -1), z.unsqueeze(-1) * self.mean)
-        return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(0, (len(z), -1))
+        return torch.addmm(self.bias[0], (x * z.unsqueeze(-2)).flatten(0, 1), self.mean).unflatten(
+            0, (len(z), -1)
+        )
 
     @full_precision
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
@@ -117,7 +131,9 @@ class _Layer(torch.autograd.Function):
     """The whole layer as one step of autograd: most of its arrays are small, and recording them costs more than the arithmetic."""
 
     @staticmethod
-    def forward(ctx: Any, layer: MultiplicativeLinear, x: Tensor, noise: Noise, *parameters: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(
+        ctx: Any, layer: MultiplicativeLinear, x: Tensor, noise: Noise, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, log_std, prior, (bias, bias_log_var) = layer.mean, layer.log_std, layer.prior, layer.bias
         z_mean, z_log_var, *_ = layer.vectors
         z_std = z_log_var.exp().sqrt_()
@@ -130,17 +146,35 @@ class _Layer(torch.autograd.Function):
         std = torch.addmm(bias_var, square, variance).sqrt_()
         out.addcmul_(std, noise.out)
 
-        free_of_z = (trace + float(bias_var.sum() + bias.dot(bias))) / prior  # E[|W|² + |b|² | z] without z² M²
+        free_of_z = (
+            trace + float(bias_var.sum() + bias.dot(bias))
+        ) / prior  # E[|W|² + |b|² | z] without z² M²
         numbers = (layer.inputs + 1) * layer.outputs
         given = 0.5 * (free_of_z + numbers * (math.log(prior) - 1)) - logs - 0.5 * float(bias_log_var.sum())
-        entropy = 0.5 * (float(z_log_var.sum()) + layer.inputs)  # of z_0, in place of -log q(z_0); log 2π is in r's density, too
+        entropy = 0.5 * (
+            float(z_log_var.sum()) + layer.inputs
+        )  # of z_0, in place of -log q(z_0); log 2π is in r's density, too
         bound = torch.addmv(z.new_full((len(z),), given - entropy), z.square(), sizes, alpha=0.5 / prior)
 
         behind, reverse_log_det, reverse_kept = layer.reverse_flow.at(z, noise.reverse_masks)
         log_reverse, guessed = auxiliary_posterior(z, behind, mean, variance, layer.vectors, noise.read)
         bound.sub_(log_det).sub_(log_reverse, alpha=0.5).sub_(reverse_log_det)
 
-        own = Saved(x, square, std, noise.out, z, z_std, noise.z, mean, sizes, variance, layer.bias, bias_var, layer.vectors)
+        own = Saved(
+            x,
+            square,
+            std,
+            noise.out,
+            z,
+            z_std,
+            noise.z,
+            mean,
+            sizes,
+            variance,
+            layer.bias,
+            bias_var,
+            layer.vectors,
+        )
         ctx.save_for_backward(*own, *guessed, *kept, *reverse_kept)
         ctx.layer, ctx.middle = layer, len(own) + len(guessed) + len(kept)
         return out, bound
@@ -183,7 +217,18 @@ def _weights_back(
     mean, variance, z, reader = own.mean, own.variance, own.z, own.vectors[2]
     if can_use_kernel(parts, mean):
         d_mean, d_reader = torch.empty_like(mean), torch.empty_like(reader)
-        before = (parts, product, mean, variance, z.contiguous(), own.sizes, reader, d_bound.contiguous(), back.read, back.read_var)
+        before = (
+            parts,
+            product,
+            mean,
+            variance,
+            z.contiguous(),
+            own.sizes,
+            reader,
+            d_bound.contiguous(),
+            back.read,
+            back.read_var,
+        )
         launch(loops.weights_back, (*before, d_z, d_mean, d_reader), *parts.shape, precision)
         return d_z, d_mean, product, d_reader
     whole, pulled = d_bound.sum(), d_bound.unsqueeze(-1) * z  # (), (groups, in)

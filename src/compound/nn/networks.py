@@ -64,7 +64,9 @@ class Network(nn.Module):
         super().__init__()
         pairs = list(zip(widths, widths[1:], strict=False))
         gains = [2.0] * (len(pairs) - 1) + [1.0]  # the last map feeds no ReLU
-        self.stack = nn.ModuleList(Linear(a, b, streams, gain) for (a, b), gain in zip(pairs, gains, strict=True))
+        self.stack = nn.ModuleList(
+            Linear(a, b, streams, gain) for (a, b), gain in zip(pairs, gains, strict=True)
+        )
 
     @property
     def layers(self) -> list[Linear]:
@@ -104,7 +106,11 @@ class NarrowLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         h, weight = ctx.saved_tensors
         (d,) = gradients
-        return torch.bmm(d, weight.mT) if ctx.needs_input_grad[0] else None, matmul(h.mT, d), d.sum(1, keepdim=True)
+        return (
+            torch.bmm(d, weight.mT) if ctx.needs_input_grad[0] else None,
+            matmul(h.mT, d),
+            d.sum(1, keepdim=True),
+        )
 
 
 class _HalfSquares(torch.autograd.Function):
@@ -116,7 +122,9 @@ class _HalfSquares(torch.autograd.Function):
         ctx.save_for_backward(*parameters)
         if len(parameters[0]) == 1:
             return 0.5 * factor * torch.stack(foreach_norm(parameters)).square().sum().reshape(1)
-        norms = torch.stack([torch.linalg.vector_norm(p, dim=(1, 2)) for p in parameters])  # (parameters, members)
+        norms = torch.stack(
+            [torch.linalg.vector_norm(p, dim=(1, 2)) for p in parameters]
+        )  # (parameters, members)
         return 0.5 * factor * norms.square().sum(0)
 
     @staticmethod

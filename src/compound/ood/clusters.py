@@ -24,7 +24,9 @@ class Clusters(NamedTuple):
     """Centres, with shapes or without."""
 
     centres: Tensor  # (centres, rank)
-    precision_roots: Tensor  # (centres, rank, rank) symmetric roots of the inverse shapes; empty without shapes
+    precision_roots: (
+        Tensor  # (centres, rank, rank) symmetric roots of the inverse shapes; empty without shapes
+    )
     residual_precision: Tensor  # (centres,) one over the mean variance in a shape: what a square outside the rows' own directions counts
 
     @classmethod
@@ -48,15 +50,22 @@ class Clusters(NamedTuple):
         index = nearest(u, self.centres)
         gaps = u - self.centres[index]
         if len(self.precision_roots):
-            gaps, outside = cluster_whiten(gaps, index, self.precision_roots), outside * self.residual_precision[index]
+            gaps, outside = (
+                cluster_whiten(gaps, index, self.precision_roots),
+                outside * self.residual_precision[index],
+            )
         return (gaps.square().sum(-1) + outside).sqrt()
 
 
 def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the root of its centre's shape."""
-    if len(index) < 8 or is_tracing():  # in a trace nothing may depend on which centres these rows are near to
+    if (
+        len(index) < 8 or is_tracing()
+    ):  # in a trace nothing may depend on which centres these rows are near to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
-    order = index.argsort()  # one product per centre: a root of its own for every row would be moved through memory row by row
+    order = (
+        index.argsort()
+    )  # one product per centre: a root of its own for every row would be moved through memory row by row
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
     parts = gaps[order].split(sizes.tolist())
     products = torch.cat([_product(part, roots[k]) for k, part in zip(near.tolist(), parts, strict=True)])
@@ -81,5 +90,7 @@ def k_means(u: Tensor, count: int, seed: int) -> Tensor:  # (count, rank)
     # one thread: sums in a fixed order, so that equal seeds give equal bits
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # duplicated rows are allowed
-        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed).fit(u.double().numpy())
+        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed).fit(
+            u.double().numpy()
+        )
     return torch.from_numpy(means.cluster_centers_).to(u.dtype)

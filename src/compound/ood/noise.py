@@ -23,7 +23,10 @@ from compound.ood.whitening import FULL_RANK, Whitening
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 CENTRES = 500, 200  # at most, for narrow and for wide inputs
 ROWS_EACH = 3, 20  # distinct rows per centre, at least
-FOLDS = 20, 5  # at most, where rows are few and each fold takes neighbours that new rows would find, and at least
+FOLDS = (
+    20,
+    5,
+)  # at most, where rows are few and each fold takes neighbours that new rows would find, and at least
 ENOUGH = 20_000  # folds times rows
 SURE = 8.0  # loudness that every row beyond 2.9 d99 gets, where the cap allows it
 
@@ -33,7 +36,9 @@ class DistanceAwareNoise(nn.Module):
 
     shift: Tensor  # (features,)
     whiten: Tensor  # (features, rank)
-    rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
+    rest: (
+        Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
+    )
     centres: Tensor  # (centres, rank)
     precision_roots: Tensor  # (centres, rank, rank) of the inverse shapes around them; none where lengths are ordinary ones
     residual_precision: Tensor  # (centres,) what a square outside the leading directions counts there
@@ -62,9 +67,19 @@ class DistanceAwareNoise(nn.Module):
         return Clusters(self.centres, self.precision_roots, self.residual_precision)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "centres" in state_dict and prefix + "precision_roots" not in state_dict:  # a file from before there were shapes
-            state_dict |= {prefix + "precision_roots": torch.zeros(0, 0, 0), prefix + "residual_precision": torch.zeros(0)}
-        for name in ("whiten", "centres", "precision_roots", "residual_precision"):  # their sizes come from the data
+        if (
+            prefix + "centres" in state_dict and prefix + "precision_roots" not in state_dict
+        ):  # a file from before there were shapes
+            state_dict |= {
+                prefix + "precision_roots": torch.zeros(0, 0, 0),
+                prefix + "residual_precision": torch.zeros(0),
+            }
+        for name in (
+            "whiten",
+            "centres",
+            "precision_roots",
+            "residual_precision",
+        ):  # their sizes come from the data
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -99,7 +114,9 @@ class DistanceAwareNoise(nn.Module):
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
         out = torch.full((len(x),), torch.inf, dtype=x.dtype)
         wide = x.shape[1] > FULL_RANK
-        count = _count(x[sample], wide)  # in folds too: with fewer centres their rows would seem farther than new rows are
+        count = _count(
+            x[sample], wide
+        )  # in folds too: with fewer centres their rows would seem farther than new rows are
         folds = min(FOLDS[0], max(FOLDS[1], ENOUGH // len(sample)), len(sample))
         for fold in range(folds if len(sample) > 1 else 0):
             mine = sample[fold::folds]
@@ -109,10 +126,14 @@ class DistanceAwareNoise(nn.Module):
             clusters = Clusters.fit(whitening(unit * others)[0], count, wide, seed)
             out[mine] = clusters.distance(*whitening(unit * x[mine]))
         self.shift, self.whiten, self.rest = whole = Whitening.fit(x[sample])
-        self.centres, self.precision_roots, self.residual_precision = Clusters.fit(whole(x[sample])[0], count, wide, seed)
+        self.centres, self.precision_roots, self.residual_precision = Clusters.fit(
+            whole(x[sample])[0], count, wide, seed
+        )
         left = torch.isinf(out)
         out[left] = self.distance(x[left])
-        d50, d99 = torch.quantile(out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
+        d50, d99 = torch.quantile(
+            out[sample].double(), torch.tensor([0.5, 0.99], dtype=torch.float64)
+        ).tolist()
         d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
         edge = min(max(d99, float(out[sample].max())), 2 * d99)
         self.ramp = torch.tensor([d50, d99, edge, -20.0, 0.0, -20.0], dtype=x.dtype)

@@ -10,7 +10,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-RIDGE = 0.15, 0.3  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
+RIDGE = (
+    0.15,
+    0.3,
+)  # of the mean variance, for narrow and for wide inputs: whitening magnifies no direction by more than this allows
 FULL_RANK = 64  # inputs up to this wide are whitened fully
 MAX_RANK = 128
 
@@ -18,7 +21,9 @@ MAX_RANK = 128
 class Whitening(NamedTuple):
     shift: Tensor  # (features,)
     whiten: Tensor  # (features, rank)
-    rest: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
+    rest: (
+        Tensor  # () one over the standard deviation of the directions beyond the rank, 0 where there are none
+    )
 
     @classmethod
     def fit(cls, x: Tensor) -> Self:
@@ -26,13 +31,19 @@ class Whitening(NamedTuple):
         rows, features = x.shape
         data = x.double()
         shift = data.mean(0)
-        covariance = torch.cov(data.T).reshape(features, features) if rows > 1 else torch.eye(features, dtype=torch.float64)
+        covariance = (
+            torch.cov(data.T).reshape(features, features)
+            if rows > 1
+            else torch.eye(features, dtype=torch.float64)
+        )
         ridge = RIDGE[features > FULL_RANK] * covariance.diagonal().mean().item() or 1.0
         values, vectors = torch.linalg.eigh(covariance)
         values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
         # directions with little variance beside the ridge look alike after whitening: one squared norm stands for them all
         rank = features if features <= FULL_RANK else min(MAX_RANK, int((values > 0.1 * ridge).sum()))
-        whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype).contiguous()  # as it will be loaded
+        whiten = (
+            (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype).contiguous()
+        )  # as it will be loaded
         beyond = (values[rank:].mean().item() + ridge) ** -0.5 if rank < features else 0.0
         return cls(shift.to(x.dtype), whiten, torch.tensor(beyond, dtype=x.dtype))
 

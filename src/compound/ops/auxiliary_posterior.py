@@ -44,10 +44,21 @@ def auxiliary_posterior(
     """2 log N(flow_r(z); ...) without its constant, (groups,); vectors are the layer's m_0, log v_0, c, b_1 and b_2."""
     if not can_use_kernel(z, mean):
         return reference(z, behind, mean, variance, vectors, noise)
-    log, level, std, bent = z.new_empty(len(z)), z.new_empty(len(z)), z.new_empty(mean.shape[1]), torch.empty_like(noise)
+    log, level, std, bent = (
+        z.new_empty(len(z)),
+        z.new_empty(len(z)),
+        z.new_empty(mean.shape[1]),
+        torch.empty_like(noise),
+    )
     kept = AuxiliaryPosterior(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
     after = (log, std, bent, level, kept.distance, kept.pull)
-    launch(loops.guess, (z.contiguous(), behind, mean, variance, vectors, noise, *after), len(z), *mean.shape, BOUND)
+    launch(
+        loops.guess,
+        (z.contiguous(), behind, mean, variance, vectors, noise, *after),
+        len(z),
+        *mean.shape,
+        BOUND,
+    )
     return log, kept
 
 
@@ -61,15 +72,27 @@ def reference(
     log = functional.hardtanh(level * log_precision, -BOUND, BOUND)
     distance = torch.addcmul(behind, level, centre, value=-1)
     pull = log.exp() * distance
-    return torch.addcmul(log, pull, distance, value=-1).sum(-1), AuxiliaryPosterior(std, noise, bent, level.squeeze(-1), distance, pull)
+    return torch.addcmul(log, pull, distance, value=-1).sum(-1), AuxiliaryPosterior(
+        std, noise, bent, level.squeeze(-1), distance, pull
+    )
 
 
 def auxiliary_posterior_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tensor) -> Back:
     if not can_use_kernel(vectors, d_bound):
         return reference_backward(kept, vectors, d_bound)
-    back = Back(torch.empty_like(kept.pull), torch.empty_like(kept.bent), torch.empty_like(kept.std), torch.empty_like(vectors[:2]))
+    back = Back(
+        torch.empty_like(kept.pull),
+        torch.empty_like(kept.bent),
+        torch.empty_like(kept.std),
+        torch.empty_like(vectors[:2]),
+    )
     shape = (*kept.pull.shape, len(kept.std))
-    launch(loops.guess_back, (d_bound.contiguous(), vectors, kept.noise, kept.std, *kept[2:], *back), *shape, BOUND)
+    launch(
+        loops.guess_back,
+        (d_bound.contiguous(), vectors, kept.noise, kept.std, *kept[2:], *back),
+        *shape,
+        BOUND,
+    )
     return back
 
 
@@ -79,7 +102,9 @@ def reference_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tenso
     d_behind = each * kept.pull
     d_log = torch.addcmul(-0.5 * each, d_behind, kept.distance, value=0.5)
     d_log = hardtanh_backward(d_log, level * log_precision, -BOUND, BOUND)
-    d_level = torch.addmv(torch.mv(d_log, log_precision), d_behind, centre, alpha=-1).unsqueeze(-1) / len(kept.std)
+    d_level = torch.addmv(torch.mv(d_log, log_precision), d_behind, centre, alpha=-1).unsqueeze(-1) / len(
+        kept.std
+    )
     d_read = tanh_backward(d_level.expand_as(kept.bent), kept.bent)
     d_vectors = torch.stack([-torch.mv(d_behind.t(), kept.level), torch.mv(d_log.t(), kept.level)])
     return Back(d_behind, d_read, (d_read * kept.noise).sum(0) / kept.std, d_vectors)

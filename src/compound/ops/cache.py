@@ -31,7 +31,9 @@ class LoopCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # whole, but of no use to this numba: what it raises then is anyone's guess
+        except (
+            Exception
+        ) as error:  # whole, but of no use to this numba: what it raises then is anyone's guess
             _warn(self.cache_path, error)
             return None
 
@@ -39,7 +41,10 @@ class LoopCache(FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:  # full, read-only or gone: the loop is in memory all the same
-            warnings.warn(f"{self.cache_path} cannot be written ({error}): loops are compiled anew in every process", stacklevel=2)
+            warnings.warn(
+                f"{self.cache_path} cannot be written ({error}): loops are compiled anew in every process",
+                stacklevel=2,
+            )
 
 
 class _CheckedFiles(IndexDataCacheFile):

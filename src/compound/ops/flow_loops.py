@@ -13,7 +13,11 @@ def masked(
 ) -> None:  # fmt: skip
     """All steps of the flow on z, in its place, with the log-determinants and, in `work`, what `masked_back` needs."""
     masks, z, log_det = array(masks_, (steps, draws, d)), array(z_, (draws, d)), array(log_det_, (draws,))
-    weight, heads, bias = array(weight_, (steps, d, hidden)), array(heads_, (steps, hidden, 2 * d)), array(bias_, (steps, hidden + 2 * d))
+    weight, heads, bias = (
+        array(weight_, (steps, d, hidden)),
+        array(heads_, (steps, hidden, 2 * d)),
+        array(bias_, (steps, hidden + 2 * d)),
+    )
     work = array(work_, (steps, draws, 3 * d + hidden))  # m z, (1 - m) (1 - g), z - μ, h
     out = np.empty(2 * d, np.float32)
     for n in range(draws):

@@ -24,7 +24,12 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def compound_layer(
-    wide: Tensor, maps: Sequence[Affine | MatrixGaussianLinear], activation: str, basis: Tensor, options: Options, generator: Generators
+    wide: Tensor,
+    maps: Sequence[Affine | MatrixGaussianLinear],
+    activation: str,
+    basis: Tensor,
+    options: Options,
+    generator: Generators,
 ) -> Gaussian:
     """Pre-activations at h~ (*members, rows, in + 1), with a draw of ψ per row where the maps have a posterior."""
     parameters: list[Tensor] = []
@@ -37,14 +42,20 @@ def compound_layer(
             blocks.append(())
         else:
             parameters.extend((layer.mean, layer.log_row, layer.log_col))
-            noises.append(standard_normal(generator, (*layer.mean.shape[:-2], wide.shape[-2], layer.mean.shape[-1]), layer.mean))
+            noises.append(
+                standard_normal(
+                    generator, (*layer.mean.shape[:-2], wide.shape[-2], layer.mean.shape[-1]), layer.mean
+                )
+            )
             blocks.append(layer.blocks)
     return Gaussian(*_Layer.apply(wide, basis, (activation, options, noises, blocks), *parameters))
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, wide: Tensor, basis: Tensor, how: tuple[Any, ...], *parameters: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(
+        ctx: Any, wide: Tensor, basis: Tensor, how: tuple[Any, ...], *parameters: Tensor
+    ) -> tuple[Tensor, ...]:  # type: ignore[override]
         activation, options, noises, blocks = how
         remaining = list(parameters)
         saved: list[Tensor] = []
@@ -72,7 +83,9 @@ class _Layer(torch.autograd.Function):
         inputs = ctx.needs_input_grad[0]
         tensors = ctx.saved_tensors  # asked for once: `torch.utils.checkpoint` computes them for that
         moments_kept, saved = moments.Saved(*tensors[:MOMENTS]), list(tensors[MOMENTS:])
-        if graph_is_kept():  # another backward may come: it needs the heads whose memory this one would use again
+        if (
+            graph_is_kept()
+        ):  # another backward may come: it needs the heads whose memory this one would use again
             moments_kept = moments_kept._replace(heads=moments_kept.heads.clone())
         d_wide, d_out, d_basis = moments.backward(moments_kept, options, d_mean, d_std, d_kl, inputs)
         gradients: list[Tensor] = []
@@ -88,7 +101,11 @@ class _Layer(torch.autograd.Function):
                 d_parameters = [matmul(h.mT, d_out)]
                 d_h = matmul(weight, d_out.mT).mT if k > 0 else None  # this way round the product is faster
                 if k == 0 and d_wide is not None:
-                    d_wide = torch.baddbmm(d_wide, d_out, weight.mT) if h.ndim == 3 else torch.addmm(d_wide, d_out, weight.mT)
+                    d_wide = (
+                        torch.baddbmm(d_wide, d_out, weight.mT)
+                        if h.ndim == 3
+                        else torch.addmm(d_wide, d_out, weight.mT)
+                    )
             gradients = d_parameters + gradients
             if k > 0:
                 z, d_z = h[..., :-1], d_h[..., :-1]  # the constant in h~ has no gradient

@@ -22,9 +22,13 @@ def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -
             return _compiled(generator, shape)
         if like.is_meta:  # only the shape is asked for
             return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
-        return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+        return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device).to(
+            like.device
+        )
     if len(generator) != shape[0]:
-        raise ValueError(f"{len(generator)} streams for {shape[0]} members: give one stream or one per member")
+        raise ValueError(
+            f"{len(generator)} streams for {shape[0]} members: give one stream or one per member"
+        )
     draws = [standard_normal(stream, shape[1:], like) for stream in generator]
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
@@ -65,7 +69,9 @@ def polar(u: Any, v: Any) -> Any:
     a = (turn - F(0.5) * n) * F(math.pi)  # within an eighth of a turn
     z = a * a
     sine = a + a * z * (F(-1.6666654611e-1) + z * (F(8.3321608736e-3) - z * F(1.9515295891e-4)))
-    cosine = F(1) - F(0.5) * z + z * z * (F(4.166664568e-2) + z * (F(-1.388731625e-3) + z * F(2.443315712e-5)))
+    cosine = (
+        F(1) - F(0.5) * z + z * z * (F(4.166664568e-2) + z * (F(-1.388731625e-3) + z * F(2.443315712e-5)))
+    )
     quadrant = np.int32(n)
     odd = (quadrant & np.int32(1)) != 0
     first, second = (cosine, sine) if odd else (sine, cosine)

@@ -27,7 +27,9 @@ LOOSE = {"reassoc", "contract", "nsz"}
 
 def can_use_kernel(*tensors: Tensor) -> bool:
     """Whether the loops may work on these: plain float32 tensors in this machine's memory, with no trace looking on."""
-    return all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not is_tracing()
+    return (
+        all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not is_tracing()
+    )
 
 
 def is_tracing() -> bool:
@@ -60,18 +62,24 @@ def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:
 @_intrinsic
 def as_float(_: Any, bits: Any) -> Any:
     """The float32 with these bits."""
-    return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.float32))
+    return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(
+        args[0], context.get_value_type(types.float32)
+    )
 
 
 @_intrinsic
 def as_bits(_: Any, value: Any) -> Any:
-    return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(args[0], context.get_value_type(types.int32))
+    return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(
+        args[0], context.get_value_type(types.int32)
+    )
 
 
 @_intrinsic
 def pointer(_: Any, address: Any) -> Any:
     kind = types.CPointer(types.float32)
-    return kind(types.int64), lambda context, builder, _, args: builder.inttoptr(args[0], context.get_value_type(kind))
+    return kind(types.int64), lambda context, builder, _, args: builder.inttoptr(
+        args[0], context.get_value_type(kind)
+    )
 
 
 @kernel(LOOSE)
@@ -93,11 +101,15 @@ def largest(x_: int, count: int) -> float:
     """The largest size of a number; NaN counts as larger than all."""
     x, bits = array(x_, (count,)), np.int32(0)
     for i in range(count):
-        bits = max(bits, as_bits(x[i]) & np.int32(0x7FFFFFFF))  # without their sign, bits are ordered as the numbers are
+        bits = max(
+            bits, as_bits(x[i]) & np.int32(0x7FFFFFFF)
+        )  # without their sign, bits are ordered as the numbers are
     return as_float(bits)
 
 
-ROUND = F(1.5 * 2**23)  # adding and taking it off rounds to a whole number; needs operations in the order written
+ROUND = F(
+    1.5 * 2**23
+)  # adding and taking it off rounds to a whole number; needs operations in the order written
 
 
 @kernel({"contract"})

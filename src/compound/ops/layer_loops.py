@@ -12,7 +12,11 @@ def moments(
     members: int, rows: int, r: int, c: int, bound: float, scaled_form: bool, kl: bool,
 ) -> None:  # fmt: skip
     """`nn.moments.reference` but for the product with V. Heads become s, exp(lr), exp(lc); sums: q, and of row and of column variances."""
-    wide, heads, basis = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(basis_, (members, r, c))
+    wide, heads, basis = (
+        array(wide_, (rows, r)),
+        array(heads_, (rows, 2 * r + c)),
+        array(basis_, (members, r, c)),
+    )
     scaled, std, sums = array(scaled_, (rows, r)), array(std_, (rows, c)), array(sums_, (rows, 3))
     norms, kls = array(norms_, (members, r)), array(kl_, (rows if kl else 0,))
     high, fan, each = F(bound), F(r if scaled_form else 1), each_of(members, rows)
@@ -24,7 +28,14 @@ def moments(
                     square += v[j] * v[j]
                 norms[m, i] = square
     for b in range(rows):
-        x, s, row, col, out, norm = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], scaled[b], norms[b // each]
+        x, s, row, col, out, norm = (
+            wide[b],
+            heads[b, :r],
+            heads[b, r : 2 * r],
+            heads[b, 2 * r :],
+            scaled[b],
+            norms[b // each],
+        )
         q_sum, row_sum, row_logs, squares = F(0), F(0), F(0), F(0)
         for i in range(r):
             log = min(max(row[i], -high), high)
@@ -46,7 +57,9 @@ def moments(
             col_logs += log
         sums[b, 0], sums[b, 1], sums[b, 2] = q_sum, row_sum, col_sum
         if kl:
-            kls[b] = F(0.5) * (row_sum * col_sum + fan * squares - F(r * c) - F(c) * row_logs - F(r) * col_logs)
+            kls[b] = F(0.5) * (
+                row_sum * col_sum + fan * squares - F(r * c) - F(c) * row_logs - F(r) * col_logs
+            )
 
 
 @loop(LOOSE, "heads d_wide d_norms")
@@ -57,13 +70,25 @@ def moments_back(
     """Gradients of `moments` w.r.t. the heads, in their place, w.r.t. h~ (where `inputs`) and, added up, w.r.t. |V_i|²."""
     wide, heads, std = array(wide_, (rows, r)), array(heads_, (rows, 2 * r + c)), array(std_, (rows, c))
     sums, norms, d_norms = array(sums_, (rows, 3)), array(norms_, (members, r)), array(d_norms_, (members, r))
-    d_scaled, d_std, d_kl = array(d_scaled_, (rows, r)), array(d_std_, (rows, c)), array(d_kl_, (rows if kl else 0,))
+    d_scaled, d_std, d_kl = (
+        array(d_scaled_, (rows, r)),
+        array(d_std_, (rows, c)),
+        array(d_kl_, (rows if kl else 0,)),
+    )
     d_wide = array(d_wide_, (rows if inputs else 0, r))
     fan, each = F(r if scaled_form else 1), each_of(members, rows)
     low, high = exp(-F(bound)), exp(F(bound))  # a clamped log-variance has no gradient
     for b in range(rows):
         m = b // each
-        x, s, row, col, d, norm, grad = wide[b], heads[b, :r], heads[b, r : 2 * r], heads[b, 2 * r :], d_scaled[b], norms[m], d_norms[m]
+        x, s, row, col, d, norm, grad = (
+            wide[b],
+            heads[b, :r],
+            heads[b, r : 2 * r],
+            heads[b, 2 * r :],
+            d_scaled[b],
+            norms[m],
+            d_norms[m],
+        )
         half = F(0.5) * d_kl[b] if kl else F(0)
         d_deviation, deviation, row_sum, d_q = d_std[b], std[b], sums[b, 1], F(0)
         for j in range(c):
@@ -97,7 +122,12 @@ def noisy(
         m, x = b // each, wide[b]
         for k in range(blocks):
             begin, end = starts[k], starts[k + 1]
-            variance, deviation, draw, result = row[m, k], col[m, begin:end], noise[b, begin:end], out[b, begin:end]
+            variance, deviation, draw, result = (
+                row[m, k],
+                col[m, begin:end],
+                noise[b, begin:end],
+                out[b, begin:end],
+            )
             q = F(0)
             for i in range(r):
                 q += x[i] * x[i] * variance[i]
@@ -116,12 +146,21 @@ def noisy_back(
     blocks, c, each = len(starts) - 1, starts[-1], each_of(members, rows)
     wide, row, col = array(wide_, (rows, r)), array(row_, (members, blocks, r)), array(col_, (members, c))
     noise, scale, d_out = array(noise_, (rows, c)), array(scale_, (rows, blocks)), array(d_out_, (rows, c))
-    d_wide, d_row, d_col = array(d_wide_, (rows if inputs else 0, r)), array(d_row_, (members, blocks, r)), array(d_col_, (members, c))
+    d_wide, d_row, d_col = (
+        array(d_wide_, (rows if inputs else 0, r)),
+        array(d_row_, (members, blocks, r)),
+        array(d_col_, (members, c)),
+    )
     for b in range(rows):
         m, x = b // each, wide[b]
         for k in range(blocks):
             begin, end = starts[k], starts[k + 1]
-            variance, deviation, draw, d = row[m, k], col[m, begin:end], noise[b, begin:end], d_out[b, begin:end]
+            variance, deviation, draw, d = (
+                row[m, k],
+                col[m, begin:end],
+                noise[b, begin:end],
+                d_out[b, begin:end],
+            )
             grad_row, grad_col, half, d_scale = d_row[m, k], d_col[m, begin:end], F(0.5) * scale[b, k], F(0)
             for j in range(end - begin):
                 product = d[j] * draw[j] * deviation[j]
@@ -138,18 +177,35 @@ def noisy_back(
 
 @loop(LOOSE, "out")
 def units(
-    mean_: int, std_: int, noise_: int, out_: int, members: int, given: int, samples: int, rows: int, width: int, limit: float
+    mean_: int,
+    std_: int,
+    noise_: int,
+    out_: int,
+    members: int,
+    given: int,
+    samples: int,
+    rows: int,
+    width: int,
+    limit: float,
 ) -> None:
     """[clamp(mean + std * noise, 0, limit); 1] for S draws from `given` Gaussians per row: one for each draw, or one for all."""
     mean, std = array(mean_, (members, given, rows, width)), array(std_, (members, given, rows, width))
-    noise, out = array(noise_, (members, samples, rows, width)), array(out_, (members, samples, rows, width + 1))
+    noise, out = (
+        array(noise_, (members, samples, rows, width)),
+        array(out_, (members, samples, rows, width + 1)),
+    )
     high = F(limit)
     if given < 1:
         raise ValueError("no Gaussian to draw units from")
     for m in range(members):
         for s in range(samples):
             for b in range(rows):
-                centre, spread, draw, result = mean[m, s % given, b], std[m, s % given, b], noise[m, s, b], out[m, s, b]
+                centre, spread, draw, result = (
+                    mean[m, s % given, b],
+                    std[m, s % given, b],
+                    noise[m, s, b],
+                    out[m, s, b],
+                )
                 for j in range(width):
                     result[j] = min(max(centre[j] + spread[j] * draw[j], F(0)), high)
                 result[width] = F(1)
@@ -161,8 +217,14 @@ def units_back(
     members: int, given: int, samples: int, rows: int, width: int, limit: float,
 ) -> None:  # fmt: skip
     """Gradients of `sample_hidden` w.r.t. mean and std, added up over the draws."""
-    d_mean, d_std = array(d_mean_, (members, given, rows, width)), array(d_std_, (members, given, rows, width))
-    out, noise = array(out_, (members, samples, rows, width + 1)), array(noise_, (members, samples, rows, width))
+    d_mean, d_std = (
+        array(d_mean_, (members, given, rows, width)),
+        array(d_std_, (members, given, rows, width)),
+    )
+    out, noise = (
+        array(out_, (members, samples, rows, width + 1)),
+        array(noise_, (members, samples, rows, width)),
+    )
     d_out = array(d_out_, (members, samples, rows, width + 1))
     high = F(limit)
     if given < 1:
@@ -191,7 +253,11 @@ def divergence(
     blocks, c = len(starts) - 1, starts[-1]
     if len(precisions) != blocks:
         raise ValueError("precisions and parts are not of one number")
-    mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
+    mean, prior, sums = (
+        array(mean_, (members, r, c)),
+        array(prior_, (r, c)),
+        array(sums_, (members, blocks, 2)),
+    )
     log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
     total = array(total_, (members,))
     for m in range(members):
@@ -225,7 +291,11 @@ def divergence_back(
     blocks, c = len(starts) - 1, starts[-1]
     if len(precisions) != blocks:
         raise ValueError("precisions and parts are not of one number")
-    mean, prior, sums = array(mean_, (members, r, c)), array(prior_, (r, c)), array(sums_, (members, blocks, 2))
+    mean, prior, sums = (
+        array(mean_, (members, r, c)),
+        array(prior_, (r, c)),
+        array(sums_, (members, blocks, 2)),
+    )
     log_row, log_col = array(log_row_, (members, blocks, r)), array(log_col_, (members, c))
     d_mean, d_row = array(d_mean_, (members, r, c)), array(d_row_, (members, blocks, r))
     d_col, d_total = array(d_col_, (members, c)), array(d_total_, (members,))
@@ -233,7 +303,12 @@ def divergence_back(
         for k in range(blocks):
             begin, end, weight = starts[k], starts[k + 1], d_total[m] * F(precisions[k])
             half, row_sum, col_sum = F(0.5) * d_total[m], sums[m, k, 0], sums[m, k, 1]
-            row, col, grad_row, grad_col = log_row[m, k], log_col[m, begin:end], d_row[m, k], d_col[m, begin:end]
+            row, col, grad_row, grad_col = (
+                log_row[m, k],
+                log_col[m, begin:end],
+                d_row[m, k],
+                d_col[m, begin:end],
+            )
             for i in range(r):
                 grad_row[i] = F(0.5) * weight * col_sum * exp(row[i]) - half * F(end - begin)
             for j in range(end - begin):
@@ -245,9 +320,15 @@ def divergence_back(
 
 
 @loop(LOOSE, "variance squares sums")
-def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int, rows: int, width: int) -> None:
+def spread(
+    mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int, rows: int, width: int
+) -> None:
     """exp(2 log S), sums of mean² along the rows, and the sums of S² and of log S."""
-    mean, log_std, variance = array(mean_, (rows, width)), array(log_std_, (rows, width)), array(variance_, (rows, width))
+    mean, log_std, variance = (
+        array(mean_, (rows, width)),
+        array(log_std_, (rows, width)),
+        array(variance_, (rows, width)),
+    )
     squares, sums = array(squares_, (rows,)), array(sums_, (2,))
     trace, logs = 0.0, 0.0
     for i in range(rows):
@@ -266,9 +347,16 @@ def spread(mean_: int, log_std_: int, variance_: int, squares_: int, sums_: int,
 
 
 @loop(LOOSE, "d_mean d_log")
-def spread_back(mean_: int, variance_: int, d_mean_: int, d_log_: int, size: int, decay: float, whole: float) -> None:
+def spread_back(
+    mean_: int, variance_: int, d_mean_: int, d_log_: int, size: int, decay: float, whole: float
+) -> None:
     """Gradients of products with means and variances, joined in their place by those of a divergence; the second becomes that of log S."""
-    mean, variance, d_mean, d_log = array(mean_, (size,)), array(variance_, (size,)), array(d_mean_, (size,)), array(d_log_, (size,))
+    mean, variance, d_mean, d_log = (
+        array(mean_, (size,)),
+        array(variance_, (size,)),
+        array(d_mean_, (size,)),
+        array(d_log_, (size,)),
+    )
     shrink, rest = F(decay), F(whole)
     for i in range(size):
         d_mean[i] += shrink * mean[i]

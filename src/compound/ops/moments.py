@@ -80,7 +80,9 @@ def forward(wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tup
     norms = heads.new_zeros((*members, r))  # the loop back reads them in any case
     arrays = wide, heads, basis, scaled, std, sums, norms, divergence
     launch(layers.moments, arrays, math.prod(members), math.prod(shape), r, c, *options)
-    return Gaussian(matmul(scaled, basis), std, divergence), Saved(wide, heads, basis, scaled, std, sums, norms)
+    return Gaussian(matmul(scaled, basis), std, divergence), Saved(
+        wide, heads, basis, scaled, std, sums, norms
+    )
 
 
 def backward(
@@ -93,7 +95,9 @@ def backward(
     d_wide = torch.empty_like(wide) if inputs else wide.new_empty(0)
     d_norms = torch.zeros_like(norms)
     arrays = wide, heads, norms, std, sums, d_scaled, d_std.contiguous(), d_kl.contiguous(), d_wide, d_norms
-    launch(layers.moments_back, arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs)
+    launch(
+        layers.moments_back, arrays, math.prod(members), math.prod(wide.shape[:-1]), r, c, *options, inputs
+    )
     if options.kl:
         d_basis.addcmul_(d_norms.unsqueeze(-1), basis, value=2)
     return d_wide if inputs else None, heads, d_basis
@@ -102,7 +106,9 @@ def backward(
 class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wide: Tensor, heads: Tensor, basis: Tensor, options: Options) -> tuple[Tensor, ...]:  # type: ignore[override]
-        out, kept = forward(wide.contiguous(), heads.clone(memory_format=torch.contiguous_format), basis, options)
+        out, kept = forward(
+            wide.contiguous(), heads.clone(memory_format=torch.contiguous_format), basis, options
+        )
         ctx.save_for_backward(*kept)
         ctx.options = options
         return tuple(out)

@@ -13,8 +13,18 @@ def guess(
     log_: int, std_: int, bent_: int, level_: int, distance_: int, pull_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
     """c^T W and from it r's log-density of each z, doubled, with what `auxiliary_posterior_backward` needs."""
-    z, behind, mean, variance = array(z_, (groups, d)), array(behind_, (groups, d)), array(mean_, (d, c)), array(variance_, (d, c))
-    vectors, noise, log, std = array(vectors_, (5, d)), array(noise_, (groups, c)), array(log_, (groups,)), array(std_, (c,))
+    z, behind, mean, variance = (
+        array(z_, (groups, d)),
+        array(behind_, (groups, d)),
+        array(mean_, (d, c)),
+        array(variance_, (d, c)),
+    )
+    vectors, noise, log, std = (
+        array(vectors_, (5, d)),
+        array(noise_, (groups, c)),
+        array(log_, (groups,)),
+        array(std_, (c,)),
+    )
     bent, level, distance, pull = (
         array(bent_, (groups, c)),
         array(level_, (groups,)),
@@ -57,7 +67,12 @@ def guess_back(
     d_behind_: int, d_read_: int, d_read_var_: int, d_vectors_: int, groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
     """Gradients of minus half of `auxiliary_posterior` w.r.t. the flow's output, c^T W, twice its variance, and b_1 and b_2."""
-    d_bound, vectors, noise, std = array(d_bound_, (groups,)), array(vectors_, (5, d)), array(noise_, (groups, c)), array(std_, (c,))
+    d_bound, vectors, noise, std = (
+        array(d_bound_, (groups,)),
+        array(vectors_, (5, d)),
+        array(noise_, (groups, c)),
+        array(std_, (c,)),
+    )
     bent, level, distance, pull = (
         array(bent_, (groups, c)),
         array(level_, (groups,)),
@@ -99,9 +114,18 @@ def weights_back(
     d_read_var_: int, d_z_: int, d_mean_: int, d_reader_: int, groups: int, d: int, c: int, precision: float,
 ) -> None:  # fmt: skip
     """Gradients w.r.t. M and, in the place of `product`, w.r.t. log S; those w.r.t. z are added up."""
-    parts, product, mean, variance = array(parts_, (groups, d, c)), array(product_, (d, c)), array(mean_, (d, c)), array(variance_, (d, c))
+    parts, product, mean, variance = (
+        array(parts_, (groups, d, c)),
+        array(product_, (d, c)),
+        array(mean_, (d, c)),
+        array(variance_, (d, c)),
+    )
     z, sizes, reader = array(z_, (groups, d)), array(sizes_, (d,)), array(reader_, (d,))
-    d_bound, d_read, d_read_var = array(d_bound_, (groups,)), array(d_read_, (groups, c)), array(d_read_var_, (c,))
+    d_bound, d_read, d_read_var = (
+        array(d_bound_, (groups,)),
+        array(d_read_, (groups, c)),
+        array(d_read_var_, (c,)),
+    )
     d_z, d_mean, d_reader = array(d_z_, (groups, d)), array(d_mean_, (d, c)), array(d_reader_, (d,))
     whole = F(np.sum(d_bound))
     decay = whole * F(precision)

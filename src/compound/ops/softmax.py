@@ -37,7 +37,9 @@ def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, cl
     high = (flat_mean + 8 * flat_std).detach().amax(-1) + 30
     points = math.ceil(float((high - low).max()) / 0.25) + 1
     chunk = max(1, NUMBERS // (mean.shape[-1] * points * len(nodes)))
-    pieces = zip(flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True)
+    pieces = zip(
+        flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True
+    )
     probs, entropies = zip(*(_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces), strict=True)
     return torch.cat(probs), torch.cat(entropies)
 
@@ -52,7 +54,9 @@ def _nodes(largest: float) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
 
 
-def _rows(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(
+    mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nodes: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
     step = (high - low) / (points - 1)  # (rows,)
     u = low.unsqueeze(-1) + step.unsqueeze(-1) * torch.arange(points, dtype=mean.dtype)  # (rows, points)
     z = mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes  # (rows, classes, nodes)
@@ -65,7 +69,9 @@ def _rows(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, points: int, nod
     inner = (density @ weights) * others
 
     def integral(values: Tensor) -> Tensor:  # (rows, ..., points) -> (rows, ...), by the trapezoid rule
-        return (values.sum(-1) - 0.5 * (values[..., 0] + values[..., -1])) * step.reshape(-1, *[1] * (values.ndim - 2))
+        return (values.sum(-1) - 0.5 * (values[..., 0] + values[..., -1])) * step.reshape(
+            -1, *[1] * (values.ndim - 2)
+        )
 
     weighted = ((density * z.unsqueeze(-2)) @ weights) * others  # of E z_k softmax_k(z)
     largest = (inner * u.unsqueeze(1)).sum(1)

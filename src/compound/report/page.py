@@ -74,13 +74,19 @@ class Page:
         """True and False become "yes" and "no", None a dash, numbers four significant digits."""
         for row in rows:
             if len(row) != len(columns):
-                raise ValueError(f"a row of the table {caption!r} has {len(row)} cells for {len(columns)} columns: give one each")
+                raise ValueError(
+                    f"a row of the table {caption!r} has {len(row)} cells for {len(columns)} columns: give one each"
+                )
         head = "".join(f"<th>{escape(column)}</th>" for column in columns)
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>\n" for row in rows)
         words = f"<caption>{escape(caption)}</caption>" if caption else ""
-        self._parts.append(f'<div class="wide"><table>{words}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>')
+        self._parts.append(
+            f'<div class="wide"><table>{words}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
+        )
 
-    def picture(self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    def picture(
+        self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
+    ) -> None:
         """A figure and the numbers in it; both also become files, name.png and name.csv."""
         self.figure(figure, caption)
         self.keep(name, figure)
@@ -120,7 +126,9 @@ class Page:
             f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>\n'
         )
         page = head + "\n".join(self._parts) + "\n</body></html>\n"
-        return page.encode(errors="backslashreplace").decode()  # a file's name may hold bytes that are no letters
+        return page.encode(
+            errors="backslashreplace"
+        ).decode()  # a file's name may hold bytes that are no letters
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +141,9 @@ def spreadsheet(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes
     """A table as csv; None is an empty cell, numbers keep all their digits."""
     for row in rows:
         if len(row) != len(columns):
-            raise ValueError(f"a row of {columns[0]!r} has {len(row)} cells for {len(columns)} columns: give one each")
+            raise ValueError(
+                f"a row of {columns[0]!r} has {len(row)} cells for {len(columns)} columns: give one each"
+            )
     buffer = io.StringIO()
     lines = csv.writer(buffer, lineterminator="\n")
     lines.writerow(columns)

@@ -58,8 +58,14 @@ def parsed(column: pa.Array) -> Parsed:
     """Numbers, truth values or text as numbers."""
     kind = column.type
     if not is_text(kind):
-        values = column if pa.types.is_floating(kind) and kind.bit_width == 64 else column.cast(pa.float64(), safe=False)
-        return Parsed(values, np.zeros(len(column), bool), (len(column) - column.null_count) * pa.types.is_boolean(kind))
+        values = (
+            column
+            if pa.types.is_floating(kind) and kind.bit_width == 64
+            else column.cast(pa.float64(), safe=False)
+        )
+        return Parsed(
+            values, np.zeros(len(column), bool), (len(column) - column.null_count) * pa.types.is_boolean(kind)
+        )
     for read in (_as_is, _without_gaps):  # most columns are read by the first, which is faster
         words = read(column)
         if (values := _cast(words, pa.float64())) is not None:
@@ -99,7 +105,10 @@ def words(column: pa.Array, gaps: bool) -> "pd.Series[Any]":
 
 def numbers(found: Parsed, boolean: bool) -> "pd.Series[Any]":
     """As truth values where those were learnt from and nothing else stands there."""
-    if boolean and pc.all(pc.or_(pc.equal(found.values, 0.0), pc.equal(found.values, 1.0))).as_py() is not False:
+    if (
+        boolean
+        and pc.all(pc.or_(pc.equal(found.values, 0.0), pc.equal(found.values, 1.0))).as_py() is not False
+    ):
         return found.values.cast(pa.bool_(), safe=False).to_pandas()
     return found.values.to_pandas().astype(np.float64)
 
@@ -139,7 +148,11 @@ def exactly(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if pa.types.is_boolean(kind):
         yes = pc.is_in(there, TRUE)
         good = pc.or_(yes, pc.is_in(there, FALSE))
-        return pc.if_else(good, yes, pa.scalar(None, kind)) if pc.all(pc.or_(good, pc.is_null(there))).as_py() else None
+        return (
+            pc.if_else(good, yes, pa.scalar(None, kind))
+            if pc.all(pc.or_(good, pc.is_null(there))).as_py()
+            else None
+        )
     values = _cast(there, kind)
     if values is None:
         return None

@@ -6,11 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame, uncertainty_frame
+from compound.estimators.row_predictions import (
+    RowCallback,
+    RowScores,
+    no_progress,
+    score_frame,
+    uncertainty_frame,
+)
 from compound.io.persist import write_atomic
 from compound.random import named_generator
 from compound.tables.pages import evaluate_page, slice_columns
-from compound.tables.reading import asked_table, encode_target, labelled_table, load_estimator, required_columns
+from compound.tables.reading import (
+    asked_table,
+    encode_target,
+    labelled_table,
+    load_estimator,
+    required_columns,
+)
 from compound.tables.scores import LEVELS, NOMINAL, Number, Slice, curve, numbers, ood_metrics, slices
 from compound.tables.tabular import listed
 
@@ -32,10 +44,18 @@ class Evaluation:
     def tables(self) -> list[Shown]:
         """What is printed: a title, column heads, rows."""
         heads = ("", "value", "from", "to")
-        shown: list[Shown] = [(f"{self.title}: {len(self.judged):,} rows, with 95% intervals", heads, self.numbers)]
+        shown: list[Shown] = [
+            (f"{self.title}: {len(self.judged):,} rows, with 95% intervals", heads, self.numbers)
+        ]
         if self.strangers:
             shown.append(("Rows of the other table", heads, self.strangers))
-        shown.append(("Calibration", ("coverage" if self.targets else "confidence", "seen", "rows"), curve(self.judged, self.targets)))
+        shown.append(
+            (
+                "Calibration",
+                ("coverage" if self.targets else "confidence", "seen", "rows"),
+                curve(self.judged, self.targets),
+            )
+        )
         asked = [part for part in self.slices if part.column in self.columns]
         worst = sorted(self.slices, key=lambda part: part.coverage)[:WORST]
         title = f"Slices: {', '.join(self.columns)}" if self.columns else "Slices that are covered least"
@@ -58,7 +78,13 @@ class Evaluation:
 
 
 def evaluate(
-    model: Path, table: Path, ood: Path | None, target: str | None, columns: tuple[str, ...], seed: int, watch: RowCallback = no_progress
+    model: Path,
+    table: Path,
+    ood: Path | None,
+    target: str | None,
+    columns: tuple[str, ...],
+    seed: int,
+    watch: RowCallback = no_progress,
 ) -> Evaluation:
     """Both tables are read and checked before any question is asked."""
     estimator = load_estimator(model)
@@ -75,7 +101,11 @@ def evaluate(
     judged = score_frame(estimator, labelled.x, y, LEVELS, watch)
     found = numbers(judged, targets, named_generator(seed, "bootstrap"))
     strangers = (
-        [] if other is None else ood_metrics(judged.answers, uncertainty_frame(estimator, other), named_generator(seed, "strangers"))
+        []
+        if other is None
+        else ood_metrics(
+            judged.answers, uncertainty_frame(estimator, other), named_generator(seed, "strangers")
+        )
     )
     parts = slices(judged, labelled.x, targets, known)
     return Evaluation(f"{name} in {table.name}", targets, judged, found, strangers, parts, columns)

@@ -24,14 +24,23 @@ def check_output(out: Path) -> None:
 def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
     """A title, column heads, rows: the answer, the columns' shares, the prototypes."""
     answer = [(name, _plain(found.answer[name].iloc[0])) for name in found.answer]
-    answer += [("threshold of ood_score", found.threshold), ("epistemic of the nearest prototype", found.usual)]
+    answer += [
+        ("threshold of ood_score", found.threshold),
+        ("epistemic of the nearest prototype", found.usual),
+    ]
     heads = ("column", "value", "nearest prototype", "share of strangeness", "epistemic rises by")
     first = sorted(found.shares, key=lambda share: -share.strangeness)[:most]
     title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
     names = [share.column for share in first]
     near = [[name, *(str(value) for value in found.prototypes[name])] for name in names]
-    numbered = [f"prototype {i + 1}, at distance {shown(distance)}" for i, distance in enumerate(found.distances)]
-    return [("The answer", ("", ""), answer), (title, heads, first), ("Nearest prototypes", ("column", *numbered), near)]
+    numbered = [
+        f"prototype {i + 1}, at distance {shown(distance)}" for i, distance in enumerate(found.distances)
+    ]
+    return [
+        ("The answer", ("", ""), answer),
+        (title, heads, first),
+        ("Nearest prototypes", ("column", *numbered), near),
+    ]
 
 
 def write(found: Explanation, title: str, out: Path) -> None:

@@ -37,7 +37,9 @@ Array = NDArray[Any]
 STEPS = 32  # from the prototype to the row, each walked in both orders of the columns
 PROTOTYPES = 3
 SURE = 0.995  # share of a centre's rows that is as good as all
-ROUNDING = 1e-5  # standard deviations: centres are kept in float32, and nearer to zero than this a mean is zero
+ROUNDING = (
+    1e-5  # standard deviations: centres are kept in float32, and nearer to zero than this a mean is zero
+)
 
 
 class Share(NamedTuple):
@@ -66,7 +68,9 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
     rows = asked_table(table, estimator)
     if row > len(rows):
         raise ValueError(f"{table} has {len(rows):,} rows: there is no row {row}")
-    return explain(estimator, rows.iloc[row - 1 : row].reset_index(drop=True), named_generator(seed, "explain"))
+    return explain(
+        estimator, rows.iloc[row - 1 : row].reset_index(drop=True), named_generator(seed, "explain")
+    )
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
@@ -76,10 +80,18 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     centres, near = centre_rows(far), near_centres(far, x[0])
     parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
     rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
-    spelt = pd.DataFrame([spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns])
+    spelt = pd.DataFrame(
+        [spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns]
+    )
     total = max(float(parts.sum()), np.finfo(np.float64).tiny)
     shares = [
-        Share(column.name, _shown(column, row[column.name].iloc[0]), str(spelt[column.name].iloc[0]), float(part / total), float(rise))
+        Share(
+            column.name,
+            _shown(column, row[column.name].iloc[0]),
+            str(spelt[column.name].iloc[0]),
+            float(part / total),
+            float(rise),
+        )
         for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
     ]
     shares.sort(key=lambda share: -share.strangeness)
@@ -120,7 +132,10 @@ def path_shares(estimator: Estimator, x: Tensor, start: Tensor, generator: Gener
     orders, walks = [], []
     for before, after in pairwise(stops):
         order = torch.randperm(len(spans), generator=generator).tolist()
-        for way in (order, order[::-1]):  # the two together: what a pair of columns does jointly is halved between them
+        for way in (
+            order,
+            order[::-1],
+        ):  # the two together: what a pair of columns does jointly is halved between them
             orders.append(way)
             walks.append(_walk(before, after, spans, way))
     values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
@@ -139,7 +154,9 @@ def spell(encoder: Encoder, centre: Tensor) -> list[str]:
     return out
 
 
-def _walk(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:  # (columns + 1, width)
+def _walk(
+    before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]
+) -> Tensor:  # (columns + 1, width)
     rows = before.repeat(len(order) + 1, 1)
     for step, column in enumerate(order, 1):
         rows[step:, spans[column]] = after[spans[column]]

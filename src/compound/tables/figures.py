@@ -30,7 +30,9 @@ def calibration(points: Sequence[Point], targets: bool) -> Figure:
     return figure
 
 
-def intervals(frame: pd.DataFrame, truth: "np.ndarray[tuple[int], np.dtype[np.float64]]", target: str) -> Figure:
+def intervals(
+    frame: pd.DataFrame, truth: "np.ndarray[tuple[int], np.dtype[np.float64]]", target: str
+) -> Figure:
     """Intervals (lower, mean, upper) of some rows, ordered by their mean, and the truth."""
     order = np.argsort(frame["mean"].to_numpy(), kind="stable")
     low, mean, high = (frame[name].to_numpy()[order] for name in ("lower", "mean", "upper"))
@@ -63,7 +65,9 @@ def accuracy_rejection_curve(judged: RowScores) -> Figure:
 def shares(columns: Sequence[str], panels: Sequence[tuple[str, Sequence[float]]]) -> Figure:
     """For each panel one bar per column; shares that pull the other way point left."""
     figure = Figure(figsize=(4.6 * len(panels), 0.8 + 0.3 * len(columns)), layout="constrained")
-    for axes, (title, values) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+    for axes, (title, values) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True
+    ):
         axes.barh(range(len(columns)), values, color=[GOOD if value >= 0 else PALE for value in values])
         axes.set_yticks(range(len(columns)), [_label(column) for column in columns], **PLAIN)
         axes.axvline(0, color="#888888", linewidth=0.8)

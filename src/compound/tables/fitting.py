@@ -62,7 +62,9 @@ class Fitted:
 def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) -> Fitted:
     """Everything is checked before the fit begins; `watch` is told how many held-out rows are judged."""
     if not 0 < wish.held_out < 1:
-        raise ValueError(f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1")
+        raise ValueError(
+            f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1"
+        )
     method = Method(wish.method or str(CompoundRegressor().method), **dict(wish.options))
     table = training_table(path, wish.target, wish.drop)
     task = task_of(path, table.y, wish.task)
@@ -86,7 +88,9 @@ def check_model_path(out: Path) -> None:
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
     others = persist.foreign(os.listdir(out)) if out.is_dir() else []
     if others:
-        raise ValueError(f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory")
+        raise ValueError(
+            f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory"
+        )
     if out.exists() and not os.access(out, os.W_OK):
         raise ValueError(f"{out} is read-only: choose another --out, or allow writing")
     check_folder(out.absolute().parent)
@@ -99,7 +103,11 @@ def save(fitted: Fitted, out: Path, page: str) -> None:
 
 def _estimator(task: str, method: str | Method, wish: FitRequest) -> Estimator:
     kind = CompoundRegressor if task == "regression" else CompoundClassifier
-    common: dict[str, Any] = {"false_alarms": wish.false_alarms, "random_state": wish.seed, "verbose": wish.verbose}
+    common: dict[str, Any] = {
+        "false_alarms": wish.false_alarms,
+        "random_state": wish.seed,
+        "verbose": wish.verbose,
+    }
     return kind(method, max_epochs=wish.epochs, **common)
 
 
@@ -107,11 +115,17 @@ def _test_rows(table: Labelled, classes: bool, wish: FitRequest) -> Array:  # (r
     """A random part; of classes the same part of each, rounded up or down at random, but never the last row of one."""
     rows = len(table.y)
     if rows < 4:
-        raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others")
+        raise ValueError(
+            f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others"
+        )
     labels = torch.from_numpy(pd.factorize(table.y)[0] if classes else np.zeros(rows, dtype=np.int64))
-    drawn = stratified_sample(labels, max(1, held_out_count(rows, wish.held_out)), derive_seed(wish.seed, "test rows"))
+    drawn = stratified_sample(
+        labels, max(1, held_out_count(rows, wish.held_out)), derive_seed(wish.seed, "test rows")
+    )
     chosen = drawn & ~last_of_class(labels, drawn)
     if not chosen.any():  # few rows, or many classes of one row
         largest = (labels == labels.bincount().argmax()).nonzero().squeeze(1)
-        chosen[largest[int(torch.randint(len(largest), (), generator=named_generator(wish.seed, "test rows")))]] = True
+        chosen[
+            largest[int(torch.randint(len(largest), (), generator=named_generator(wish.seed, "test rows")))]
+        ] = True
     return chosen.numpy()

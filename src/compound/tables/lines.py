@@ -18,7 +18,9 @@ def lines(path: Path) -> Iterator[str]:
     """Line ends included; bytes that are no UTF-8 come as lone surrogates."""
     packed = path.suffix == ".gz"
     try:
-        with io.TextIOWrapper(gzip.open(path) if packed else path.open("rb"), "utf-8-sig", "surrogateescape", newline="") as file:  # type: ignore[arg-type]
+        with io.TextIOWrapper(
+            gzip.open(path) if packed else path.open("rb"), "utf-8-sig", "surrogateescape", newline=""
+        ) as file:  # type: ignore[arg-type]
             number = 0
             while line := file.readline(BLOCK + 1):
                 number += 1
@@ -113,5 +115,7 @@ def _rows_by_themselves(several: list[str], delimiter: str, columns: int) -> boo
     split = [[entry.strip().strip('"') for entry in line.rstrip("\r\n").split(delimiter)] for line in several]
     if any(len(entries) != columns for entries in split):
         return False
-    kinds = [{bool(_NUMBER.fullmatch(entry)) for entry in column if entry} for column in zip(*split, strict=True)]
+    kinds = [
+        {bool(_NUMBER.fullmatch(entry)) for entry in column if entry} for column in zip(*split, strict=True)
+    ]
     return all(len(kind) < 2 for kind in kinds)

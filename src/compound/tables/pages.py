@@ -28,17 +28,25 @@ def summary(fitted: Fitted) -> list[tuple[str, str]]:
         ("method", estimator.model_.method),
         ("calibration", resting(estimator.n_calibration_, fitted.targets)),
     ]
-    lines += [(number.name, spelt(number)) for number in fitted.numbers if number.name not in ("MAE", "mean std", "mean confidence")]
+    lines += [
+        (number.name, spelt(number))
+        for number in fitted.numbers
+        if number.name not in ("MAE", "mean std", "mean confidence")
+    ]
     return [*lines, ("time", f"{fitted.seconds:.1f} s")]
 
 
 def resting(rows: float, targets: bool) -> str:
     """How many rows stand behind the 90% intervals or sets, and what they cannot promise."""
-    what, few = ("intervals", "they take errors for Gaussian") if targets else ("sets", "they hold every class")
+    what, few = (
+        ("intervals", "they take errors for Gaussian") if targets else ("sets", "they hold every class")
+    )
     if targets and not rows:
         few = "they are as wide as the model says"
     enough = rows >= (rows + 1) * NOMINAL - 1e-9  # n scores vouch for a coverage of n / (n + 1) at most
-    return f"90% {what} rest on {rows:.0f} calibration row{'' if round(rows) == 1 else 's'}" + ("" if enough else f", too few: {few}")
+    return f"90% {what} rest on {rows:.0f} calibration row{'' if round(rows) == 1 else 's'}" + (
+        "" if enough else f", too few: {few}"
+    )
 
 
 def spelt(number: Number) -> str:
@@ -64,22 +72,34 @@ def fit_page(fitted: Fitted) -> Page:
         page.figure(figures.intervals(answers, fitted.truth[some], str(fitted.test.y.name)), words)
     else:
         page.heading("Confidence")
-        page.figure(figures.accuracy_rejection_curve(fitted.judged), "Accuracy when only the surest rows are answered.")
+        page.figure(
+            figures.accuracy_rejection_curve(fitted.judged),
+            "Accuracy when only the surest rows are answered.",
+        )
     total = (fitted.judged.answers["aleatoric"] + fitted.judged.answers["epistemic"]).to_numpy()
     page.heading("Most uncertain rows")
     page.text("Aleatoric doubt is noise in the data; epistemic doubt more data like this row would settle.")
     _rows(page, fitted, np.argsort(-total, kind="stable")[:ROWS])
     page.heading("Strangest rows")
-    page.text(f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange.")
+    page.text(
+        f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange."
+    )
     if not fitted.estimator.strangeness_.promised:
         rate = fitted.estimator.false_alarms
-        page.text(f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more.")
+        page.text(
+            f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more."
+        )
     _rows(page, fitted, np.argsort(-fitted.judged.answers["ood_score"].to_numpy(), kind="stable")[:ROWS])
     return page
 
 
 def evaluate_page(
-    title: str, judged: RowScores, targets: bool, numbers: Sequence[Number], strangers: Sequence[Number], parts: Sequence[Slice]
+    title: str,
+    judged: RowScores,
+    targets: bool,
+    numbers: Sequence[Number],
+    strangers: Sequence[Number],
+    parts: Sequence[Slice],
 ) -> Page:
     """The page of `compound evaluate`."""
     page = Page(title)
@@ -87,7 +107,9 @@ def evaluate_page(
     _calibration(page, judged, targets)
     if not targets:
         page.heading("Confidence")
-        page.figure(figures.accuracy_rejection_curve(judged), "Accuracy when only the surest rows are answered.")
+        page.figure(
+            figures.accuracy_rejection_curve(judged), "Accuracy when only the surest rows are answered."
+        )
     if strangers:
         page.heading("Rows of the other table")
         page.table(("", "value", "from", "to"), [tuple(number) for number in strangers], "With 95% intervals")
@@ -104,7 +126,9 @@ def _calibration(page: Page, judged: RowScores, targets: bool) -> None:
     points = curve(judged, targets)
     page.heading("Calibration")
     words = "Share of truths inside intervals" if targets else "Accuracy by confidence"
-    page.figure(figures.calibration(points, targets), f"{words}, with 95% intervals. On the line the model is honest.")
+    page.figure(
+        figures.calibration(points, targets), f"{words}, with 95% intervals. On the line the model is honest."
+    )
     page.data("calibration", ("said", "seen", "rows"), [tuple(point) for point in points])
 
 

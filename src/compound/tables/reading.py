@@ -13,7 +13,15 @@ from compound.estimators import memory
 from compound.estimators.base import Estimator
 from compound.estimators.encoder import is_words
 from compound.estimators.files import load
-from compound.tables.tabular import Piece, column_names, file_location, listed, no_column, read_chunks, read_table
+from compound.tables.tabular import (
+    Piece,
+    column_names,
+    file_location,
+    listed,
+    no_column,
+    read_chunks,
+    read_table,
+)
 
 Kind = Literal["auto", "regression", "classification"]
 WIDEST = 10_000  # columns: whitening as many takes 4 GB and ten minutes
@@ -33,7 +41,9 @@ def load_estimator(path: Path) -> Estimator:
     estimator: Estimator = load(path)
     size = estimator.model_.task.size
     if estimator.model_.task.kind == "regression" and size > 1:
-        raise ValueError(f"{path} predicts {size} targets at once: the command works with one, use compound.load in Python")
+        raise ValueError(
+            f"{path} predicts {size} targets at once: the command works with one, use compound.load in Python"
+        )
     return estimator
 
 
@@ -50,7 +60,9 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
     if len(kept) < 2:
         raise ValueError(f"{path} has no column besides {target!r} to learn from: give at least one")
     if len(kept) - 1 > WIDEST:
-        raise ValueError(f"{path} has {len(kept) - 1:,} columns to learn from, at most {WIDEST:,} can be: leave some out with --drop")
+        raise ValueError(
+            f"{path} has {len(kept) - 1:,} columns to learn from, at most {WIDEST:,} can be: leave some out with --drop"
+        )
     room, needed = memory.available(), memory.whitening(len(kept) - 1)
     if room is not None and needed > room:
         raise ValueError(
@@ -79,13 +91,17 @@ def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["regression"
     if not whole:
         odd = int(np.flatnonzero(y != y.round())[0])
         where = f"{path}, {file_location(path, odd)}, column {y.name!r}"
-        raise ValueError(f"{where} holds {y.iloc[odd]}: classes are words or whole numbers, use --task regression")
+        raise ValueError(
+            f"{where} holds {y.iloc[odd]}: classes are words or whole numbers, use --task regression"
+        )
     if distinct == 1:
         raise ValueError(
             f"{path}, column {y.name!r} holds one class only, {y.iloc[0]}: there is nothing to tell apart, choose another --target"
         )
     if distinct == len(y):
-        raise ValueError(f"{path}, column {y.name!r} holds {distinct:,} classes in {len(y):,} rows, no two alike: choose another --target")
+        raise ValueError(
+            f"{path}, column {y.name!r} holds {distinct:,} classes in {len(y):,} rows, no two alike: choose another --target"
+        )
     return "classification"
 
 
@@ -116,9 +132,13 @@ def labelled_table(path: Path, estimator: Estimator, target: str) -> Labelled:
     names = column_names(path)
     if target not in names:
         raise no_column(path, target, names, ", the truth to compare with")
-    table = read_table(path, {**estimator.encoder_.types(), target: _target_type(estimator)}, room=memory.available())
+    table = read_table(
+        path, {**estimator.encoder_.types(), target: _target_type(estimator)}, room=memory.available()
+    )
     check_not_missing(path, table[target], target)
-    return Labelled(path, finite(path, table[[column.name for column in estimator.encoder_.columns]]), table[target])
+    return Labelled(
+        path, finite(path, table[[column.name for column in estimator.encoder_.columns]]), table[target]
+    )
 
 
 def chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Piece]:
@@ -152,14 +172,18 @@ def check_finite(path: Path, column: "pd.Series[Any]", before: int = 0) -> None:
         endless = np.flatnonzero(np.isinf(column.to_numpy(np.float64, na_value=np.nan)))
         if len(endless):
             where = file_location(path, before + int(endless[0]))
-            raise ValueError(f"{path}, {where}, column {column.name!r} is infinite: give a finite number or leave it empty")
+            raise ValueError(
+                f"{path}, {where}, column {column.name!r} is infinite: give a finite number or leave it empty"
+            )
 
 
 def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
     missing = np.flatnonzero(y.isna())
     if len(missing):
         more = f", {len(missing):,} rows in all" if len(missing) > 1 else ""
-        raise ValueError(f"{path}, {file_location(path, int(missing[0]))}, column {target!r} is empty{more}: fill it or drop such rows")
+        raise ValueError(
+            f"{path}, {file_location(path, int(missing[0]))}, column {target!r} is empty{more}: fill it or drop such rows"
+        )
 
 
 def _target_type(estimator: Estimator) -> str:

@@ -80,21 +80,34 @@ def numbers(judged: RowScores, targets: bool, generator: Generator) -> list[Numb
     bootstrap = Bootstrap(len(judged), generator)
     if targets:
         std = judged.answers["std"].to_numpy()
-        sums = bootstrap.means(np.column_stack([judged.nll, judged.error**2, np.abs(judged.error), std, judged.inside]))
+        sums = bootstrap.means(
+            np.column_stack([judged.nll, judged.error**2, np.abs(judged.error), std, judged.inside])
+        )
         nll, square, size, width, inside = sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3], sums[:, 4:]
         rest = {"RMSE": np.sqrt(square), "MAE": size}
         gaps, last = np.abs(inside - judged.levels).mean(1), {"mean std": width}
     else:
         confidence = judged.answers["probability"].to_numpy()
         bins = _binned(confidence, confidence - (1 - judged.error))
-        sums = bootstrap.means(np.column_stack([judged.nll, judged.error, judged.brier, confidence, bins, judged.inside]))
+        sums = bootstrap.means(
+            np.column_stack([judged.nll, judged.error, judged.brier, confidence, bins, judged.inside])
+        )
         nll, wrong, brier, sure = sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3]
         inside = sums[:, 4 + BINS :]
         rest = {"accuracy": 1 - wrong, "Brier score": brier}
         gaps, last = np.abs(sums[:, 4 : 4 + BINS]).sum(1), {"mean confidence": sure}
-    found = {"NLL": nll, **rest, "coverage of 90%": inside[:, _at(NOMINAL, judged.levels)], "ECE": gaps, **last}
+    found = {
+        "NLL": nll,
+        **rest,
+        "coverage of 90%": inside[:, _at(NOMINAL, judged.levels)],
+        "ECE": gaps,
+        **last,
+    }
     shares = ("accuracy", "coverage of 90%")
-    return [_share(name, samples[0], len(judged)) if name in shares else _number(name, samples) for name, samples in found.items()]
+    return [
+        _share(name, samples[0], len(judged)) if name in shares else _number(name, samples)
+        for name, samples in found.items()
+    ]
 
 
 def ood_metrics(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generator) -> list[Number]:
@@ -112,11 +125,18 @@ def ood_metrics(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Genera
 def curve(judged: RowScores, targets: bool) -> list[Point]:
     """What was said against what was seen."""
     if targets:
-        return [Point(float(a), float(b), len(judged)) for a, b in zip(judged.levels, judged.inside.mean(0), strict=True)]
+        return [
+            Point(float(a), float(b), len(judged))
+            for a, b in zip(judged.levels, judged.inside.mean(0), strict=True)
+        ]
     confidence, right = judged.answers["probability"].to_numpy(), 1 - judged.error
     place = _places(confidence)
     return [
-        Point(float(confidence[place == bin].mean()), float(right[place == bin].mean()), int((place == bin).sum()))
+        Point(
+            float(confidence[place == bin].mean()),
+            float(right[place == bin].mean()),
+            int((place == bin).sum()),
+        )
         for bin in range(BINS)
         if (place == bin).any()
     ]
@@ -125,14 +145,18 @@ def curve(judged: RowScores, targets: bool) -> list[Point]:
 def slices(judged: RowScores, table: pd.DataFrame, targets: bool, columns: Sequence[str]) -> list[Slice]:
     """Rows by the values of a column, or by its quantile bins; those with few rows are left out."""
     covered = judged.inside[:, _at(NOMINAL, judged.levels)]
-    error: Callable[[Array], float] = (lambda rows: float(np.sqrt((rows**2).mean()))) if targets else (lambda rows: float(rows.mean()))
+    error: Callable[[Array], float] = (
+        (lambda rows: float(np.sqrt((rows**2).mean()))) if targets else (lambda rows: float(rows.mean()))
+    )
     found = []
     for name in columns:
         for value, mine in groups(table[name]):
             if mine.sum() >= LEAST:
                 coverage, nll = float(covered[mine].mean()), float(judged.nll[mine].mean())
                 doubt = float(judged.answers["epistemic"].to_numpy()[mine].mean())
-                found.append(Slice(name, value, int(mine.sum()), coverage, nll, error(judged.error[mine]), doubt))
+                found.append(
+                    Slice(name, value, int(mine.sum()), coverage, nll, error(judged.error[mine]), doubt)
+                )
     return found
 
 
@@ -143,7 +167,9 @@ def groups(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
         values = column.to_numpy(np.float64, na_value=np.nan)
         edges = np.unique(np.quantile(values[~missing], np.linspace(0, 1, PARTS + 1)))
         place = np.searchsorted(edges[1:-1], values, side="left")
-        found = [(f"{edges[i]:.4g} to {edges[i + 1]:.4g}", (place == i) & ~missing) for i in range(len(edges) - 1)]
+        found = [
+            (f"{edges[i]:.4g} to {edges[i + 1]:.4g}", (place == i) & ~missing) for i in range(len(edges) - 1)
+        ]
     else:
         words = column.astype(str).to_numpy()
         found = [(str(value), (words == value) & ~missing) for value in sorted(set(words[~missing]))]

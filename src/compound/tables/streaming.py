@@ -28,7 +28,9 @@ class PredictSummary(NamedTuple):
     seconds: float
 
 
-def predict(estimator: Estimator, source: Path, out: Path, coverage: float, only: bool, watch: Callable[[int], None]) -> PredictSummary:
+def predict(
+    estimator: Estimator, source: Path, out: Path, coverage: float, only: bool, watch: Callable[[int], None]
+) -> PredictSummary:
     """The table with the answers beside each row's own columns, or with the answers `only`."""
     check_output(out)
     if out.exists() and out.samefile(source):
@@ -59,7 +61,9 @@ def _refuse_clash(source: Path, estimator: Estimator, piece: pd.DataFrame) -> No
     new = predict_frame(estimator, piece.head(1), 0.5)
     twice = [name for name in column_names(source) if name in new.columns]
     if twice:
-        raise ValueError(f"{source} has a column {twice[0]!r} already: rename it, or leave the table's own columns out with --only")
+        raise ValueError(
+            f"{source} has a column {twice[0]!r} already: rename it, or leave the table's own columns out with --only"
+        )
 
 
 @contextmanager

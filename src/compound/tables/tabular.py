@@ -35,7 +35,10 @@ class Piece(NamedTuple):
 
 
 def read_table(
-    path: str | Path, types: Mapping[str, str] | None = None, columns: Collection[str] | None = None, room: int | None = None
+    path: str | Path,
+    types: Mapping[str, str] | None = None,
+    columns: Collection[str] | None = None,
+    room: int | None = None,
 ) -> pd.DataFrame:
     """The whole table, or those `columns` of it.
 
@@ -93,11 +96,15 @@ def column_names(path: str | Path) -> list[str]:
     path = Path(path)
     kind = _kind(path)
     with _reading(path):
-        names = pyarrow.parquet.read_schema(path).names if kind == ".parquet" else header(path, DELIMITERS[kind])
+        names = (
+            pyarrow.parquet.read_schema(path).names if kind == ".parquet" else header(path, DELIMITERS[kind])
+        )
     if not names:
         raise ValueError(f"{path} is empty: give a table with a header line and at least one row")
     if len(names) > WIDEST:
-        raise ValueError(f"{path} has {len(names):,} columns, at most {WIDEST:,} can be read: leave out those that say nothing")
+        raise ValueError(
+            f"{path} has {len(names):,} columns, at most {WIDEST:,} can be read: leave out those that say nothing"
+        )
     if any(not name.isprintable() and re.search("[\udc80-\udcff]", name) for name in names):
         refuse_bytes(path, DELIMITERS[kind])
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -108,7 +115,9 @@ def column_names(path: str | Path) -> list[str]:
 
 def no_column(path: Path, name: str, names: Sequence[str], role: str = "") -> ValueError:
     """What to say where a column is missing."""
-    other = next((sign for sign in (";", "\t", "|", ",") if sign in names[0]), None) if len(names) == 1 else None
+    other = (
+        next((sign for sign in (";", "\t", "|", ",") if sign in names[0]), None) if len(names) == 1 else None
+    )
     if other:
         return ValueError(
             f"{path} has no column {name!r}{role}, its values seem to be separated by {other!r}: save it with commas (.csv) or tabs (.tsv)"
@@ -129,7 +138,9 @@ def file_location(path: str | Path, row: int) -> str:
     return f"row {row + 1}" if kind == ".parquet" else f"line {line_of(path, DELIMITERS[kind], row + 2)}"
 
 
-def _tables(path: Path, names: Sequence[str], wanted: Collection[str], rows: int) -> Iterator[tuple[pa.Table, float]]:
+def _tables(
+    path: Path, names: Sequence[str], wanted: Collection[str], rows: int
+) -> Iterator[tuple[pa.Table, float]]:
     """The file from top to bottom, a block at a time, and how much of it has been read by then (0 to 1)."""
     kind = _kind(path)
     with _reading(path):
@@ -146,7 +157,9 @@ def _tables(path: Path, names: Sequence[str], wanted: Collection[str], rows: int
 def _texts(path: Path, raw: Any, names: Sequence[str], wanted: Collection[str]) -> Iterator[pa.Table]:
     """A csv or tsv file as text."""
     delimiter, looked = DELIMITERS[_kind(path)], False
-    known = {name: pa.string() if name in wanted else pa.binary() for name in names}  # others may be of any encoding
+    known = {
+        name: pa.string() if name in wanted else pa.binary() for name in names
+    }  # others may be of any encoding
     reader = pyarrow.csv.open_csv(
         pa.CompressedInputStream(raw, "gzip") if path.suffix == ".gz" else raw,
         pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),  # with threads, messages lose the row
@@ -173,7 +186,9 @@ def _typed(path: Path, table: pa.Table, types: Mapping[str, str], before: int) -
         if convert.is_time(column.type):
             out[name] = column.to_pandas()
         elif not convert.is_simple(column.type):
-            raise ValueError(f"{path}, column {name!r} holds {column.type}: a {kind} per row was learnt from there, give the same")
+            raise ValueError(
+                f"{path}, column {name!r} holds {column.type}: a {kind} per row was learnt from there, give the same"
+            )
         elif kind == "text":
             out[name] = convert.words(column, gaps=_kind(path) != ".parquet")
         else:
@@ -194,9 +209,13 @@ def _guessed(path: Path, table: pa.Table) -> pd.DataFrame:
         column = convert.flat(table[name])
         text = convert.is_text(column.type)
         if convert.is_time(column.type) or (text and _kind(path) != ".parquet" and convert.is_clock(column)):
-            raise ValueError(f"{path}, column {name!r} holds times: write them as numbers, such as days, or leave it out with --drop")
+            raise ValueError(
+                f"{path}, column {name!r} holds times: write them as numbers, such as days, or leave it out with --drop"
+            )
         if not convert.is_simple(column.type):
-            raise ValueError(f"{path}, column {name!r} holds {column.type}, not a number or word per row: leave it out with --drop")
+            raise ValueError(
+                f"{path}, column {name!r} holds {column.type}, not a number or word per row: leave it out with --drop"
+            )
         if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
             column = column.cast(pa.float64())
         if not text or _kind(path) == ".parquet":
@@ -224,7 +243,9 @@ class _reading:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)) and not isinstance(error, FileNotFoundError):
+        if isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)) and not isinstance(
+            error, FileNotFoundError
+        ):
             _explain(self.path, error)
 
 
@@ -243,10 +264,16 @@ def _explain(path: Path, error: BaseException) -> NoReturn:
         refuse_strays(path, DELIMITERS[kind], int(record.group(1)) if record else None)
         line = f", line {line_of(path, DELIMITERS[kind], int(record.group(1)))}" if record else ""
     if expected:
-        raise ValueError(f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: fix the line") from error
+        raise ValueError(
+            f"{path}{line} has {expected.group(2)} entries, the header {expected.group(1)}: fix the line"
+        ) from error
     if "straddling" in text:
-        raise ValueError(f"{path} has a row of more than {BLOCK:,} bytes: check that it is a table with a row per line") from error
-    raise ValueError(f"{path}{line} cannot be read as a table ({reason}): check that the file is whole") from error
+        raise ValueError(
+            f"{path} has a row of more than {BLOCK:,} bytes: check that it is a table with a row per line"
+        ) from error
+    raise ValueError(
+        f"{path}{line} cannot be read as a table ({reason}): check that the file is whole"
+    ) from error
 
 
 def _refuse_lacking(path: Path, wanted: Collection[str], names: Sequence[str]) -> None:
@@ -264,7 +291,9 @@ def _refuse_empty(path: Path, rows: int) -> None:
 def _kind(path: Path) -> str:
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind.lower() not in (*DELIMITERS, ".parquet") or (path.suffix == ".gz" and kind == ".parquet"):
-        raise ValueError(f"{path} is of no known kind: give .csv, .tsv or .parquet; csv and tsv may end in .gz")
+        raise ValueError(
+            f"{path} is of no known kind: give .csv, .tsv or .parquet; csv and tsv may end in .gz"
+        )
     if not path.is_file():
         raise ValueError(f"{path} is missing or not a file: check the path")
     return kind.lower()

@@ -22,7 +22,11 @@ class Writer:
     def __init__(self, path: Path, out: Path, source: Path, only: bool):
         self.path, self.kind, self.source, self.only = path, out.name.lower(), source, only
         self.delimiter = "\t" if self.kind.endswith((".tsv", ".tsv.gz")) else ","
-        self.types = exact_types(source) if self.kind.endswith(".parquet") and source.suffix != ".parquet" and not only else {}
+        self.types = (
+            exact_types(source)
+            if self.kind.endswith(".parquet") and source.suffix != ".parquet" and not only
+            else {}
+        )
         self.sink: Any = None
         self.schema: Any = None
 
@@ -39,7 +43,9 @@ class Writer:
             for i, (name, kind) in enumerate(self.types.items()):
                 if not pa.types.is_string(kind):
                     own = own.set_column(i, name, exactly(flat(own[name]), kind))
-            schema = pa.schema([*own.schema, *table.schema], metadata=own.schema.metadata)  # pandas' words about its columns among it
+            schema = pa.schema(
+                [*own.schema, *table.schema], metadata=own.schema.metadata
+            )  # pandas' words about its columns among it
             table = pa.Table.from_arrays([*own.columns, *table.columns], schema=schema)
         if self.kind.endswith(".parquet"):
             if self.sink is None:
@@ -48,10 +54,14 @@ class Writer:
             self.sink.write_table(table.cast(self.schema))
             return
         if self.sink is None:
-            self.sink = pa.output_stream(str(self.path), compression="gzip" if self.kind.endswith(".gz") else None)
+            self.sink = pa.output_stream(
+                str(self.path), compression="gzip" if self.kind.endswith(".gz") else None
+            )
             heads = [pa.array([name]) for name in table.column_names]
             self.sink.write(joined(heads, self.delimiter))
-        self.sink.write(joined([self._spelt(name, table[name]) for name in table.column_names], self.delimiter))
+        self.sink.write(
+            joined([self._spelt(name, table[name]) for name in table.column_names], self.delimiter)
+        )
 
     def _spelt(self, name: str, column: pa.ChunkedArray) -> pa.Array:
         values = flat(column)

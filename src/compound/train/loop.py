@@ -20,7 +20,18 @@ from torch import Generator, Tensor
 from compound.compat import foreach_lerp_
 from compound.io import persist
 from compound.io.persist import Spec
-from compound.io.schema import boolean, either, entries, integer, leaf, many, mapping, nothing, object_of, real
+from compound.io.schema import (
+    boolean,
+    either,
+    entries,
+    integer,
+    leaf,
+    many,
+    mapping,
+    nothing,
+    object_of,
+    real,
+)
 from compound.models.base import Model
 from compound.models.files import check_finite, compare, fill, specs, trial
 from compound.random import derive_seed, member_seed, named_generator
@@ -49,7 +60,14 @@ class TrainConfig:
     check_rows: int = 1000  # held-out rows used per member at a check
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch_size", 1), ("n_evals", 0), ("patience", 0), ("eval_samples", 1), ("check_rows", 1)):
+        for name, low in (
+            ("steps", 1),
+            ("batch_size", 1),
+            ("n_evals", 0),
+            ("patience", 0),
+            ("eval_samples", 1),
+            ("check_rows", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {low}")
@@ -66,7 +84,9 @@ class TrainConfig:
 
     def rate_at(self, progress: float) -> float:
         """The learning rate when this part of the steps is done."""
-        return self.lr * (self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return self.lr * (
+            self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+        )
 
 
 def default_train_config(task: Task, rows: int) -> TrainConfig:
@@ -74,7 +94,9 @@ def default_train_config(task: Task, rows: int) -> TrainConfig:
     batch = 200 if task.kind == "classification" or rows >= 20_000 else 100
     steps = min(10_000, max(2000, 40 * rows // batch))  # 40 epochs, within bounds
     if task.kind == "classification":
-        return TrainConfig(steps, batch, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0)
+        return TrainConfig(
+            steps, batch, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0
+        )
     return TrainConfig(steps, batch)
 
 
@@ -83,7 +105,9 @@ def holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tens
     if rows < 1 or members < 1:
         raise ValueError(f"rows is {rows} and members {members}: both must be at least 1")
     if not 0 <= fraction < 1:
-        raise ValueError(f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1")
+        raise ValueError(
+            f"fraction is {fraction!r}: give the held-out part of the rows, at least 0 and below 1"
+        )
     count = held_out_count(rows, fraction)
     order = torch.randperm(rows, generator=named_generator(seed, "hold out"))
     weight = torch.ones(members, rows, dtype=torch.float32)
@@ -105,7 +129,9 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows
     """
     generator, rows = named_generator(seed, "stratified sample"), len(labels)
     order = torch.randperm(rows, generator=generator)
-    shuffled = torch.randperm(int(labels.max()) + 1, generator=generator)  # classes of regular sizes must not fall in step
+    shuffled = torch.randperm(
+        int(labels.max()) + 1, generator=generator
+    )  # classes of regular sizes must not fall in step
     order = order[shuffled[labels[order]].argsort(stable=True)]
     start = torch.rand((), generator=generator, dtype=torch.float64)
     drawn = torch.zeros(rows, dtype=torch.bool)
@@ -116,7 +142,9 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows
 def last_of_class(labels: Tensor, drawn: Tensor) -> Tensor:  # (rows,)
     """One drawn row of every class of which no row is left: without it the class could not be learnt."""
     index, classes = torch.arange(len(labels)), int(labels.max()) + 1
-    first = index.new_zeros(classes).scatter_reduce_(0, labels, index, "amin", include_self=False)  # (classes,)
+    first = index.new_zeros(classes).scatter_reduce_(
+        0, labels, index, "amin", include_self=False
+    )  # (classes,)
     gone = (torch.bincount(labels[~drawn], minlength=classes) == 0)[labels]  # (rows,)
     return gone & (first[labels] == index)
 
@@ -132,7 +160,10 @@ class History:
         return self.columns[name]
 
     def save_csv(self, path: str | Path) -> None:
-        lines = [",".join(self.columns), *(",".join(map(repr, row)) for row in zip(*self.columns.values(), strict=True))]
+        lines = [
+            ",".join(self.columns),
+            *(",".join(map(repr, row)) for row in zip(*self.columns.values(), strict=True)),
+        ]
         persist.write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -179,7 +210,14 @@ CONTENT = object_of({"identity": DICT, "finished": boolean, "model": mapping(TEN
 FINISHED = object_of({"history": object_of({"columns": PAST, "best_step": integer()})}, more=True)
 OPTIMIZER = object_of({"state": entries(mapping(either(TENSOR, nothing))), "param_groups": many(DICT)})
 STATE = object_of(
-    {"averaged": many(TENSOR), "best": many(TENSOR), "sums": TENSOR, "columns": PAST, "best_value": real, "held_out": real}
+    {
+        "averaged": many(TENSOR),
+        "best": many(TENSOR),
+        "sums": TENSOR,
+        "columns": PAST,
+        "best_value": real,
+        "held_out": real,
+    }
     | {name: integer() for name in ("step", "best_step", "stale", "skipped")}
 )
 RUNNING = object_of({"optimizer": OPTIMIZER, "state": STATE}, more=True)
@@ -204,12 +242,16 @@ def fit(
         identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
         found = _found(checkpoint, identity) if checkpoint.exists() else None
     if found is None or not found["finished"]:
-        model.start(data, named_generator(seed, "start"))  # also gives sizes that rows decide, to compare a checkpoint's with
+        model.start(
+            data, named_generator(seed, "start")
+        )  # also gives sizes that rows decide, to compare a checkpoint's with
     if found is not None and checkpoint is not None:
         try:
             fill(model, found["model"])
         except ValueError as error:
-            raise ValueError(f"{checkpoint} does not fit the model ({error}): choose another path or delete the file") from error
+            raise ValueError(
+                f"{checkpoint} does not fit the model ({error}): choose another path or delete the file"
+            ) from error
         if found["finished"]:
             return History(**found["history"])
 
@@ -224,7 +266,10 @@ def fit(
         state = _State(averaged, [], sums, History().columns)
     check = _check_batch(data, settings, seed) if settings.n_evals else None
     every = max(1, settings.steps // (settings.n_evals or 50))
-    feed, clip = _feed(data, rows, settings, seed), clipper(parameters, model.members, settings.clip_value, settings.clip_norm)
+    feed, clip = (
+        _feed(data, rows, settings, seed),
+        clipper(parameters, model.members, settings.clip_value, settings.clip_norm),
+    )
     seeds = [member_seed(seed, k) for k in range(model.members)]
     streams = tuple(Generator() for _ in seeds)  # seeded anew at every step, which is cheaper than new ones
     nll_sum, kl_sum = state.sums.unbind()  # views
@@ -247,7 +292,9 @@ def fit(
         optimizer.step()
         if settings.ema_decay:
             with torch.no_grad():
-                foreach_lerp_(state.averaged, parameters, 1 - min(settings.ema_decay, (1 + step) / (10 + step)))
+                foreach_lerp_(
+                    state.averaged, parameters, 1 - min(settings.ema_decay, (1 + step) / (10 + step))
+                )
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
@@ -259,7 +306,9 @@ def fit(
                 with _swapped(parameters, state.averaged):
                     _look(model, check, everything, settings, seed, state)
             _record(state, rate)
-            if not all(bool(parameter.isfinite().all()) for parameter in parameters):  # no step leads back from there
+            if not all(
+                bool(parameter.isfinite().all()) for parameter in parameters
+            ):  # no step leads back from there
                 break
         now = time.monotonic()
         if checkpoint is not None and now - saved >= save_every:
@@ -268,22 +317,33 @@ def fit(
             saved = time.monotonic()
         if watch is not None and (now - told >= 0.1 or state.step == settings.steps):
             speed = (state.step - told_step) / max(now - told, 1e-9)
-            watch(FitProgress(state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed))
+            watch(
+                FitProgress(
+                    state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed
+                )
+            )
             told, told_step = now, state.step
 
     optimizer.zero_grad(set_to_none=True)
     sample = _sample(data, settings, seed)
     if state.best:
         if state.step < settings.steps and not (settings.patience and state.stale >= settings.patience):
-            warnings.warn(f"training diverged by step {state.step}: the weights of step {state.best_step} are kept", stacklevel=2)
+            warnings.warn(
+                f"training diverged by step {state.step}: the weights of step {state.best_step} are kept",
+                stacklevel=2,
+            )
         _assign(everything, state.best)
     else:
         _assign(parameters, state.averaged or parameters)
         _refuse_diverged(model, sample, settings, seed, state.step)
     model.finish(data, named_generator(seed, "finish"))
     _refuse_diverged(model, sample, settings, seed, state.step)
-    if found is not None and (wrong := trial(model)):  # weights and moments of a file may be numbers and yet lead nowhere
-        raise ValueError(f"{checkpoint} was continued to a model without an answer ({wrong}): delete the file to start afresh")
+    if found is not None and (
+        wrong := trial(model)
+    ):  # weights and moments of a file may be numbers and yet lead nowhere
+        raise ValueError(
+            f"{checkpoint} was continued to a model without an answer ({wrong}): delete the file to start afresh"
+        )
     history = History(state.columns, state.best_step if state.best else state.step)
     if checkpoint is not None:
         content = {"model": model.state_dict(), "history": vars(history)}
@@ -316,20 +376,29 @@ def _feed(data: Batch, rows: Tensor, settings: TrainConfig, seed: int) -> Callab
         """As many rows from outside the domain as the batch has."""
         if data.x_ood is None:
             return None
-        return data.x_ood[torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))]
+        return data.x_ood[
+            torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))
+        ]
 
     if len(rows) <= settings.batch_size:
         everything = data if len(rows) == len(data) else data.take(rows)
-        return lambda step: replace(everything, x_ood=outside(step, len(rows)), progress=step / settings.steps)
+        return lambda step: replace(
+            everything, x_ood=outside(step, len(rows)), progress=step / settings.steps
+        )
     order, order_epoch = rows, -1
 
     def feed(step: int) -> Batch:
         nonlocal order, order_epoch
         epoch, part = divmod(step, per_epoch)
         if epoch != order_epoch:
-            order, order_epoch = rows[torch.randperm(len(rows), generator=named_generator(seed, "order", epoch))], epoch
+            order, order_epoch = (
+                rows[torch.randperm(len(rows), generator=named_generator(seed, "order", epoch))],
+                epoch,
+            )
         mine = order[part * settings.batch_size : (part + 1) * settings.batch_size]
-        x, y, index = (column.index_select(0, mine) for column in (data.x, data.y, data.index))  # faster than `data.take`
+        x, y, index = (
+            column.index_select(0, mine) for column in (data.x, data.y, data.index)
+        )  # faster than `data.take`
         weight = None if data.weight is None else data.weight.index_select(-1, mine)
         return Batch(x, y, data.size, index, weight, outside(step, len(mine)), step / settings.steps)
 
@@ -367,7 +436,9 @@ def _check_batch(data: Batch, settings: TrainConfig, seed: int) -> Batch | None:
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
-def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: TrainConfig, seed: int, state: _State) -> None:
+def _look(
+    model: Model, check: Batch, everything: Sequence[Tensor], settings: TrainConfig, seed: int, state: _State
+) -> None:
     """One check: members count alike, and share one best step."""
     try:
         values = model.nll(check, settings.eval_samples, named_generator(seed, "check"))  # (members,)
@@ -384,7 +455,9 @@ def _look(model: Model, check: Batch, everything: Sequence[Tensor], settings: Tr
 
 def _sample(data: Batch, settings: TrainConfig, seed: int) -> Batch:
     """Some rows, whoever trains on them."""
-    return data.take(torch.randperm(len(data), generator=named_generator(seed, "sample"))[: settings.check_rows])
+    return data.take(
+        torch.randperm(len(data), generator=named_generator(seed, "sample"))[: settings.check_rows]
+    )
 
 
 def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: int, step: int) -> None:
@@ -396,7 +469,9 @@ def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: i
     except NoFactor:
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.lr:g}: give a smaller one")
+        raise ValueError(
+            f"training diverged: after {step} steps the NLL is {found} at learning rate {settings.lr:g}: give a smaller one"
+        )
 
 
 def _record(state: _State, rate: float) -> None:
@@ -413,7 +488,12 @@ def _identity(model: Model, data: Batch, settings: TrainConfig, seed: int) -> di
     """What must be the same for a run to continue."""
     tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
     description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
-    return {"model": description, "seed": seed, "data": persist.digest(str(data.size), tensors), **dataclasses.asdict(settings)}
+    return {
+        "model": description,
+        "seed": seed,
+        "data": persist.digest(str(data.size), tensors),
+        **dataclasses.asdict(settings),
+    }
 
 
 def _found(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
@@ -425,7 +505,9 @@ def _found(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
         (FINISHED if found["finished"] else RUNNING).check(found, "it")
         check_finite(bundle.tensors)
     except ValueError as error:
-        raise ValueError(f"{path} is not a checkpoint of a fit ({error}): choose another path or delete the file") from error
+        raise ValueError(
+            f"{path} is not a checkpoint of a fit ({error}): choose another path or delete the file"
+        ) from error
     for name, value in identity.items():
         former = found["identity"].get(name)
         if former != value:
@@ -448,22 +530,33 @@ def _resumed(found: dict[str, Any], path: Path, run: _Run) -> _State:
             tensors = {name: value for name, value in kept.items() if value is not None}
             _check_moments(tensors, parameter, group, isinstance(run.optimizer, torch.optim.Adam))
         state = _State(**found["state"])
-        like = {"averaged": run.parameters if run.settings.ema_decay else [], "best": run.everything if state.best else []}
+        like = {
+            "averaged": run.parameters if run.settings.ema_decay else [],
+            "best": run.everything if state.best else [],
+        }
         for name, wanted in like.items():
             compare(_numbered(wanted), _numbered(getattr(state, name)))
         compare(_numbered([run.sums]), _numbered([state.sums]))
-        lengths, last = {len(column) for column in state.columns.values()}, max(state.columns["step"], default=0)
+        lengths, last = (
+            {len(column) for column in state.columns.values()},
+            max(state.columns["step"], default=0),
+        )
         if len(lengths) != 1 or not max(last, state.best_step) <= state.step <= run.settings.steps:
             raise ValueError("its history is not that of its steps")
         run.optimizer.load_state_dict(saved)
     except (ValueError, RuntimeError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} does not fit the run ({error}): choose another path or delete the file") from error
+        raise ValueError(
+            f"{path} does not fit the run ({error}): choose another path or delete the file"
+        ) from error
     return state
 
 
 def _check_moments(kept: dict[str, Tensor], parameter: Tensor, group: dict[str, Any], adam: bool) -> None:
     """Tensors like the parameter, and a count of steps. Adam has all three of its states; other optimizers make anew what is missing."""
-    wanted = {name: Spec(parameter.dtype, tuple(parameter.shape)) for name in (("exp_avg", "exp_avg_sq", "step") if adam else kept)}
+    wanted = {
+        name: Spec(parameter.dtype, tuple(parameter.shape))
+        for name in (("exp_avg", "exp_avg_sq", "step") if adam else kept)
+    }
     if "step" in wanted:  # rows that are trained one by one count one by one
         dtype = torch.float32 if group.get("fused") else torch.get_default_dtype()
         wanted["step"] = Spec(dtype, (len(parameter), 1) if "size" in group else ())
@@ -474,14 +567,22 @@ def _check_moments(kept: dict[str, Tensor], parameter: Tensor, group: dict[str, 
     if adam:
         first, second = group["betas"]
         # by Cauchy and Schwarz, whatever the gradients were; what lies beyond would throw the weights away at the next step
-        bound = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second)) if first**2 < second < 1 else math.inf
-        if bool((kept["exp_avg"].double().abs() > 1.01 * bound * kept["exp_avg_sq"].double().sqrt() + 1e-12).any()):
+        bound = (
+            (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
+            if first**2 < second < 1
+            else math.inf
+        )
+        if bool(
+            (kept["exp_avg"].double().abs() > 1.01 * bound * kept["exp_avg_sq"].double().sqrt() + 1e-12).any()
+        ):
             raise ValueError("its optimizer has a mean of gradients larger than their squares allow")
 
 
 def _fixed(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """All but the rate, which is set at every step, as words and a digest: entries may be tensors."""
-    words, tensors = persist.pack([{name: value for name, value in group.items() if name != "lr"} for group in groups])
+    words, tensors = persist.pack(
+        [{name: value for name, value in group.items() if name != "lr"} for group in groups]
+    )
     return words, persist.digest("", tensors)
 
 
@@ -496,9 +597,20 @@ def progress_bar(title: str) -> Iterator[Callable[[FitProgress], None]]:
     from rich.console import Console
 
     words = "{task.fields[speed]:.0f} steps/s  NLL {task.fields[nll]:.3f}"
-    columns = (progress.TextColumn(title, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(), progress.TextColumn(words))
+    columns = (
+        progress.TextColumn(title, markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(words),
+    )
     # refreshed by hand: a thread of its own would take time from the training
-    drawing = progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True, auto_refresh=False)
+    drawing = progress.Progress(
+        *columns,
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+    )
     task = drawing.add_task(title, speed=0.0, nll=math.nan)
     begin = time.monotonic()
 
@@ -507,7 +619,9 @@ def progress_bar(title: str) -> Iterator[Callable[[FitProgress], None]]:
             return
         drawing.start()
         nll = seen.nll if math.isnan(seen.held_out) else seen.held_out
-        drawing.update(task, completed=seen.step, total=seen.steps, speed=seen.rate_per_second, nll=nll, refresh=True)
+        drawing.update(
+            task, completed=seen.step, total=seen.steps, speed=seen.rate_per_second, nll=nll, refresh=True
+        )
 
     try:
         yield watch

@@ -44,7 +44,10 @@ def line() -> Figure:
 def page() -> Page:
     made = Page("A <b> & c")
     made.text("x < y")
-    made.table(("name", "value"), [("a & b", 0.123456), ("count", 12), ("held", True), ("missed", False), ("none", None)])
+    made.table(
+        ("name", "value"),
+        [("a & b", 0.123456), ("count", 12), ("held", True), ("missed", False), ("none", None)],
+    )
     made.figure(line(), 'a "line"')
     return made
 
@@ -114,7 +117,12 @@ def test_figure_brings_its_numbers(tmp_path: Path):
     (link,) = re.findall(r'download="paper-curves.csv" href="data:text/csv;base64,([^"]*)', made.html())
     assert base64.b64decode(link) == content
     read = list(csv.reader(content.decode().splitlines()))
-    assert read[0] == ["name", "x", "n"] and read[1][0] == "a, b" and float(read[1][1]) == 0.1 + 0.2 and read[1][2] == ""
+    assert (
+        read[0] == ["name", "x", "n"]
+        and read[1][0] == "a, b"
+        and float(read[1][1]) == 0.1 + 0.2
+        and read[1][2] == ""
+    )
     assert read[2][0] == 'say "x"' and float(read[2][1]) == 1e-17
     assert (tmp_path / "paper-curves.png").read_bytes() == drawn(line(), "png")
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
@@ -129,9 +137,23 @@ def test_methods_differ_without_colour():
     assert len({look.colour for look in LOOKS.values()}) == len(LOOKS)
     for method in FAMILIES[CDNS]:
         forms = [style(method, form) for form in ("", "other", "published")]
-        assert len({form["color"] for form in forms}) == 1 and len({str(form["linestyle"]) for form in forms}) == 3
+        assert (
+            len({form["color"] for form in forms}) == 1
+            and len({str(form["linestyle"]) for form in forms}) == 3
+        )
 
 
 def test_command_line_keeps_no_folders():
-    words = ["/home/me/bin/compound", "run", "toy", "--out", "/home/me/x y", "--runs=../deep/runs", "--json", "a.json", "--seeds", "3"]
+    words = [
+        "/home/me/bin/compound",
+        "run",
+        "toy",
+        "--out",
+        "/home/me/x y",
+        "--runs=../deep/runs",
+        "--json",
+        "a.json",
+        "--seeds",
+        "3",
+    ]
     assert command(words) == "compound run toy --out 'x y' --runs=runs --json a.json --seeds 3"

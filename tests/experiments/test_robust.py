@@ -23,7 +23,9 @@ def linear():
 
 
 def pixels(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.rand(rows, 4, generator=named_generator(2)), torch.randint(3, (rows,), generator=named_generator(3))
+    return torch.rand(rows, 4, generator=named_generator(2)), torch.randint(
+        3, (rows,), generator=named_generator(3)
+    )
 
 
 def test_signs_of_softmax_regression():
@@ -66,7 +68,9 @@ def test_published_protocol_is_its_slow_description():
             label = model.predict(x, 1, stream).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(-model.answer(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs)
+            (slope,) = torch.autograd.grad(
+                -model.answer(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs
+            )
             for k, strength in enumerate(strengths):
                 images[k] += (x + strength * slope.sign()).clamp(0, 1) / passes
         for k in range(len(strengths)):
@@ -107,7 +111,9 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
 
 
 def test_entropy_of_even_probabilities():
-    assert Curve.of([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(math.log(10))
+    assert Curve.of([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(
+        math.log(10)
+    )
 
 
 def test_attacks_of_a_very_sure_network_need_double_precision():
@@ -122,12 +128,18 @@ def test_attacks_of_a_very_sure_network_need_double_precision():
     expected = (weight[:, runner_up] - weight[:, y]).T.sign()
     exact = robust.exact(model)
     answer = exact.answer(x.double(), robust.Draws.of(1), named_generator(0))
-    assert_close(robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0)  # a third class adds at most log 2
+    assert_close(
+        robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0
+    )  # a third class adds at most log 2
     assert sure.sum() > 50 and robust.precision(model) == torch.float32
     assert not robust.signs(model, x, y, 1, named_generator(0))[sure].any()
     assert torch.equal(robust.signs(exact, x, y, 1, named_generator(0))[sure], expected[sure])
-    found = robust.multi_step(model, exact, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1).accuracy
-    blind = robust.multi_step(model, model, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1).accuracy
+    found = robust.multi_step(
+        model, exact, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+    ).accuracy
+    blind = robust.multi_step(
+        model, model, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+    ).accuracy
     assert found[0] < blind[0]
 
 

@@ -46,7 +46,9 @@ def test_measures_of_a_known_band():
     assert (one["std_inside"], one["std_outside"], one["ratio"]) == pytest.approx((2, 10, 5))
     assert one["outside_to_target"] == pytest.approx(10 / math.sqrt(2))
     assert one["epistemic_share"] == pytest.approx(0.25)
-    assert (two["std_left"], two["std_right"], two["ratio"], two["aleatoric_ratio"]) == pytest.approx((15, 3, 5, 5))
+    assert (two["std_left"], two["std_right"], two["ratio"], two["aleatoric_ratio"]) == pytest.approx(
+        (15, 3, 5, 5)
+    )
     assert two["aleatoric_left"] == pytest.approx(15 * math.sqrt(0.75))
 
 
@@ -54,7 +56,17 @@ def test_published_runs_have_the_published_settings():
     runs = {run.method: run for run in toy.grid("paper", 1, toy.METHODS) if run.data.endswith(toy.PUBLISHED)}
     for method, clip in (("ml-cdn", None), ("vb-cdn", 5.0)):
         settings, options = runs[method].settings, runs[method].options
-        assert (settings["steps"], settings["lr"], settings["final_lr_ratio"], settings["clip_value"]) == (10_000, 1e-3, 1.0, clip)
+        assert (settings["steps"], settings["lr"], settings["final_lr_ratio"], settings["clip_value"]) == (
+            10_000,
+            1e-3,
+            1.0,
+            clip,
+        )
         assert (settings["clip_norm"], settings["ema_decay"], settings["n_evals"]) == (None, 0.0, 0)
-        assert (options["hyper"], options["widths"], options["samples"], options["far"]) == ((10,), (100,), 3, 0.0)
+        assert (options["hyper"], options["widths"], options["samples"], options["far"]) == (
+            (10,),
+            (100,),
+            3,
+            0.0,
+        )
         assert options["noise"] == pytest.approx(1 / math.sqrt(2))

@@ -37,8 +37,14 @@ def test_states_of_runs(tmp_path: Path, words):
         states = survey(runs, tmp_path)
         (table,) = tables(states)
     assert [state.kind for state in states] == ["done", "running", "failed", "waiting", "waiting"]
-    assert states[1].words == "step 250 of 1,000, 50 steps/s, 15 s of training left" and states[1].seconds == 15
-    assert states[2].words == "ValueError: [no] luck" and states[3].words == "" and states[4].words == "stopped at step 250 of 1,000"
+    assert (
+        states[1].words == "step 250 of 1,000, 50 steps/s, 15 s of training left" and states[1].seconds == 15
+    )
+    assert (
+        states[2].words == "ValueError: [no] luck"
+        and states[3].words == ""
+        and states[4].words == "stopped at step 250 of 1,000"
+    )
     assert survey([running], tmp_path)[0].kind == "waiting"  # the lock decides, not the file
     console = Console(width=150, file=io.StringIO())
     console.print(table)
@@ -82,10 +88,18 @@ def test_every_run_of_a_folder_is_found_and_nothing_else(tmp_path: Path):
     other = replace(one, experiment="another")
     for run in (two, one, other):
         perform(run, grids.trains, tmp_path)
-    for name, text in (("damaged", "{"), ("foreign", "{}"), ("moved", (tmp_path / one.key / "config.json").read_text())):
+    for name, text in (
+        ("damaged", "{"),
+        ("foreign", "{}"),
+        ("moved", (tmp_path / one.key / "config.json").read_text()),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
-    assert [(run.experiment, run.seed) for run in found(tmp_path)] == [("another", 0), ("trains", 0), ("trains", 1)]
+    assert [(run.experiment, run.seed) for run in found(tmp_path)] == [
+        ("another", 0),
+        ("trains", 0),
+        ("trains", 1),
+    ]
     assert {run.key for run in found(tmp_path)} == {one.key, two.key, other.key}
     with pytest.raises(ValueError, match="holds no runs"):
         found(tmp_path / "nothing")

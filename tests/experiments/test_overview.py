@@ -21,9 +21,14 @@ PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862
 
 def ood(run: Run, auroc: float) -> dict:
     more = dict.fromkeys(("auroc_confidence", "auroc_epistemic", "aupr", "fpr95"), 0.5)
-    strange = {name: {"mmc_out": 0.43, "auroc": auroc, **more} for name in ("notmnist", "fashion-mnist", "omniglot", "flipped", "noise")}
+    strange = {
+        name: {"mmc_out": 0.43, "auroc": auroc, **more}
+        for name in ("notmnist", "fashion-mnist", "omniglot", "flipped", "noise")
+    }
     own = {"accuracy": 0.98, "nll": 0.1, "brier": 0.1, "ece": 0.1, "mmc_in": 0.978, **strange}
-    return {"plain": own} if "published" in run.data or "cdn" not in run.method else {"plain": own, "far": own}
+    return (
+        {"plain": own} if "published" in run.data or "cdn" not in run.method else {"plain": own, "far": own}
+    )
 
 
 def auroc_of(run: Run) -> float:
@@ -35,10 +40,15 @@ def work(run: Run, place) -> Outcome:
         best = run.options.get("lam", 1e-5) == 1e-7
         return Outcome({"lam": run.options.get("lam", 1e-5), "accuracy": 0.9 + 0.05 * best, "nll": 0.1}, {})
     if run.experiment == "fgsm-mnist":
-        curve = {"accuracy": [1.0 - 0.05 * k - 0.1 * ("cdn" not in run.method) for k in range(11)], "entropy": [0.1 * k for k in range(11)]}
+        curve = {
+            "accuracy": [1.0 - 0.05 * k - 0.1 * ("cdn" not in run.method) for k in range(11)],
+            "entropy": [0.1 * k for k in range(11)],
+        }
         return Outcome({"published": curve, "sound": {**curve, "accuracy": [0.5] * 11}, "silent": 0.0}, {})
     metrics = ood(run, auroc_of(run))
-    entropies = {f"entropy {form} {name}": np.linspace(0, 2, 500) for form in metrics for name in ("mnist", "notmnist")}
+    entropies = {
+        f"entropy {form} {name}": np.linspace(0, 2, 500) for form in metrics for name in ("mnist", "notmnist")
+    }
     return Outcome(metrics, entropies)
 
 
@@ -47,7 +57,10 @@ def results(name: str, preset: str, seeds: int, root: Path, methods=METHODS) -> 
 
 
 def test_page_holds_every_section_and_needs_nothing(tmp_path: Path):
-    made = [*results("ood-mnist", "paper", 2, tmp_path / "runs"), *results("ood-mnist", "quick", 1, tmp_path / "runs", ["vmg"])]
+    made = [
+        *results("ood-mnist", "paper", 2, tmp_path / "runs"),
+        *results("ood-mnist", "quick", 1, tmp_path / "runs", ["vmg"]),
+    ]
     made += results("fgsm-mnist", "paper", 1, tmp_path / "runs", ["ml-cdn", "vmg"])
     shown = overview(tmp_path / "runs", tmp_path / "page")
     assert shown.runs == len(made) and not shown.troubles
@@ -91,7 +104,9 @@ def test_chosen_lambda_takes_the_place_of_the_usual_one(tmp_path: Path):
     assert not {run.key for run in grid} & {run.key for run in picked}
     for run in (*grid, *picked):
         perform(run, work, tmp_path)
-    assert {result.run.key for result in sort([*grid, *picked], tmp_path)[0][0].results} == {run.key for run in grid}
+    assert {result.run.key for result in sort([*grid, *picked], tmp_path)[0][0].results} == {
+        run.key for run in grid
+    }
     choice = experiments.plan("select-mnist", "paper", 1)
     for run in choice:
         perform(run, work, tmp_path)
@@ -119,8 +134,13 @@ def test_the_papers_own_numbers_agree_with_the_paper():
     order = [value for claim, value in found.items() if "above VMG" in claim or "whole order" in claim]
     assert len(order) == 4 and all(agrees for agrees, _ in order)
     assert found["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
-    assert found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False  # its MMC is not that of vb-cdn
-    assert "AUROC 0.964 (paper 0.964, +0.000)" in found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
+    assert (
+        found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False
+    )  # its MMC is not that of vb-cdn
+    assert (
+        "AUROC 0.964 (paper 0.964, +0.000)"
+        in found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
+    )
 
 
 def test_a_baseline_above_is_named():
@@ -129,15 +149,25 @@ def test_a_baseline_above_is_named():
 
     found = findings("ood-mnist", better)
     (agrees, words), *_ = (value for claim, value in found.items() if "published form above" in claim)
-    assert agrees is False and "not above mnf (0.995)" in words and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in words
+    assert (
+        agrees is False
+        and "not above mnf (0.995)" in words
+        and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in words
+    )
     (agrees, words) = found["Table 1: the whole order by AUROC, VB-CDN in the published form"]
     assert agrees is False and words.startswith("ours: mnf 0.995, vb-cdn 0.993")
 
 
 @pytest.mark.parametrize("name", ["fgsm-mnist", "fgsm-fashion", "fgsm-cifar"])
 def test_attacks_are_judged_under_both_protocols(name: str):
-    attacked = [Result(run, work(run, None).metrics, {}, {}) for run in experiments.plan("fgsm-mnist", "paper", 1, METHODS)]
-    found = {f.claim: (f.agrees, f.words) for f in paper_comparison([r._replace(run=replace(r.run, experiment=name)) for r in attacked])}
+    attacked = [
+        Result(run, work(run, None).metrics, {}, {})
+        for run in experiments.plan("fgsm-mnist", "paper", 1, METHODS)
+    ]
+    found = {
+        f.claim: (f.agrees, f.words)
+        for f in paper_comparison([r._replace(run=replace(r.run, experiment=name)) for r in attacked])
+    }
     accuracy = {claim: agrees for claim, (agrees, _) in found.items() if "accuracy" in claim}
     assert all(agrees is ("protocol published" in claim) for claim, agrees in accuracy.items())
     assert len(accuracy) == 16  # four forms, two protocols, two strengths
@@ -147,7 +177,10 @@ def test_attacks_are_judged_under_both_protocols(name: str):
 
 def test_nearness_is_told_from_the_scatter_of_seeds():
     own, other = Value.of([0.90, 0.92]), {"near": Value.of([0.88, 0.90]), "far": Value.of([0.5, 0.52])}
-    assert above("c", own, other).words == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
+    assert (
+        above("c", own, other).words
+        == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
+    )
     assert "scatter is not known" in above("c", Value.of([0.9]), other).words
     assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
 
@@ -156,28 +189,47 @@ def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
     def attacked(run: Run, place) -> Outcome:
         low = 0.6 if run.options.get("samples") == 10 and "published" in run.data else 0.1
         curves = {"published": [0.9, low, 0.8], "sound": [0.9, 0.2, 0.05]}
-        strong = {"published, 1 passes": 11 * [0.705], "published, 100 passes": 11 * [low], "sound, 100 draws": 11 * [0.03]}
+        strong = {
+            "published, 1 passes": 11 * [0.705],
+            "published, 100 passes": 11 * [low],
+            "sound, 100 draws": 11 * [0.03],
+        }
         return Outcome({name: {"accuracy": values} for name, values in {**curves, **strong}.items()}, {})
 
-    four, five = (findings(name, attacked, ["ml-cdn", "vb-cdn", "vmg"]) for name in ("fgsm-samples", "fgsm-strong"))
+    four, five = (
+        findings(name, attacked, ["ml-cdn", "vb-cdn", "vmg"]) for name in ("fgsm-samples", "fgsm-strong")
+    )
     claim = "Figure 4, protocol published: accuracy of vb-cdn, published with 10 draws in training above 0.5 at every strength"
     assert four[claim] == (True, "lowest 0.600; 0.050 under the sound attack")
-    assert [agrees for agrees, _ in four.values()] == [False, False, True, False]  # ml-cdn in two forms, vb-cdn in two
+    assert [agrees for agrees, _ in four.values()] == [
+        False,
+        False,
+        True,
+        False,
+    ]  # ml-cdn in two forms, vb-cdn in two
     claim = "Figure 5: accuracy of {} at strength 0.3 within 0.1 of one pass with images averaged over 100"
-    assert five[claim.format("ml-cdn, published, S=10")] == (False, "0.705 with one, 0.600 with 100; 0.030 under the sound attack")
+    assert five[claim.format("ml-cdn, published, S=10")] == (
+        False,
+        "0.705 with one, 0.600 with 100; 0.030 under the sound attack",
+    )
     assert len(five) == 6 and not any(agrees for agrees, _ in five.values())
 
 
 def flip(path: Path) -> None:
     """A flipped bit that JSON and zip would not notice by themselves."""
     content = bytearray(path.read_bytes())
-    place = content.index(b"0.978") + 4 if path.suffix == ".json" else 12  # a digit of a metric; the time of a file in the zip
+    place = (
+        content.index(b"0.978") + 4 if path.suffix == ".json" else 12
+    )  # a digit of a metric; the time of a file in the zip
     content[place] ^= 1
     path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "arrays.npz", "config.json"])
-@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-20])])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-20])],
+)
 def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, name: str, damage):
     first, *others = results("ood-mnist", "paper", 1, tmp_path / "runs", ["vmg", "mnf"])
     path = tmp_path / "runs" / first.run.key / name
@@ -186,7 +238,9 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, name: s
     else:
         damage(path)
     shown = overview(tmp_path / "runs", tmp_path / "page")
-    assert shown.runs == len(others) and [first.run.key in line and "damaged" in line for line in shown.troubles] == [True]
+    assert shown.runs == len(others) and [
+        first.run.key in line and "damaged" in line for line in shown.troubles
+    ] == [True]
     text = (tmp_path / "page" / "index.html").read_text()
     assert first.run.key in text and "Runs that failed" not in text
     if name == "metrics.json":

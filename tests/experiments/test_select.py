@@ -15,12 +15,25 @@ from compound.random import named_generator
 
 
 def result(lam: float, right: float, nll: float, data: str = "mnist") -> Result:
-    return Result(Run("select-mnist", "ml-cdn", data, 0, {"lam": lam}), {"lam": lam, "accuracy": right, "nll": nll}, {}, {})
+    return Result(
+        Run("select-mnist", "ml-cdn", data, 0, {"lam": lam}),
+        {"lam": lam, "accuracy": right, "nll": nll},
+        {},
+        {},
+    )
 
 
 def test_best_accuracy_counts_then_nll():
-    found = [result(1e-4, 0.9, 0.1), result(1e-5, 0.95, 0.3), result(1e-6, 0.95, 0.2), result(1e-7, 0.94, 0.0)]
-    assert best_of([*found, result(1e-8, 0.5, 1.0, "mnist, as published")]) == {"mnist": 1e-6, "mnist, as published": 1e-8}
+    found = [
+        result(1e-4, 0.9, 0.1),
+        result(1e-5, 0.95, 0.3),
+        result(1e-6, 0.95, 0.2),
+        result(1e-7, 0.94, 0.0),
+    ]
+    assert best_of([*found, result(1e-8, 0.5, 1.0, "mnist, as published")]) == {
+        "mnist": 1e-6,
+        "mnist, as published": 1e-8,
+    }
 
 
 def test_five_as_published_for_each_form():
@@ -41,7 +54,9 @@ def test_fits_that_were_chosen_from_serve_the_grid():
     assert [lambda_of(run) for run in runs[:3]] == [1e-7, 1e-7, 1e-8] and runs[3] == grid[3]
     assert [run.fit_key in fits for run in runs] == [False, True, True, False]  # five members are another fit
     attacked = chosen(experiments.plan("fgsm-mnist", "paper", 1, ["ml-cdn"]), best)
-    assert [lambda_of(run) for run in attacked] == [1e-7, 1e-8] and {run.fit_key for run in attacked} < {run.fit_key for run in runs}
+    assert [lambda_of(run) for run in attacked] == [1e-7, 1e-8] and {run.fit_key for run in attacked} < {
+        run.fit_key for run in runs
+    }
     assert with_lambda(grid[0], 1e-6).options == {**grid[0].options, "lam": 1e-6}
 
 
@@ -59,7 +74,9 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert choice.runs == [with_lambda(run, 1e-5) for run in planned]  # λ = 100 drowns the likelihood
     held = images.load("mnist", "train")
     first = choice.results[0]
-    model, _ = ood.Ood.trained(experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs"))
+    model, _ = ood.Ood.trained(
+        experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs")
+    )
     answer = model.predict(held.x[-60:], 100, named_generator(0, "validation"))
     assert first.metrics["accuracy"] == accuracy(answer, held.y[-60:])
     results = experiments.perform_all(choice.runs[1:2], tmp_path / "runs", None, 1)

@@ -57,7 +57,9 @@ def tiny(tmp_path, monkeypatch) -> str:
 
 
 def some(rows: int, *words: str) -> Tensor:  # (rows, 3, 32, 32) bytes
-    return torch.randint(256, (rows, 3, 32, 32), generator=named_generator(0, "pictures", *words), dtype=torch.uint8)
+    return torch.randint(
+        256, (rows, 3, 32, 32), generator=named_generator(0, "pictures", *words), dtype=torch.uint8
+    )
 
 
 class TestExtractors:
@@ -67,7 +69,11 @@ class TestExtractors:
         from efficientnet_lite_pytorch import EfficientNet
 
         net = EfficientNet.from_name("efficientnet-lite0", image_size=64)
-        net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True))
+        net.load_state_dict(
+            torch.load(
+                EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
+            )
+        )
         net.eval().requires_grad_(False)
         x = pixels(some(3)).requires_grad_()
         large = functional.interpolate(x * 255, size=(64, 64), mode="bicubic", align_corners=False)
@@ -81,10 +87,17 @@ class TestExtractors:
 
     def test_folding_leaves_other_children_alone(self):
         net = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1, bias=False), nn.BatchNorm2d(2)
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 2, 1, bias=False),
+            nn.BatchNorm2d(2),
         )
         with torch.no_grad():
-            for number, tensor in enumerate((*net.parameters(), *(b for b in net.buffers() if b.is_floating_point()))):
+            for number, tensor in enumerate(
+                (*net.parameters(), *(b for b in net.buffers() if b.is_floating_point()))
+            ):
                 tensor.copy_(0.5 + torch.rand(tensor.shape, generator=named_generator(number)))
         x = pixels(some(2))
         before = net.eval()(x)
@@ -111,7 +124,9 @@ class TestExtractors:
     @pytest.mark.parametrize("name", ["efficientnet-lite0", "densenet121"])
     def test_missing_packages_are_named(self, name, monkeypatch):
         monkeypatch.setattr(extractors, "find_spec", lambda package: None)
-        with pytest.raises(ValueError, match=f"{name} needs the package {extractors.PACKAGES[name][0]}, which is not here"):
+        with pytest.raises(
+            ValueError, match=f"{name} needs the package {extractors.PACKAGES[name][0]}, which is not here"
+        ):
             extractors.chosen(name)
 
     def test_densenet_where_torchvision_is(self, tmp_path, monkeypatch):
@@ -124,12 +139,17 @@ class TestExtractors:
         monkeypatch.setitem(sys.modules, "torchvision.models", models)
         monkeypatch.setattr(extractors, "find_spec", lambda package: True)
         monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-        with pytest.raises(ValueError, match=r"needs its weights: put https://example.org/models/densenet121-a.pth at .*checkpoints"):
+        with pytest.raises(
+            ValueError,
+            match=r"needs its weights: put https://example.org/models/densenet121-a.pth at .*checkpoints",
+        ):
             extractor("densenet121")
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / "densenet121-a.pth").touch()
         grey = torch.full((1, 3, 32, 32), 0.5)
-        standard = (torch.full((3,), 0.5) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+        standard = (torch.full((3,), 0.5) - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor(
+            [0.229, 0.224, 0.225]
+        )
         wanted = (net.features.weight[:, :, 0, 0] @ standard + net.features.bias).relu()
         assert_close(extractor("densenet121")(grey)[0], wanted, rtol=1e-4, atol=1e-5)
 
@@ -160,7 +180,9 @@ class TestBank:
         again = FeatureCache("tiny", network, tmp_path).features(x)
         assert_close(again, plain)
         assert seen == [1, 1, 1]  # each block's first picture, to see that the network is still the same
-        first = FeatureCache("tiny", network, tmp_path).features(x[:10])  # a block serves whoever asks for its pictures
+        first = FeatureCache("tiny", network, tmp_path).features(
+            x[:10]
+        )  # a block serves whoever asks for its pictures
         assert torch.equal(first, again[:10]) and len(seen) == 4
 
     def test_what_changed_is_computed_anew(self, network, tmp_path):
@@ -231,12 +253,19 @@ class TestThrough:
 
     def test_standard_units(self, tiny):
         network = extractor(tiny)
-        rows = torch.rand(100, 4, generator=named_generator(0)) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
+        rows = torch.rand(100, 4, generator=named_generator(0)) * torch.tensor(
+            [1.0, 10.0, 0.1, 0.0]
+        ) + torch.tensor([0.0, 5.0, 1.0, 3.0])
         standard = FeatureExtractor.of(network, rows).standard(rows)
-        assert_close(standard.mean(0), torch.zeros(4), rtol=0, atol=1e-4)  # the third mean is 36 times its scale
+        assert_close(
+            standard.mean(0), torch.zeros(4), rtol=0, atol=1e-4
+        )  # the third mean is 36 times its scale
         assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
         x = pixels(some(5))
-        assert_close(FeatureExtractor.of(network, network(x))(x), FeatureExtractor.of(network, network(x)).standard(network(x)))
+        assert_close(
+            FeatureExtractor.of(network, network(x))(x),
+            FeatureExtractor.of(network, network(x)).standard(network(x)),
+        )
 
     def test_sound_direction_of_a_very_sure_head_is_that_of_the_runner_up(self, tiny):
         """-log p(y) would have lost it, even in double precision: p(y) is 1 to the last bit."""
@@ -250,7 +279,10 @@ class TestThrough:
         sure = (first - second > 50) & (first - second < 600) & (second - third > 40)
         (slope,) = torch.autograd.grad((second - first).sum(), inputs)
         assert sure.sum() > 5
-        assert torch.equal(extractor_attacks.signs(front, model, x, y, 1, named_generator(7)).double()[sure], slope.sign()[sure])
+        assert torch.equal(
+            extractor_attacks.signs(front, model, x, y, 1, named_generator(7)).double()[sure],
+            slope.sign()[sure],
+        )
 
     def test_sound_direction_is_autograd_through_both(self, tiny):
         front, x = self.front(tiny), pixels(some(60, "attacked")).double()  # more rows than pass together
@@ -264,7 +296,10 @@ class TestThrough:
         strengths = (0.0, 0.05, 0.5)
         curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), judges=20)
         stream = named_generator(8)
-        slow = [self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach() for s in strengths]
+        slow = [
+            self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach()
+            for s in strengths
+        ]
         assert curve.accuracy == Curve.of(slow, y).accuracy
         assert curve.entropy == pytest.approx(Curve.of(slow, y).entropy)
 
@@ -285,20 +320,31 @@ class TestThrough:
             label = self.asked(front, model, x, Draws(1, 1), stream).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(-self.asked(front, model, inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs)
+            (slope,) = torch.autograd.grad(
+                -self.asked(front, model, inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs
+            )
             moves.append(slope.sign())
         slow = []
         for strength in strengths:
-            answers = [self.asked(front, model, (x + strength * move).clamp(0, 1), Draws(1, 1), stream).probs.detach() for move in moves]
+            answers = [
+                self.asked(
+                    front, model, (x + strength * move).clamp(0, 1), Draws(1, 1), stream
+                ).probs.detach()
+                for move in moves
+            ]
             slow.append(torch.stack(answers).mean(0))
         assert found.accuracy == Curve.of(slow, y).accuracy
         assert found.entropy == pytest.approx(Curve.of(slow, y).entropy)
         different = sum(len(torch.unique(own.flatten(1), dim=0)) for own in torch.stack(moves).unbind(1))
-        assert passed == 30 + 30 + 2 * different  # gradients, strength 0, and the others: pictures that are alike pass once
+        assert (
+            passed == 30 + 30 + 2 * different
+        )  # gradients, strength 0, and the others: pictures that are alike pass once
         assert different == 30 if method == "map" else different > 60
 
     def test_alike_moves_are_found_again(self):
-        moves = torch.randint(-1, 2, (5, 7, 2), generator=named_generator(0), dtype=torch.int8)  # nine different ones: many are alike
+        moves = torch.randint(
+            -1, 2, (5, 7, 2), generator=named_generator(0), dtype=torch.int8
+        )  # nine different ones: many are alike
         kept, rows, which = extractor_attacks._distinct(moves)
         assert torch.equal(kept[which], moves) and torch.equal(rows[which], torch.arange(7).expand(5, 7))
         assert len(kept) == sum(len({tuple(move) for move in own.tolist()}) for own in moves.unbind(1)) < 35
@@ -335,11 +381,15 @@ def few(tiny, monkeypatch):
 
 def test_from_grid_to_page(few, tmp_path):
     runs = experiments.plan("fgsm-cifar", "quick", 1, ["ml-cdn", "map", "dpn"])
-    assert [run.data for run in runs] == [f"cifar10/300/{few}" + words for words in ("", ", as published", "", "")]
+    assert [run.data for run in runs] == [
+        f"cifar10/300/{few}" + words for words in ("", ", as published", "", "")
+    ]
     assert {run.settings["steps"] for run in runs} == {100 * 270 // 200}
     results = experiments.perform_all(runs, tmp_path / "runs", None, 1)
     own, published, plain, prior = (result.metrics for result in results)
-    assert set(own["strange"]) == set(plain["strange"]) == {"plain", "far"} and set(prior["strange"]) == {"plain"}
+    assert set(own["strange"]) == set(plain["strange"]) == {"plain", "far"} and set(prior["strange"]) == {
+        "plain"
+    }
     assert plain["strange"]["plain"]["accuracy"] > 0.7
     assert plain["sound"]["accuracy"][0] > 0.6 > 0.3 > plain["sound"]["accuracy"][2]
     assert prior["strange"]["plain"]["svhn"]["auroc"] > 0.9  # it was taught to doubt such pictures
@@ -363,7 +413,9 @@ def test_outliers_in_training_are_not_those_shown(few, tmp_path):
     lively = trained.std(0, correction=0) > 0
     assert lively.sum() > 12 and not trained[:, ~lively].any()
     assert_close(trained[:, lively].std(0, correction=0), torch.ones(int(lively.sum())), rtol=1e-3, atol=0)
-    assert_close(sets.front(sets.pixels), sets.test[:30], rtol=1e-3, atol=1e-4)  # what is attacked is what is measured
+    assert_close(
+        sets.front(sets.pixels), sets.test[:30], rtol=1e-3, atol=1e-4
+    )  # what is attacked is what is measured
 
 
 def test_an_extractor_that_is_not_here_is_refused_before_any_work(monkeypatch):
@@ -380,8 +432,21 @@ def cifar(data_dir: Path) -> Pictures:
 def test_pictures_in_colour(cifar, data_dir):
     assert cifar.x.shape == (10_000, 3, 32, 32) and torch.bincount(cifar.y).tolist() == [1000] * 10
     means = torch.stack([plane.float().mean() for plane in cifar.x.unbind(1)]) / 255
-    assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]), rtol=0, atol=0.01)  # red, green, blue of the training set
-    assert torch.bincount(colour.load("svhn", "all", data_dir).y).tolist() == [339, 988, 775, 561, 496, 450, 381, 376, 316, 318]
+    assert_close(
+        means, torch.tensor([0.4914, 0.4822, 0.4465]), rtol=0, atol=0.01
+    )  # red, green, blue of the training set
+    assert torch.bincount(colour.load("svhn", "all", data_dir).y).tolist() == [
+        339,
+        988,
+        775,
+        561,
+        496,
+        450,
+        381,
+        376,
+        316,
+        318,
+    ]
     with pytest.raises(ValueError, match="choose one of cifar10 train"):
         colour.load("svhn", "train", data_dir)
 

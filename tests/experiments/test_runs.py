@@ -42,7 +42,9 @@ def test_key_is_the_same_for_the_same_description_and_no_other():
     ]
     assert len({RUN.key, *(other.key for other in others)}) == 7
     words = '{"data":"set 1","experiment":"toy","method":"ml-cdn","options":{"lam":0.001,"widths":[8]},"seed":0,"settings":{"steps":5}}'
-    assert RUN.key == hashlib.sha256(words.encode()).hexdigest()[:16]  # spelt out: old results must stay found
+    assert (
+        RUN.key == hashlib.sha256(words.encode()).hexdigest()[:16]
+    )  # spelt out: old results must stay found
 
 
 def test_description_must_fit_into_json():
@@ -100,7 +102,14 @@ def test_two_processes_share_one_piece_of_work(tmp_path: Path):
     assert (tmp_path / RUN.key / "calls").read_text() == "x"
 
 
-TRAINED = Run("test", "ml-cdn", "line", 0, {"widths": (4,), "hyper": (3,), "members": 1}, asdict(TrainConfig(40, n_evals=0)))
+TRAINED = Run(
+    "test",
+    "ml-cdn",
+    "line",
+    0,
+    {"widths": (4,), "hyper": (3,), "members": 1},
+    asdict(TrainConfig(40, n_evals=0)),
+)
 
 
 def train(run: Run, place: RunContext) -> Outcome:
@@ -125,8 +134,12 @@ def killed_train(run: Run, place: RunContext) -> Outcome:
 
 
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
-    run = replace(TRAINED, settings=asdict(TrainConfig(600, n_evals=0)))  # long enough for a word from the middle
-    process = multiprocessing.get_context("fork").Process(target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed"))
+    run = replace(
+        TRAINED, settings=asdict(TrainConfig(600, n_evals=0))
+    )  # long enough for a word from the middle
+    process = multiprocessing.get_context("fork").Process(
+        target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed")
+    )
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -151,5 +164,11 @@ def test_runs_that_train_alike_share_one_fit(tmp_path: Path):
     again = perform(other, train, tmp_path, watch=lambda seen: steps.append(seen.step))
     assert taken > 0 and len(steps) == taken  # the second trained nothing
     assert np.array_equal(first.arrays["mean"], again.arrays["mean"])
-    for change in ({"seed": 1}, {"data": "curve"}, {"method": "vb-cdn"}, {"options": {}}, {"settings": asdict(TrainConfig(41))}):
+    for change in (
+        {"seed": 1},
+        {"data": "curve"},
+        {"method": "vb-cdn"},
+        {"options": {}},
+        {"settings": asdict(TrainConfig(41))},
+    ):
         assert replace(TRAINED, **change).fit_key != TRAINED.fit_key

@@ -26,7 +26,11 @@ SCRIPT = Path(grids.__file__)
 
 def test_failures_and_deaths_take_no_other_run_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (_, unlucky), (dead, reborn), calm = grids.grid(2, 20, "fails"), grids.grid(2, 20, "dies"), grids.grid(3, 50)
+    (_, unlucky), (dead, reborn), calm = (
+        grids.grid(2, 20, "fails"),
+        grids.grid(2, 20, "dies"),
+        grids.grid(3, 50),
+    )
     runs = [dead, unlucky, *calm, reborn]
     done = work_through(runs, grids.work_of, tmp_path / "two", None, 2)
     reasons = [(dead, "worker was killed by signal 9"), (unlucky, "ArithmeticError: seed 1 is unlucky")]
@@ -45,7 +49,9 @@ def test_failures_and_deaths_take_no_other_run_down(tmp_path: Path, monkeypatch:
 def test_failed_run_is_tried_again_later(tmp_path: Path):
     runs = grids.grid(3, 20, "fails")
     done = work_through(runs, grids.work_of, tmp_path, None, 1)
-    assert [result.run.seed for result in done.results] == [0, 2] and [failure.run.seed for failure in done.failures] == [1]
+    assert [result.run.seed for result in done.results] == [0, 2] and [
+        failure.run.seed for failure in done.failures
+    ] == [1]
     assert (tmp_path / runs[1].key / FAILURE).exists()
     (tmp_path / "fixed").touch()
     again = work_through(runs, grids.work_of, tmp_path, None, 1)
@@ -97,7 +103,9 @@ def test_run_that_another_command_works_on_comes_last(tmp_path: Path):
 def test_two_commands_share_a_grid_and_do_nothing_twice(tmp_path: Path):
     runs = grids.grid(4, 100)
     context = multiprocessing.get_context("spawn")  # a forked torch may hang in its thread pool
-    both = [context.Process(target=work_through, args=(runs, grids.work_of, tmp_path, None, 1)) for _ in range(2)]
+    both = [
+        context.Process(target=work_through, args=(runs, grids.work_of, tmp_path, None, 1)) for _ in range(2)
+    ]
     for process in both:
         process.start()
     for process in both:
@@ -122,7 +130,9 @@ def test_ctrl_c_ends_driver_and_workers_at_once(tmp_path: Path):
     words = [sys.executable, str(SCRIPT), str(tmp_path / "runs"), "2", "2", "1000000"]
     # a shell that started these tests in the background made them deaf to SIGINT, and children inherit that
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    driver = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    driver = subprocess.Popen(
+        words, start_new_session=True, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     try:
         progress = [tmp_path / "runs" / run.key / "progress.json" for run in grids.grid(2, 1_000_000)]
         until = time.monotonic() + 120

@@ -22,7 +22,9 @@ WORDS = [sys.executable, grids.__file__]
 
 def start(root: Path) -> subprocess.Popen:
     words = [*WORDS, str(root), "2", str(RUNS), str(STEPS)]
-    return subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def workers(driver: int) -> list[int]:
@@ -56,7 +58,11 @@ def strike(driver: subprocess.Popen, chance: random.Random) -> str | None:
 
 def life(root: Path) -> set[tuple[Path, int]]:
     """Changes as soon as a worker does something."""
-    return {(path, path.stat().st_mtime_ns) for path in root.rglob("*") if path.name in ("begun", "checkpoint.safetensors", "metrics.json")}
+    return {
+        (path, path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.name in ("begun", "checkpoint.safetensors", "metrics.json")
+    }
 
 
 def moment(driver: subprocess.Popen, root: Path, chance: random.Random) -> None:
@@ -126,8 +132,12 @@ def test_twenty_kills_change_nothing(tmp_path: Path):
             assert after.metrics == before.metrics
             assert np.array_equal(after.arrays["mean"], before.arrays["mean"])
             home, fit = root / before.run.key, root / "fits" / before.run.fit_key
-            assert (home / "history.csv").read_text() == (tmp_path / "calm" / before.run.key / "history.csv").read_text()
-            assert not [path for folder in (home, fit) for path in folder.glob(".*")]  # what the dead were writing is swept
+            assert (home / "history.csv").read_text() == (
+                tmp_path / "calm" / before.run.key / "history.csv"
+            ).read_text()
+            assert not [
+                path for folder in (home, fit) for path in folder.glob(".*")
+            ]  # what the dead were writing is swept
             assert not (home / "failure.json").exists()
     print(f"{KILLS} kills {counts} in {round_} grids")
 
@@ -141,7 +151,14 @@ def test_leftovers_of_the_dead_are_swept_and_never_read(tmp_path: Path):
             (folder / f".{name}.0123abcd.new").write_text('{"metrics": {"sum": ')
     assert not read_or_none(run, tmp_path)
     grids.work_through([run], grids.work_of, tmp_path, None, 1)
-    assert {path.name for path in home.iterdir()} == {"arrays.npz", "begun", "config.json", "history.csv", "lock", "metrics.json"}
+    assert {path.name for path in home.iterdir()} == {
+        "arrays.npz",
+        "begun",
+        "config.json",
+        "history.csv",
+        "lock",
+        "metrics.json",
+    }
     assert {path.name for path in fit.iterdir()} == {"checkpoint.safetensors", "lock"}
 
 

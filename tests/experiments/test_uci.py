@@ -67,14 +67,24 @@ def test_grid_has_the_standard_splits():
     assert {run.seed for run in runs if run.data == "protein"} == set(range(5))
     assert all(uci.SETS[name] in SPLITS for name in uci.ROWS)
     assert len(uci.grid("quick", 20, ["map"])) == 9 + 2  # regions of boston and yacht
-    assert {run.data for run in uci.grid("quick", 20, ["gp"])} == {*list(uci.SETS)[:4], "boston, region", "yacht, region"}
+    assert {run.data for run in uci.grid("quick", 20, ["gp"])} == {
+        *list(uci.SETS)[:4],
+        "boston, region",
+        "yacht, region",
+    }
     kin = next(run for run in runs if run.data == "kin8nm" and run.method == "ml-cdn")
     assert (kin.settings["steps"], kin.settings["batch_size"]) == (2949, 100)
 
 
 def test_another_setting_of_a_peer_is_another_run(monkeypatch):
     before = {run.method: run.key for run in uci.grid("quick", 1, list(baselines.PEERS))}
-    for name, value in (("STAGES", 7), ("PATIENCE", 7), ("ENSEMBLE", 7), ("POSTERIOR_SAMPLING", True), ("GP_ROWS", 7)):
+    for name, value in (
+        ("STAGES", 7),
+        ("PATIENCE", 7),
+        ("ENSEMBLE", 7),
+        ("POSTERIOR_SAMPLING", True),
+        ("GP_ROWS", 7),
+    ):
         monkeypatch.setattr(baselines, name, value)
     assert not set(before.values()) & {run.key for run in uci.grid("quick", 1, list(baselines.PEERS))}
 
@@ -109,7 +119,14 @@ for _label in (uci_page.ENSEMBLES, uci_page.DROPOUT):
 
 def test_bars_count_sets_and_pool_splits():
     def split(nll: float, rmse: float, alarms: int, rows: int) -> dict:
-        return {"nll": nll, "rmse": rmse, "false_alarms": alarms, "moved_flagged": rows, "rows": rows, "coverage_calibrated": 0.9}
+        return {
+            "nll": nll,
+            "rmse": rmse,
+            "false_alarms": alarms,
+            "moved_flagged": rows,
+            "rows": rows,
+            "coverage_calibrated": 0.9,
+        }
 
     found = {
         ("boston", "ml-cdn"): [split(1.0, 3.284, 1, 100), split(2.0, 3.284, 0, 100)],
@@ -130,7 +147,11 @@ def test_who_wins_is_told_split_by_split():
         return [{"nll": value, "rmse": -value, "split": split} for split, value in enumerate(values)]
 
     # b is worse by about 0.1 on every split, though splits differ by much more; c only on average
-    found = {("boston", "a"): runs([1, 2, 3]), ("boston", "b"): runs([1.1, 2.11, 3.1]), ("boston", "c"): runs([0.5, 2.5, 3.2])}
+    found = {
+        ("boston", "a"): runs([1, 2, 3]),
+        ("boston", "b"): runs([1.1, 2.11, 3.1]),
+        ("boston", "c"): runs([0.5, 2.5, 3.2]),
+    }
     words = "boston (3 splits, 3 methods): a has the lowest NLL (2.000), level with c; b the lowest RMSE."
     assert uci_page.wins(found, ["boston"], ["a", "b", "c"]) == [words]
     found["boston", "a"] = runs([1, 2, 3, 100])[::-1]  # a split that the others lack, in another order
@@ -139,7 +160,10 @@ def test_who_wins_is_told_split_by_split():
     words = "boston (1 split, 3 methods): c has the lowest NLL (0.500); b the lowest RMSE."
     assert uci_page.wins(found, ["boston"], ["a", "b", "c", "d"]) == [words]
     assert uci_page._counted([1.0, 3.0], 4) == "2.0 ± 1.0 (2)" and uci_page._counted([], 4) is None
-    assert uci_page.said([1.0, 3.0]) == "2.0 ± 1.0" and uci_page.said([0.00050, 0.00054]) == "0.000520 ± 0.000020"
+    assert (
+        uci_page.said([1.0, 3.0]) == "2.0 ± 1.0"
+        and uci_page.said([0.00050, 0.00054]) == "0.000520 ± 0.000020"
+    )
 
 
 def test_page_has_every_number(perform_on, tmp_path):
@@ -156,7 +180,11 @@ def test_page_has_every_number(perform_on, tmp_path):
     bars = uci.draw(results, page)
     text = page.html()
     assert all(bar.claim.replace("'", "&#x27;") in text for bar in bars)
-    for number in (results[0].metrics["nll"], results[0].metrics["crps"], results[1].metrics["auroc_epistemic"]):
+    for number in (
+        results[0].metrics["nll"],
+        results[0].metrics["crps"],
+        results[1].metrics["auroc_epistemic"],
+    ):
         assert f"{number:.4g}" in text
     assert "2.41 ± 0.25" in text  # Deep Ensembles, published
 
@@ -181,5 +209,7 @@ def test_peers_learn_the_law(name, monkeypatch):
         assert answer.aleatoric[high].mean() > 3 * answer.aleatoric[~high].mean()
     else:
         away = baselines.PEERS[name](data, 0)(torch.full((1, 2), 20.0))
-        assert away.epistemic > 5 * answer.epistemic.max() and away.aleatoric == pytest.approx(answer.aleatoric[0].item())
+        assert away.epistemic > 5 * answer.epistemic.max() and away.aleatoric == pytest.approx(
+            answer.aleatoric[0].item()
+        )
         assert np.sqrt(answer.aleatoric[0].item()) == pytest.approx(0.5, rel=0.2)
