@@ -148,7 +148,7 @@ def laplace(task: Task) -> tuple[Model, MAP]:
     model.plain.load_state_dict(plain.state_dict())
     x = torch.randn(20, 3, generator=named_generator(7), dtype=torch.float64)
     y = torch.arange(20) % task.size if task.kind == "classification" else x[:, : task.size]
-    model.finish(make_dataset(x, y, task), named_generator(0))
+    model.on_fit_end(make_dataset(x, y, task), named_generator(0))
     return model, plain
 
 

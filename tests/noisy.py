@@ -39,7 +39,7 @@ def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch
     model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("regression", 2)).double()
     model.head.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
     data = make_dataset(x, y, model.task)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     return model, data
 
 
@@ -47,7 +47,7 @@ def classifier(name: str, **options) -> tuple[Noisy, Batch]:
     """A network 3-4-3 at its start."""
     model = build(Method(name, widths=(4,), **options), 3, Task("classification", 3)).double()
     data = make_dataset(randn(12, 3, seed=1), torch.arange(12) % 3, model.task)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     return model, data
 
 
@@ -92,7 +92,7 @@ def watched(name: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
     given = randn(2, 7, 3, seed=2)
     weight = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 0.5, 1.0], dtype=REAL)
     data = make_dataset(randn(7, 3, seed=1), torch.arange(7) % 3, model.task, weight)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     monkeypatch.setattr("compound.models.noisy.scores", lambda head, f, generator: given)
     return Watched(model, data, weight, given)
 
@@ -134,7 +134,7 @@ def surprised(name: str) -> Surprised:
     x = randn(20_000, 2, seed=1)
     p = torch.softmax(wide(x) @ model.layers[0].mean, -1).detach()
     data = make_dataset(x, p.argmin(-1), model.task)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     model.loss(data, named_generator(1))
     return Surprised(model, x, p)
 

@@ -73,7 +73,9 @@ def test_new_scores_fall_inside_as_often_as_promised(count, coverage):
     inside = 0
     for _ in range(trials):
         scores = torch.rand(count + 1, 1, generator=draw, dtype=torch.float64).square()
-        inside += int(scores[-1, 0] <= ConformalIntervals.fit([scores[:-1]], 1).reach(coverage)[0])
+        inside += int(
+            scores[-1, 0] <= ConformalIntervals.fit([scores[:-1]], 1).conformal_quantile(coverage)[0]
+        )
     expected = np.ceil((count + 1) * coverage - 1e-9) / (count + 1)
     assert abs(inside / trials - expected) < 4 * np.sqrt(expected * (1 - expected) / trials)
 
@@ -94,15 +96,18 @@ def test_weighted_ranks_are_those_of_the_definition(coverage):
     scores = torch.rand(40, 2, generator=named_generator(0, "s")).double()
     weights = torch.rand(40, generator=named_generator(0, "w")).double().square() + 0.01
     mine = ConformalIntervals.fit([scores[:15], scores[15:]], 2, weights)
-    assert mine.reach(coverage).tolist() == [slow_quantile(column, weights, coverage) for column in scores.T]
-    assert ConformalSets.fit(scores[:, 0], weights).reach(coverage) == slow_quantile(
+    assert mine.conformal_quantile(coverage).tolist() == [
+        slow_quantile(column, weights, coverage) for column in scores.T
+    ]
+    assert ConformalSets.fit(scores[:, 0], weights).conformal_quantile(coverage) == slow_quantile(
         scores[:, 0], weights, coverage
     )
     assert mine.rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum())) and mine.rows < 40
     for same in (1.0, 0.3):  # equal weights are none
         even = ConformalIntervals.fit([scores], 2, torch.full((40,), same))
         assert torch.equal(
-            even.reach(coverage), ConformalIntervals.fit([scores], 2).reach(coverage)
+            even.conformal_quantile(coverage),
+            ConformalIntervals.fit([scores], 2).conformal_quantile(coverage),
         ) and even.rows == pytest.approx(40)
 
 
@@ -115,8 +120,10 @@ def test_weights_undo_the_choice_of_rows():
         weights = np.where(population > 1.5, 4.0, 1.0)
         kept = random.random(600) < 1 / weights
         scores, weights = torch.from_numpy(population[kept]), torch.from_numpy(weights[kept])
-        found.append(1 - np.exp(-ConformalSets.fit(scores, weights).reach(coverage)))  # of new rows, exactly
-        plain.append(1 - np.exp(-ConformalSets.fit(scores).reach(coverage)))
+        found.append(
+            1 - np.exp(-ConformalSets.fit(scores, weights).conformal_quantile(coverage))
+        )  # of new rows, exactly
+        plain.append(1 - np.exp(-ConformalSets.fit(scores).conformal_quantile(coverage)))
     error = 4 * np.std(found) / np.sqrt(trials)
     largest = 4 / 600  # no row has a greater share of all weights: ranks cannot be finer
     assert coverage - error < np.mean(found) < coverage + largest + error
@@ -125,17 +132,17 @@ def test_weights_undo_the_choice_of_rows():
 
 def test_few_rows_cannot_vouch_for_a_high_coverage():
     scores = ConformalIntervals.fit([torch.tensor([[0.5], [4.0], [1.0]], dtype=torch.float64)], 1)
-    assert scores.reach(0.75)[0] == 4.0  # the third of three
-    assert scores.reach(0.99)[0] > 4.0
-    assert ConformalIntervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).reach(0.9)[
+    assert scores.conformal_quantile(0.75)[0] == 4.0  # the third of three
+    assert scores.conformal_quantile(0.99)[0] > 4.0
+    assert ConformalIntervals.fit([torch.full((3, 1), 0.1, dtype=torch.float64)], 1).conformal_quantile(0.9)[
         0
     ] == pytest.approx(ndtri(0.95))
-    assert ConformalIntervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).reach(0.9)[
+    assert ConformalIntervals.fit([torch.full((1, 1), 2.0, dtype=torch.float64)], 1).conformal_quantile(0.9)[
         0
     ] == pytest.approx(2 * t.ppf(0.95, 1))
-    assert ConformalIntervals.fit([], 1).reach(0.9)[0] == pytest.approx(ndtri(0.95))
+    assert ConformalIntervals.fit([], 1).conformal_quantile(0.9)[0] == pytest.approx(ndtri(0.95))
     with pytest.raises(ValueError, match="coverage"):
-        scores.reach(1.0)
+        scores.conformal_quantile(1.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -144,7 +151,8 @@ def test_few_rows_cover_as_promised_where_scores_are_gaussian(count):
     random, trials = np.random.default_rng(count), 2000
     scores = torch.from_numpy(np.abs(3 * random.normal(size=(trials, count, 1))))
     covered = [
-        2 * norm.cdf(float(ConformalIntervals.fit([own], 1).reach(0.9)[0]) / 3) - 1 for own in scores
+        2 * norm.cdf(float(ConformalIntervals.fit([own], 1).conformal_quantile(0.9)[0]) / 3) - 1
+        for own in scores
     ]  # of new rows, exactly
     assert np.mean(covered) > 0.9 - 4 * np.std(covered) / np.sqrt(trials)
 
@@ -213,7 +221,7 @@ def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
     labels = torch.multinomial(torch.softmax(logits, -1), 1, generator=named_generator(0, "labels"))
     scores = aps_score(torch.softmax(exaggerated * logits, -1))
     own = scores.gather(-1, labels).squeeze(-1)
-    reach = ConformalSets.fit(own[:3000]).reach(0.9)
+    reach = ConformalSets.fit(own[:3000]).conformal_quantile(0.9)
     assert abs((own[3000:] <= reach).double().mean() - 0.9) < 4 * np.sqrt(0.9 * 0.1 * 2 / 3000)
     assert abs((own[3000:] < 0.9).double().mean() - 0.9) > 0.04  # taken at their word they are not
     assert bool(((scores <= reach).sum(-1) >= 1).all())
@@ -221,14 +229,14 @@ def test_sets_are_honest_though_the_probabilities_are_not(exaggerated):
 
 def test_few_labels_vouch_for_all_classes_only():
     few = ConformalSets.fit(torch.tensor([0.0, 0.4, 0.1]))
-    assert (few.reach(0.5), few.reach(0.75), few.reach(0.9)) == (
+    assert (few.conformal_quantile(0.5), few.conformal_quantile(0.75), few.conformal_quantile(0.9)) == (
         pytest.approx(0.1),
         pytest.approx(0.4),
         np.inf,
     )
-    assert ConformalSets.fit(torch.zeros(0)).reach(0.9) == np.inf
+    assert ConformalSets.fit(torch.zeros(0)).conformal_quantile(0.9) == np.inf
     with pytest.raises(ValueError, match="coverage"):
-        few.reach(0.0)
+        few.conformal_quantile(0.0)
 
 
 def test_a_classifier_learns_its_sets_from_held_out_rows():
@@ -332,7 +340,7 @@ def test_a_classifier_softens_by_the_weight_of_its_held_out_rows():
 
 
 def test_tempered_shares_still_add_up_to_the_entropy():
-    answer = CategoricalPredictive.of(
+    answer = CategoricalPredictive.from_draws(
         torch.log_softmax(torch.randn(4, 5, 6, 3, generator=named_generator(0, "a")), -1).double()
     )
     warm = TemperatureScaler(2.0)(answer)

@@ -493,10 +493,10 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         moved = row.assign(**{column: value})
         found = explaining.explain(model, moved, named_generator(0))
         assert found.shares[0].column == column
-        assert found.shares[0].strangeness > 0.8
-        assert sum(share.strangeness for share in found.shares) == pytest.approx(1)
+        assert found.shares[0].ood_share > 0.8
+        assert sum(share.ood_share for share in found.shares) == pytest.approx(1)
         x = row_predictions.encoded(model, moved)[0]
-        far = model.strangeness_.far
+        far = model.ood_detector_.far
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
         assert found.distances[0] == pytest.approx(nearest)

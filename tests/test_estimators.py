@@ -66,7 +66,7 @@ def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
     """Answers of earlier blocks are gone before the next one comes."""
     alive = []
 
-    finished = CompoundRegressor._finished
+    finished = CompoundRegressor._postprocess
 
     def watched(self, answer):
         assert sum(found() is not None for found in alive) <= 1
@@ -74,7 +74,7 @@ def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
         alive.append(weakref.ref(out.means))
         return out
 
-    monkeypatch.setattr(CompoundRegressor, "_finished", watched)
+    monkeypatch.setattr(CompoundRegressor, "_postprocess", watched)
     regressor.predict_interval(line(5 * BLOCK)[0])
     assert len(alive) == 5
 

@@ -125,7 +125,7 @@ def test_doubt_is_a_mixture_with_all_classes_alike():
     logs = torch.log_softmax(
         3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1
     )
-    plain, odds = CategoricalPredictive.of(logs), torch.linspace(-20, 14, 50, dtype=torch.float64)
+    plain, odds = CategoricalPredictive.from_draws(logs), torch.linspace(-20, 14, 50, dtype=torch.float64)
     y = torch.arange(50) % 5
     found = plain.mix_with_uniform(odds)
     for row in range(50):

@@ -137,7 +137,7 @@ def test_methods_under_autocast(method, task):
     for on in (True, False):
         model = build(method, 5, task)
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            model.start(data, named_generator(0))
+            model.on_fit_start(data, named_generator(0))
             for _ in range(3):
                 model.zero_grad()
                 total = model.loss(
@@ -209,13 +209,13 @@ def test_a_noise_floor_nobody_knows_is_refused(method):
     """A head that has not seen the training rows would take another floor than after them."""
     data, model = rows(TARGETS), build(method, 5, TARGETS)
     if method == "bnn-lv":  # its rows come first
-        model.latents.start(len(data), len(data))
+        model.latents.on_fit_start(len(data), len(data))
     with pytest.raises(ValueError, match="smallest noise of the targets is not known yet"):
         model.loss(data, tuple(named_generator(k) for k in range(model.members)))
     with pytest.raises(ValueError, match="not known yet"):
         model.predict(X, 10, named_generator(0))
     other = build(method, 5, TARGETS)
-    other.start(data, named_generator(0))
+    other.on_fit_start(data, named_generator(0))
     model.load_state_dict(other.state_dict())  # a state that knows it
     assert math.isfinite(float(model.predict(X, 10, named_generator(0)).log_prob(data.y).sum()))
     model.load_state_dict(build(method, 5, TARGETS).state_dict()) if method != "bnn-lv" else None

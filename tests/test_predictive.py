@@ -16,7 +16,7 @@ DOUBLE = torch.float64
 def gaussian(seed: int = 0, outer: int = 4, inner: int = 3) -> GaussianPredictive:
     g = named_generator(seed)
     draw = lambda: torch.randn(outer, inner, 5, 2, generator=g, dtype=DOUBLE)  # noqa: E731
-    return GaussianPredictive.of(
+    return GaussianPredictive.from_draws(
         draw(), 0.1 + draw().square(), draw().square(), torch.rand(5, 1, generator=g, dtype=DOUBLE)
     )
 
@@ -28,7 +28,7 @@ def test_variance_shares_add_up_to_the_variance_of_the_mixture():
         torch.randn(4, 1, 5, 2, generator=g, dtype=DOUBLE),
         torch.rand(4, 1, 5, 2, generator=g, dtype=DOUBLE),
     )
-    p = GaussianPredictive.of(means, noise, 2 * noise, members=4)
+    p = GaussianPredictive.from_draws(means, noise, 2 * noise, members=4)
     mixture = p.variances.mean(0) + p.means.var(0, correction=0)
     assert_close(p.variance, mixture, rtol=1e-12, atol=0)
     assert_close(p.aleatoric + p.epistemic, mixture, rtol=1e-12, atol=0)
@@ -36,7 +36,7 @@ def test_variance_shares_add_up_to_the_variance_of_the_mixture():
 
 def test_entropy_shares_add_up():
     probs = torch.softmax(2 * torch.randn(4, 3, 6, 5, generator=named_generator(1), dtype=DOUBLE), -1)
-    plain = CategoricalPredictive.of(probs.log())
+    plain = CategoricalPredictive.from_draws(probs.log())
     assert_close(plain.total, entropy(probs.mean((0, 1))), rtol=1e-12, atol=0)
     assert_close(plain.component, entropy(probs).mean((0, 1)), rtol=1e-12, atol=0)
 
@@ -102,11 +102,13 @@ def test_joining_chunks_keeps_the_weights():
         )
         for rows in (slice(0, 2), slice(2, 5))
     ]
-    assert torch.equal(Predictive.join(parts).log_weights, p.log_weights)
+    assert torch.equal(Predictive.concat(parts).log_weights, p.log_weights)
 
 
 def test_samples_of_classes_follow_the_probabilities():
-    p = CategoricalPredictive.of(torch.log_softmax(torch.randn(1, 1, 3, 4, generator=named_generator(4)), -1))
+    p = CategoricalPredictive.from_draws(
+        torch.log_softmax(torch.randn(1, 1, 3, 4, generator=named_generator(4)), -1)
+    )
     y = p.sample(50_000, named_generator(5))
     share = torch.stack([(y == k).float().mean(0) for k in range(4)], -1)
     assert (share - p.probs).abs().max() < 5 * math.sqrt(0.25 / 50_000)
@@ -135,7 +137,7 @@ def test_joining_chunks_keeps_rows_in_order():
         )
         for rows in (slice(0, 2), slice(2, 5))
     ]
-    joined = Predictive.join(parts)
+    joined = Predictive.concat(parts)
     assert torch.equal(joined.means, p.means) and torch.equal(joined.posterior, p.posterior)
 
 
@@ -146,5 +148,5 @@ def test_impossible_coverage_is_refused(coverage):
 
 
 def test_probabilities_that_underflow_keep_a_finite_log():
-    answer = CategoricalPredictive.of(torch.tensor([[[[0.0, -1e4]]]]))
+    answer = CategoricalPredictive.from_draws(torch.tensor([[[[0.0, -1e4]]]]))
     assert torch.isfinite(answer.log_prob(torch.tensor([1]))).all() and answer.total == 0

@@ -64,7 +64,7 @@ def test_variances(parts, members, outer, inner):
         assert right(drawn + between, mixing + epistemic)
 
     ones = torch.ones((), dtype=DOUBLE)
-    p = GaussianPredictive.of(
+    p = GaussianPredictive.from_draws(
         means, component * ones, integrated * ones, far * torch.ones(REPETITIONS, 1, dtype=DOUBLE), members
     )
     assert min(p.component.min(), p.mixing.min(), p.posterior.min()) >= 0
@@ -79,7 +79,7 @@ def test_variances(parts, members, outer, inner):
 def test_an_integrated_last_layer_does_not_hide_the_posterior():
     """Posterior variance 1 beside an integrated variance of 4, 40 x 5 draws: nearly every row shows it."""
     means = noise(1.0, (40, 1, REPETITIONS, 1), 3).expand(-1, 5, -1, -1)
-    p = GaussianPredictive.of(means, torch.tensor(0.1, dtype=DOUBLE), torch.tensor(4.0, dtype=DOUBLE))
+    p = GaussianPredictive.from_draws(means, torch.tensor(0.1, dtype=DOUBLE), torch.tensor(4.0, dtype=DOUBLE))
     assert right(p.posterior, 1.0) and (p.posterior > 0.3).all()
 
 
@@ -126,7 +126,7 @@ def test_entropies(parts, outer, inner):
     )
     z = (z + torch.cat([pair, -pair], 2)).flatten(1, 2)  # (outer, 2 inner, rows)
     logs = torch.nn.functional.logsigmoid(torch.stack([z, -z], -1))
-    p = CategoricalPredictive.of(logs, paired=2)
+    p = CategoricalPredictive.from_draws(logs, paired=2)
 
     component, mixing, epistemic = truth(*parts)
     units = logs.exp().unflatten(1, (-1, 2)).mean(2).unsqueeze(0)
@@ -152,7 +152,7 @@ def test_entropies(parts, outer, inner):
 def test_unknown_inputs_are_epistemic(log_odds):
     """Where the network is believed with probability 1 - π only that part of its noise counts, also where it was uniform itself."""
     probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
-    p = CategoricalPredictive.of(probs.log()[None, None]).mix_with_uniform(
+    p = CategoricalPredictive.from_draws(probs.log()[None, None]).mix_with_uniform(
         torch.full((2,), log_odds, dtype=DOUBLE)
     )
     believed = 1 / (1 + math.exp(log_odds))
@@ -165,7 +165,7 @@ def test_unknown_inputs_are_epistemic(log_odds):
 @pytest.mark.parametrize("t", [-30.0, -1.0, 0.0])
 def test_far_noise_turns_the_networks_own_noise_into_what_is_not_known(t):
     ones = torch.ones(3, 4, 2, 1, dtype=DOUBLE)
-    plain = GaussianPredictive.of(noise(1.0, (3, 4, 2, 1), 1), ones, 2 * ones)
+    plain = GaussianPredictive.from_draws(noise(1.0, (3, 4, 2, 1), 1), ones, 2 * ones)
     p = plain.with_far_noise(torch.full((2,), t, dtype=DOUBLE), torch.tensor([3.0], dtype=DOUBLE))
     assert_close(p.total, plain.total + 9 * math.exp(t), rtol=1e-12, atol=0)
     assert_close(p.aleatoric, (1 - math.exp(t)) * plain.aleatoric, rtol=1e-9, atol=1e-12)
@@ -188,7 +188,7 @@ def few_and_many(name: str, kind: str, monkeypatch):
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
     if kind == "regression":
-        getattr(model, "likelihood", getattr(model, "head", None)).start(
+        getattr(model, "likelihood", getattr(model, "head", None)).on_fit_start(
             torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE)
         )
     x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)

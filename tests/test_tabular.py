@@ -67,7 +67,7 @@ def test_a_column_of_names_does_not_explode():
 
 def test_the_encoder_is_plain_words():
     encoder = Encoder.fit(frame())
-    again = Encoder.of(json.loads(json.dumps(encoder.words())))
+    again = Encoder.from_config(json.loads(json.dumps(encoder.words())))
     assert again == encoder
     assert np.array_equal(again.transform(frame(seed=2)), encoder.transform(frame(seed=2)))
 

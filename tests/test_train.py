@@ -53,10 +53,10 @@ class Small(Model):
     def __init__(
         self,
         members: int = 1,
-        config: Config = Config(),
+        config: Config = Config(),  # noqa: B008
         dtype: torch.dtype = torch.float32,
         pause: float = 0.0,
-    ):  # noqa: B008
+    ):
         super().__init__()
         self.inputs, self.task, self.members, self.config, self.pause = 3, TASK, members, config, pause
         streams = [named_generator(member_seed(9, k), "weights") for k in range(members)]
@@ -70,10 +70,10 @@ class Small(Model):
         self.weights: list[list[Tensor]] = []  # before each loss
         self.stop_at = -1
 
-    def start(self, data: Batch, generator: torch.Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: torch.Generator) -> None:
         self.centre.copy_(data.x.mean() + torch.rand(1, generator=generator))
 
-    def finish(self, data: Batch, generator: torch.Generator) -> None:
+    def on_fit_end(self, data: Batch, generator: torch.Generator) -> None:
         self.far = (
             data.x[: 4 + len(data) % 3, 0] + self.last.detach().sum() + torch.rand(1, generator=generator)
         )
@@ -109,10 +109,10 @@ class Small(Model):
                 batch.weight,
             )
 
-    def answer(self, x: Tensor, n: Draws, generator: torch.Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: torch.Generator) -> Predictive:
         mean = ((x - self.centre) @ self.first).tanh() @ self.last  # (members, rows, 1)
         noise = (2 * self.log_noise).exp().reshape(-1, 1, 1, 1)
-        return GaussianPredictive.of(mean.unsqueeze(1), noise, torch.zeros_like(noise))
+        return GaussianPredictive.from_draws(mean.unsqueeze(1), noise, torch.zeros_like(noise))
 
     def floats_per_row(self, n: Draws) -> int:
         return 20 * self.members
@@ -205,7 +205,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     model = Small()
     history = fit(model, data, how, checkpoint=tmp_path / "c")
     again = Small()
-    again.start = again.finish = again.loss = None  # any call would fail
+    again.on_fit_start = again.on_fit_end = again.loss = None  # any call would fail
     assert row(fit(again, data, how, checkpoint=tmp_path / "c")) == row(history)
     assert bits(again) == bits(model) and again.far.shape == (5,)
 
@@ -350,7 +350,7 @@ def test_members_trained_together_are_those_trained_alone():
     for k, model in enumerate(alone):
         for mine, all_members in zip(model.parameters(), together.parameters(), strict=True):
             mine.data = all_members.data[k : k + 1].clone()
-        model.start = together.start = lambda data, generator: None
+        model.on_fit_start = together.on_fit_start = lambda data, generator: None
         fit(model, data, how, seed=member_seed(6, k))
     fit(together, data, how, seed=6)
     for k, model in enumerate(alone):
@@ -426,7 +426,7 @@ def test_a_row_of_weight_two_counts_as_two_rows():
         (make_dataset(data.x, data.y, TASK, weight), make_dataset(data.x[twice], data.y[twice], TASK), data),
         strict=True,
     ):
-        model.start = lambda data, generator: None
+        model.on_fit_start = lambda data, generator: None
         fit(model, rows, TrainConfig(steps=20))
     assert_close(models[0].first, models[1].first, rtol=1e-9, atol=1e-11)
     assert not torch.allclose(models[0].first, models[2].first)
@@ -527,7 +527,7 @@ def test_the_rate_falls_along_a_half_cosine(end):
     ]  # (1 + cos 2a) / 2 = cos² a
     assert [rates[0] for rates in model.rates] == pytest.approx(wanted)
     assert [rates[1] for rates in model.rates] == pytest.approx([5 * rate for rate in wanted])
-    assert history["rate"] == pytest.approx(wanted)
+    assert history["lr"] == pytest.approx(wanted)
 
 
 def test_the_history_holds_means_of_each_interval(tmp_path):
@@ -664,7 +664,7 @@ def test_settings_are_checked(name, value):
 
 def test_data_is_checked_before_any_work():
     model = Small(2)
-    model.start = None
+    model.on_fit_start = None
     good = table(40)
     empty = Batch(torch.zeros(0, 3), torch.zeros(0, 1), 0.0, torch.arange(0))
     with pytest.raises(ValueError, match="no rows"):
@@ -684,7 +684,12 @@ def test_watch_is_told_now_and_then(monkeypatch):
     model, told = Small(), []
     loss = model.loss
     model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
-    fit(model, table(40, holdout_weights(40, 1, 0.1, 0)), TrainConfig(steps=10, n_evals=5), watch=told.append)
+    fit(
+        model,
+        table(40, holdout_weights(40, 1, 0.1, 0)),
+        TrainConfig(steps=10, n_evals=5),
+        callback=told.append,
+    )
     assert [w.step for w in told] == [4, 8, 10] and all(
         w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told
     )
@@ -730,7 +735,7 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
         "flush_denormals",
         lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]),
     )
-    fit(Small(), table(20), TrainConfig(steps=2 * train.SETTLE + 1, n_evals=0), 0)
+    fit(Small(), table(20), TrainConfig(steps=2 * train.FLUSH_EVERY + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 
 

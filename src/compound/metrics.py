@@ -77,22 +77,22 @@ def coverage(answer: GaussianPredictive, y: Tensor, level: float = 0.9) -> float
     return ((answer.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
 
 
-def auroc(ordinary: Tensor, strange: Tensor) -> float:
+def auroc(in_dist: Tensor, ood: Tensor) -> float:
     """Probability that a strange row scores higher than an ordinary one; ties count half."""
-    low, high = _counts(ordinary, strange)
-    return ((low + high).double() / 2).mean().item() / len(ordinary)
+    low, high = _counts(in_dist, ood)
+    return ((low + high).double() / 2).mean().item() / len(in_dist)
 
 
-def aupr(ordinary: Tensor, strange: Tensor) -> float:
+def aupr(in_dist: Tensor, ood: Tensor) -> float:
     """Average precision of finding the strange rows by a high score."""
-    caught, precision, _ = _thresholds(ordinary, strange)
+    caught, precision, _ = _thresholds(in_dist, ood)
     gained = caught.diff(prepend=caught.new_zeros(1))
     return (gained * precision).sum().item()
 
 
-def fpr95(ordinary: Tensor, strange: Tensor) -> float:
+def fpr95(in_dist: Tensor, ood: Tensor) -> float:
     """Share of ordinary rows flagged by the highest threshold that catches 95 % of the strange ones."""
-    caught, _, flagged = _thresholds(ordinary, strange)
+    caught, _, flagged = _thresholds(in_dist, ood)
     enough = torch.nonzero(caught >= 0.95 - 1e-12)[0]
     return flagged[enough].item()
 
@@ -108,9 +108,9 @@ def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
 
 
-def _thresholds(ordinary: Tensor, strange: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """At every distinct score as threshold, highest first: share of strange rows caught, precision, share of ordinary rows flagged."""
-    at = torch.cat([ordinary, strange]).unique().flip(0)  # sorted, ties once
-    caught = len(strange) - _counts(strange, at)[0].double()
-    flagged = len(ordinary) - _counts(ordinary, at)[0].double()
-    return caught / len(strange), caught / (caught + flagged), flagged / len(ordinary)
+    at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
+    caught = len(ood) - _counts(ood, at)[0].double()
+    flagged = len(in_dist) - _counts(in_dist, at)[0].double()
+    return caught / len(ood), caught / (caught + flagged), flagged / len(in_dist)

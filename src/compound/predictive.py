@@ -59,12 +59,12 @@ class Predictive(ABC):
         """n draws of y for every row."""
 
     @abstractmethod
-    def _joined(self, others: Sequence[Self]) -> Self: ...
+    def _concat(self, others: Sequence[Self]) -> Self: ...
 
     @staticmethod
-    def join(parts: "Sequence[Predictive]") -> "Predictive":
+    def concat(parts: "Sequence[Predictive]") -> "Predictive":
         """The answers of several chunks of rows as one."""
-        return parts[0] if len(parts) == 1 else parts[0]._joined(parts)
+        return parts[0] if len(parts) == 1 else parts[0]._concat(parts)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class CategoricalPredictive(Predictive):
     probs: Tensor  # (rows, classes)
 
     @classmethod
-    def of(cls, logs: Tensor, members: int = 1, paired: int = 1, component: Tensor | None = None) -> Self:
+    def from_draws(
+        cls, logs: Tensor, members: int = 1, paired: int = 1, component: Tensor | None = None
+    ) -> Self:
         """From log-probabilities (members * outer, inner * paired, rows, classes); `paired` draws side by side are not independent.
 
         `component` (rows,) is the mean entropy given θ, where it is known better than from these draws.
@@ -130,7 +132,7 @@ class CategoricalPredictive(Predictive):
     def sample(self, n: int, generator: Generator) -> Tensor:
         return torch.multinomial(self.probs, n, replacement=True, generator=generator).T
 
-    def _joined(self, others: Sequence[Self]) -> Self:
+    def _concat(self, others: Sequence[Self]) -> Self:
         columns = ((o.component, o.mixing, o.posterior, o.probs) for o in others)
         return type(self)(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
@@ -144,7 +146,7 @@ class GaussianPredictive(Predictive):
     log_weights: Tensor | None = None  # (draws, rows, 1), summing to one over the draws
 
     @classmethod
-    def of(
+    def from_draws(
         cls, means: Tensor, noise: Tensor, spread: Tensor, far: Tensor | None = None, members: int = 1
     ) -> Self:
         """From draws (members * outer, inner, rows, targets): means, the component's variance, the integrated last layer's variance.
@@ -231,7 +233,7 @@ class GaussianPredictive(Predictive):
         parts = (self.component * square, self.mixing * square, self.posterior * square)
         return type(self)(*parts, shift + scale * self.means, square * self.variances, self.log_weights)
 
-    def _joined(self, others: Sequence[Self]) -> Self:
+    def _concat(self, others: Sequence[Self]) -> Self:
         parts = ((o.component, o.mixing, o.posterior) for o in others)
         draws = (
             (o.means, o.variances) if o.log_weights is None else (o.means, o.variances, o.log_weights)

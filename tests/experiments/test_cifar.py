@@ -249,22 +249,22 @@ class TestThrough:
 
     def asked(self, front: FeatureExtractor, model, x: Tensor, draws: Draws, stream):
         """Extractor and head as one function of pixels."""
-        return model.answer((front.extractor(x) - front.mean) / front.scale, draws, stream)
+        return model.predict_chunk((front.extractor(x) - front.mean) / front.scale, draws, stream)
 
     def test_standard_units(self, tiny):
         network = extractor(tiny)
         rows = torch.rand(100, 4, generator=named_generator(0)) * torch.tensor(
             [1.0, 10.0, 0.1, 0.0]
         ) + torch.tensor([0.0, 5.0, 1.0, 3.0])
-        standard = FeatureExtractor.of(network, rows).standard(rows)
+        standard = FeatureExtractor.fit(network, rows).standard(rows)
         assert_close(
             standard.mean(0), torch.zeros(4), rtol=0, atol=1e-4
         )  # the third mean is 36 times its scale
         assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
         x = pixels(some(5))
         assert_close(
-            FeatureExtractor.of(network, network(x))(x),
-            FeatureExtractor.of(network, network(x)).standard(network(x)),
+            FeatureExtractor.fit(network, network(x))(x),
+            FeatureExtractor.fit(network, network(x)).standard(network(x)),
         )
 
     def test_sound_direction_of_a_very_sure_head_is_that_of_the_runner_up(self, tiny):
@@ -294,14 +294,14 @@ class TestThrough:
         found = extractor_attacks.signs(front, model, x, y, 10, named_generator(7))
         assert torch.equal(found.double(), slope.sign())
         strengths = (0.0, 0.05, 0.5)
-        curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), judges=20)
+        curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), n_eval=20)
         stream = named_generator(8)
         slow = [
             self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach()
             for s in strengths
         ]
-        assert curve.accuracy == Curve.of(slow, y).accuracy
-        assert curve.entropy == pytest.approx(Curve.of(slow, y).entropy)
+        assert curve.accuracy == Curve.from_probs(slow, y).accuracy
+        assert curve.entropy == pytest.approx(Curve.from_probs(slow, y).entropy)
 
     @pytest.mark.parametrize("method", ["mc-dropout", "map"])
     def test_published_protocol_is_its_slow_description(self, tiny, method):
@@ -333,8 +333,8 @@ class TestThrough:
                 for move in moves
             ]
             slow.append(torch.stack(answers).mean(0))
-        assert found.accuracy == Curve.of(slow, y).accuracy
-        assert found.entropy == pytest.approx(Curve.of(slow, y).entropy)
+        assert found.accuracy == Curve.from_probs(slow, y).accuracy
+        assert found.entropy == pytest.approx(Curve.from_probs(slow, y).entropy)
         different = sum(len(torch.unique(own.flatten(1), dim=0)) for own in torch.stack(moves).unbind(1))
         assert (
             passed == 30 + 30 + 2 * different
@@ -405,7 +405,7 @@ def test_from_grid_to_page(few, tmp_path):
 def test_outliers_in_training_are_not_those_shown(few, tmp_path):
     run = experiments.plan("fgsm-cifar", "quick", 1, ["dpn"])[0]
     sets = fgsm_cifar._sets(run, RunContext(tmp_path / "run"), fgsm_cifar.SCALES["quick"])
-    taught, shown = ({tuple(row) for row in rows.tolist()} for rows in (sets.outside, sets.strange["svhn"]))
+    taught, shown = ({tuple(row) for row in rows.tolist()} for rows in (sets.outliers, sets.ood_sets["svhn"]))
     assert len(taught) == len(shown) == 20 and not taught & shown
     trained = sets.train[sets.weight > 0]
     assert len(trained) == 270
@@ -455,7 +455,7 @@ def test_real_features_tell_real_pictures_apart(cifar):
     """By the nearest mean of a class."""
     x, y = pixels(cifar.x[:300]), cifar.y[:300]
     network = extractor("efficientnet-lite0@64")
-    front = FeatureExtractor.of(network, extracted(network, x[:200]))
+    front = FeatureExtractor.fit(network, extracted(network, x[:200]))
     z = extracted(front, x)
     means = torch.stack([z[:200][y[:200] == label].mean(0) for label in range(10)])
     right = torch.cdist(z[200:], means).argmin(-1) == y[200:]

@@ -176,12 +176,15 @@ def test_attacks_are_judged_under_both_protocols(name: str):
 
 
 def test_nearness_is_told_from_the_scatter_of_seeds():
-    own, other = Value.of([0.90, 0.92]), {"near": Value.of([0.88, 0.90]), "far": Value.of([0.5, 0.52])}
+    own, other = (
+        Value.from_values([0.90, 0.92]),
+        {"near": Value.from_values([0.88, 0.90]), "far": Value.from_values([0.5, 0.52])},
+    )
     assert (
         above("c", own, other).words
         == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
     )
-    assert "scatter is not known" in above("c", Value.of([0.9]), other).words
+    assert "scatter is not known" in above("c", Value.from_values([0.9]), other).words
     assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
 
 

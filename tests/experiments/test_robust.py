@@ -69,13 +69,13 @@ def test_published_protocol_is_its_slow_description():
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
             (slope,) = torch.autograd.grad(
-                -model.answer(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs
+                -model.predict_chunk(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs
             )
             for k, strength in enumerate(strengths):
                 images[k] += (x + strength * slope.sign()).clamp(0, 1) / passes
         for k in range(len(strengths)):
             sums[k] += model.predict(images[k], 1, stream).probs / draws
-    slow = Curve.of(sums, y)
+    slow = Curve.from_probs(sums, y)
     assert found.accuracy == slow.accuracy
     assert_close(torch.tensor(found.entropy), torch.tensor(slow.entropy), rtol=1e-5, atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_sound_attack_follows_the_mean_over_draws():
     model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1).double()
     x, y = (value.double() if value.is_floating_point() else value for value in pixels())
     inputs = x.clone().requires_grad_()
-    answer = model.answer(inputs, robust.Draws.of(20), named_generator(7))
+    answer = model.predict_chunk(inputs, robust.Draws.of(20), named_generator(7))
     assert isinstance(answer, CategoricalPredictive)
     (slope,) = torch.autograd.grad(-answer.probs[torch.arange(len(x)), y].log().sum(), inputs)
     assert torch.equal(robust.signs(model, x, y, 20, named_generator(7)), slope.sign())
@@ -111,7 +111,7 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
 
 
 def test_entropy_of_even_probabilities():
-    assert Curve.of([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(
+    assert Curve.from_probs([torch.full((2, 10), 0.1)], torch.tensor([0, 1])).entropy[0] == pytest.approx(
         math.log(10)
     )
 
@@ -127,7 +127,7 @@ def test_attacks_of_a_very_sure_network_need_double_precision():
     y, sure = logits.argmax(-1), (first - second > 110) & (first - second < 700)
     expected = (weight[:, runner_up] - weight[:, y]).T.sign()
     exact = robust.exact(model)
-    answer = exact.answer(x.double(), robust.Draws.of(1), named_generator(0))
+    answer = exact.predict_chunk(x.double(), robust.Draws.of(1), named_generator(0))
     assert_close(
         robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0
     )  # a third class adds at most log 2
@@ -149,8 +149,8 @@ def test_every_method_can_be_attacked_in_double_precision(name):
     model = build(Method(name, widths=(6,)), 4, TASK, 1)
     x, y = pixels(20)
     draws = robust.Draws.of(4000)
-    single = model.answer(x, draws, named_generator(4)).probs
-    double = robust.exact(model).answer(x.double(), draws, named_generator(4)).probs
+    single = model.predict_chunk(x, draws, named_generator(4)).probs
+    double = robust.exact(model).predict_chunk(x.double(), draws, named_generator(4)).probs
     assert double.dtype == torch.float64
     assert_close(single.double(), double, atol=6 * 0.5 * (2 / 4000) ** 0.5, rtol=0)
     assert robust.signs(robust.exact(model), x, y, 5, named_generator(0)).dtype == x.dtype

@@ -130,7 +130,7 @@ def killed_train(run: Run, place: RunContext) -> Outcome:
         return fit(*args, **{**named, "save_every": 0.0})
 
     runs.fit = often
-    return train(run, place._replace(watch=watch))
+    return train(run, place._replace(callback=watch))
 
 
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
@@ -148,7 +148,7 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
     size = (tmp_path / "killed" / "fits" / run.fit_key / "checkpoint.safetensors").stat().st_size
     assert size > 0
     steps = []
-    resumed = perform(run, train, tmp_path / "killed", watch=lambda seen: steps.append(seen.step))
+    resumed = perform(run, train, tmp_path / "killed", callback=lambda seen: steps.append(seen.step))
     straight = perform(run, train, tmp_path / "straight")
     assert np.array_equal(resumed.arrays["mean"], straight.arrays["mean"])
     lines = [(tmp_path / name / run.key / "history.csv").read_text() for name in ("killed", "straight")]
@@ -158,10 +158,10 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
 
 def test_runs_that_train_alike_share_one_fit(tmp_path: Path):
     steps: list[int] = []
-    first = perform(TRAINED, train, tmp_path, watch=lambda seen: steps.append(seen.step))
+    first = perform(TRAINED, train, tmp_path, callback=lambda seen: steps.append(seen.step))
     taken, other = len(steps), replace(TRAINED, experiment="another")
     assert other.key != TRAINED.key and other.fit_key == TRAINED.fit_key
-    again = perform(other, train, tmp_path, watch=lambda seen: steps.append(seen.step))
+    again = perform(other, train, tmp_path, callback=lambda seen: steps.append(seen.step))
     assert taken > 0 and len(steps) == taken  # the second trained nothing
     assert np.array_equal(first.arrays["mean"], again.arrays["mean"])
     for change in (

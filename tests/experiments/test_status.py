@@ -60,7 +60,7 @@ def test_running_run_tells_how_far_it_is_and_ends_without_a_trace(tmp_path: Path
         told.append((at.step, json.loads((tmp_path / run.key / progress.NAME).read_text())))
         assert survey([run], tmp_path)[0].kind == "running"
 
-    record = perform(run, grids.trains, tmp_path, watch=watch).record
+    record = perform(run, grids.trains, tmp_path, callback=watch).record
     assert told and all(file["step"] == step and file["steps"] == 400 for step, file in told)
     assert not (tmp_path / run.key / progress.NAME).exists()
     assert 0 < record["training"] <= record["seconds"]

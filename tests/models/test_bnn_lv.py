@@ -34,7 +34,7 @@ def linear(rows: int, seed: int = 0, **options) -> tuple[BNNLV, Batch]:
     x, y = torch.randn(rows, 1, generator=g).double(), torch.randn(rows, 1, generator=g).double()
     model = build(Method("bnn-lv", **{"widths": (), "noise": 0.8} | options), 1, ONE).double()
     data = make_dataset(x, y, ONE)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     torch.nn.init.constant_(model.head.log_noise, math.log(model.config.noise))  # was rounded to float32
     random_posterior(model, seed)
     return model, data
@@ -223,7 +223,7 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
     weight = torch.ones(1, 9).double()
     weight[0, 4] = 0
     data = make_dataset(x, y, task, weight)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     random_posterior(model)
     rows = torch.tensor([7, 2, 4, 5])
     loss = model.loss(data.take(rows), [named_generator(3)])
@@ -391,7 +391,7 @@ class TestRows:
 
     def test_rates_count_rows_that_are_trained_on(self):
         model, data = linear(6)
-        model.start(replace(data, weight=torch.tensor([1.0, 1, 0, 1, 0, 1])), named_generator(0))
+        model.on_fit_start(replace(data, weight=torch.tensor([1.0, 1, 0, 1, 0, 1])), named_generator(0))
         optimizer = model.optimizer(type("Settings", (), {"lr": 0.01})())
         model.latents.mean.grad = torch.tensor([[0.0], [3.0], [0.0], [0.0], [0.0], [-2.0]]).double()
         optimizer.step()
@@ -406,7 +406,7 @@ class TestRows:
         assert torch.equal(
             fresh.loss(data, named_generator(1)).total, model.loss(data, named_generator(1)).total
         )
-        fresh.start(data.take(torch.arange(3)), named_generator(0))
+        fresh.on_fit_start(data.take(torch.arange(3)), named_generator(0))
         assert len(fresh.latents.mean) == 3
         wider = build(Method("bnn-lv", widths=(), noise=0.8, latents=2), 1, ONE).double()
         with pytest.raises(RuntimeError, match="size mismatch"):

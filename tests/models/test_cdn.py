@@ -127,7 +127,7 @@ class TestMembers:
 
         def gradients(model, k):
             data = self.data(task, torch.float32, *k)
-            model.start(data, named_generator(0))
+            model.on_fit_start(data, named_generator(0))
             model.loss(
                 data, [named_generator(member_seed(5, member), "noise") for member in k]
             ).total.backward()
@@ -155,7 +155,7 @@ def test_sharing_psi_puts_the_expectation_outside_the_logarithm():
         model = build(
             Method("vb-cdn", widths=(8,), hyper=(4,), samples=8, objective=objective, members=1), 4, TARGET, 0
         )
-        model.start(data, named_generator(0))
+        model.on_fit_start(data, named_generator(0))
         with torch.no_grad():
             for layer in model.layers:
                 for step in layer.hyper.maps:
@@ -170,7 +170,7 @@ def test_sharing_psi_puts_the_expectation_outside_the_logarithm():
 def test_lambda_runs_down_a_geometric_path():
     model = build(Method("ml-cdn", widths=(5,), hyper=(4,), lam=(1e-2, 1e-4), members=1), 4, TARGET, 0)
     data = rows(TARGET)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     for progress, lam in ((0.0, 1e-2), (0.5, 1e-3), (1.0, 1e-4)):
         loss = model.loss(replace(data, progress=progress), named_generator(1))
         assert_close((loss.total - loss.nll[0]).detach() / loss.kl[0], torch.tensor(lam), rtol=2e-3, atol=0)
@@ -223,11 +223,11 @@ def test_sampled_and_integrated_targets_agree():
 def test_a_single_ml_cdn_without_far_noise_has_no_posterior():
     model = build(Method("ml-cdn", widths=(8,), far=0.0, members=1), 4, TARGET, 0)
     data = rows(TARGET)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     p = model.predict(data.x, 100, named_generator(1))
     assert (p.posterior.abs() <= 1e-6 * p.total).all() and (p.mixing > 0).all()
     five = build(Method("ml-cdn", widths=(8,), far=0.0, members=5), 4, TARGET, 0)
-    five.start(data, named_generator(0))
+    five.on_fit_start(data, named_generator(0))
     assert (five.predict(data.x, 100, named_generator(1)).posterior > 0).all()
 
 
@@ -236,7 +236,7 @@ def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
     assert rounding(scores) == 1.0
     assert rounding(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
     model = build("ml-cdn", 4, TARGET)
-    model.start(
+    model.on_fit_start(
         make_dataset(torch.randn(500, 4, generator=named_generator(3)), scores.float().unsqueeze(-1), TARGET),
         named_generator(0),
     )

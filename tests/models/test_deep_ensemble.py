@@ -83,10 +83,12 @@ def test_every_option_leaves_members_alone(task, options):
         ensemble(task, **options),
         TrainConfig(steps=30, batch_size=30, n_evals=0, clip_norm=0.5),
     )
-    together.start(data, named_generator(0))
+    together.on_fit_start(data, named_generator(0))
     singles = [apart(together, k) for k in range(3)]
     for model in (together, *singles):
-        model.start = lambda data, generator: None  # constants come from the rows of all members together
+        model.on_fit_start = lambda data, generator: (
+            None
+        )  # constants come from the rows of all members together
     fit(together, data, settings)
     for k, single in enumerate(singles):
         fit(single, make_dataset(data.x, data.y, task, weight[k : k + 1]), settings)
@@ -104,7 +106,7 @@ def test_gradients_are_those_of_each_member_alone():
 @pytest.mark.parametrize("adversarial", [0.0, 0.1])
 def test_members_do_not_see_each_other(adversarial):
     data, model = rows(TARGETS), ensemble(TARGETS, adversarial=adversarial)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     for k, log_prob in enumerate(model.log_prob(data.x, data.y)):
         for gradient in torch.autograd.grad(log_prob.sum(), list(model.parameters()), retain_graph=True):
             others = torch.cat([gradient[:k], gradient[k + 1 :]])
@@ -239,7 +241,7 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
     weight[:, :5] = 0
     data = make_dataset(x, data.y, CLASSES, weight)
     model = ensemble(CLASSES, widths=(), adversarial=0.2, precision=3.0)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     reach = 0.2 * (x[5:].amax(0) - x[5:].amin(0))
     (layer,) = model.network.layers
     total, wanted, labels = (
@@ -271,7 +273,7 @@ def test_adversarial_loss_of_linear_models_in_closed_form():
 
 def test_attacked_rows_are_harder():
     data, model = rows(TARGETS), ensemble(TARGETS, adversarial=0.01)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     loss = model.loss(data, named_generator(0))
     assert (loss.total - loss.nll.sum() > loss.nll.sum()).all()
 

@@ -33,7 +33,7 @@ def constant(method: Method, x: torch.Tensor, y: torch.Tensor, task: Task):
     """A model without hidden layers and its data; rows from outside do not count."""
     model = build(method, x.shape[1], task).double()
     data = make_dataset(x, y, task, x_ood=torch.zeros_like(x))
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     return model, data
 
 
@@ -75,7 +75,7 @@ class TestDirichlet:
 
     @pytest.mark.parametrize("divergence", ["forward", "reverse"])
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self, divergence):
-        options = {"divergence": divergence, "outside": 0.7, "cross_entropy": 20.0, "concentration": 40.0}
+        options = {"divergence": divergence, "ood_weight": 0.7, "cross_entropy": 20.0, "concentration": 40.0}
         model = build(Method("dpn", widths=(5,), **options), 3, Task("classification", 4)).double()
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 1.0])
         batch = make_dataset(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
@@ -167,7 +167,7 @@ class TestDirichlet:
             ({"concentration": 103.0, "smoothing": 1 / 103}, np.exp(solution.x)),
             ({"divergence": "reverse", "concentration": 100.0}, b.mean(0)),
         ):
-            method = Method("dpn", widths=(), outside=0.0, **options)
+            method = Method("dpn", widths=(), ood_weight=0.0, **options)
             model, data = constant(
                 method,
                 torch.zeros(2, 1, dtype=torch.float64),
@@ -179,7 +179,7 @@ class TestDirichlet:
             assert_close(found[0], torch.from_numpy(alpha), rtol=1e-3, atol=0)
 
     def test_learns_the_concentrations_it_is_taught(self):
-        method = Method("dpn", widths=(), outside=0.0, smoothing=0.1)
+        method = Method("dpn", widths=(), ood_weight=0.0, smoothing=0.1)
         model, data = constant(
             method, torch.eye(2, dtype=torch.float64), torch.tensor([2, 0]), Task("classification", 3)
         )
@@ -194,7 +194,7 @@ class TestDirichlet:
 
     def test_a_float32_network_has_divergences_in_float64(self):
         """Nearly equal sharp Dirichlets: float32 would be wrong in the first digit."""
-        method = Method("dpn", widths=(), concentration=1e6, smoothing=0.1, outside=0.0)
+        method = Method("dpn", widths=(), concentration=1e6, smoothing=0.1, ood_weight=0.0)
         small, x = build(method, 1, Task("classification", 3)), torch.zeros(3, 1)
         with torch.no_grad():
             small.network.layers[0].bias.copy_(small.head.taught[1].log() + torch.tensor([1e-3, -1e-3, 0.0]))
@@ -271,7 +271,7 @@ class TestNormalWishart:
     def test_minimum_is_the_conjugate_posterior_of_so_many_observations(self):
         strength, kappa = 30.0, 0.5
         y = numbers(8, 9, 1)
-        method = Method("dpn", widths=(), outside=0.0, concentration=strength, kappa=kappa)
+        method = Method("dpn", widths=(), ood_weight=0.0, concentration=strength, kappa=kappa)
         model, data = constant(method, torch.zeros(9, 1, dtype=torch.float64), y, Task("regression", 1))
         shifted = replace(data, y=y + 3)  # the prior has seen other rows
         to_the_minimum(model, shifted)
@@ -288,7 +288,7 @@ class TestNormalWishart:
         model = build(Method("dpn"), 2, Task("regression", 3)).double()
         y, weight = numbers(9, 20, 3) * torch.tensor([1.0, 5.0, 0.1]), torch.ones(20)
         weight[:8] = 0
-        model.start(
+        model.on_fit_start(
             make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)),
             named_generator(0),
         )
@@ -302,10 +302,10 @@ class TestNormalWishart:
 
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self):
         model = build(
-            Method("dpn", widths=(5,), outside=0.7, concentration=40.0), 3, Task("regression", 2)
+            Method("dpn", widths=(5,), ood_weight=0.7, concentration=40.0), 3, Task("regression", 2)
         ).double()
         batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
-        model.start(batch, named_generator(0))
+        model.on_fit_start(batch, named_generator(0))
         inside, outside = (model.head.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
         prior = model.head.prior()
         nll = -inside.expected_log_prob(batch.y).mean()
@@ -322,7 +322,7 @@ class TestNormalWishart:
     def answer(self, targets: int):
         model = build(Method("dpn", widths=(6,)), 3, Task("regression", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
-        model.start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
+        model.on_fit_start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
         return model.head.law(model.network(x)[0].detach()), model.predict(x, 1, named_generator(0)), y
 
     def test_answer_is_the_student_t(self):
@@ -387,7 +387,7 @@ def test_rows_from_outside_are_needed():
     model = build(Method("dpn"), 2, Task("classification", 3))
     data = make_dataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), model.task)
     with pytest.raises(ValueError, match="dpn needs x_ood"):
-        model.start(data, named_generator(0))
+        model.on_fit_start(data, named_generator(0))
     with pytest.raises(ValueError, match="dpn needs x_ood"):
         model.loss(data, named_generator(0))
 
@@ -403,7 +403,7 @@ def test_rows_from_outside_are_needed():
         ),
         ({"concentration": 0.0}, Task("classification", 3), "concentration is 0.0"),
         ({"kappa": -1.0}, Task("regression", 3), "kappa is -1.0"),
-        ({"outside": -1.0}, Task("classification", 3), "outside is -1.0"),
+        ({"ood_weight": -1.0}, Task("classification", 3), "ood_weight is -1.0"),
         ({"cross_entropy": -1.0}, Task("classification", 3), "cross_entropy is -1.0"),
         ({"smoothing": 0.34}, Task("classification", 3), "smoothing is 0.34"),
         ({"smoothing": 0.0}, Task("classification", 3), "smoothing is 0.0"),

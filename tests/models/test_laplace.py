@@ -136,7 +136,7 @@ def test_linear_regression_is_exact(options, shift):
     assert (
         max(p.grad.abs().max() for p in layer.parameters()) < 1e-12
     )  # the mode of the very posterior that is widened
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     new = torch.randn(7, 4, generator=named_generator(3))
     mean, spread = model.gaussian(new)
     assert_close(mean.detach(), wide(new) @ exact.mean, **EXACT)
@@ -159,7 +159,7 @@ def as_theirs(model) -> torch.nn.Sequential:
 def test_laplace_torch_agrees(task, options):
     data = problem(task)
     model = random_model(task, noise=0.7, tune="none", predictive="closed", **options)
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     model.delta.copy_(torch.tensor([0.5, 2.0, 3.0])[-len(model.delta) :])
     subset, structure = "last_layer" if options else "all", "full" if options is FULL else "kron"
     if task is CLASSES:
@@ -195,7 +195,7 @@ def test_laplace_torch_agrees(task, options):
 def test_predictive_covariance_is_that_of_the_matrices_written_out(task, options):
     data = problem(task)
     model = random_model(task, noise=0.7, precision=0.8, tune="none", **options)
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     x = data.x[:4]
     layers = model.plain.network.layers
     names = [name for k in range(3) for name in (f"stack.{k}.weight", f"stack.{k}.bias")]
@@ -243,7 +243,7 @@ def test_drawn_networks_have_the_posterior(options):
     """One layer: f is Gaussian with a known covariance. Two layers: f against networks whose weights are drawn as whole vectors."""
     data, draws = problem(CLASSES), 20_000
     linear = random_model(CLASSES, widths=(), precision=0.5, tune="none", predictive="sample", **options)
-    linear.finish(data, named_generator(0))
+    linear.on_fit_end(data, named_generator(0))
     row = data.x[:1]
     lift = torch.kron(wide(row), torch.eye(3))  # (3, 18): vec by rows -> f
     (covariance,) = written_out(linear, data, bool(options))
@@ -251,7 +251,7 @@ def test_drawn_networks_have_the_posterior(options):
     within(found, linear.plain.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
 
     deep = random_model(CLASSES, widths=(4,), precision=2.0, tune="none", predictive="sample", **options)
-    deep.finish(data, named_generator(0))
+    deep.on_fit_end(data, named_generator(0))
     h = wide(row).expand(draws, 1, -1)
     torch.manual_seed(0)
     for layer, covariance in zip(deep.layers, written_out(deep, data, bool(options)), strict=True):
@@ -271,7 +271,7 @@ def test_drawn_networks_have_the_posterior(options):
 def test_linear_draws_have_the_covariance(options):
     data, draws = problem(TARGETS), 20_000
     model = random_model(TARGETS, noise=0.7, tune="none", **options)
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach()[0] for value in model.gaussian(data.x[:1]))
     p = model.predict(data.x[:1], Draws(draws, 1), named_generator(1))
     within(p.means[:, 0], mean, spread)
@@ -279,7 +279,7 @@ def test_linear_draws_have_the_covariance(options):
     assert ((p.epistemic[0] - spread.diagonal()).abs() <= 5 * spread.diagonal() * math.sqrt(2 / draws)).all()
 
     classes = random_model(CLASSES, tune="none", **options)
-    classes.finish(problem(CLASSES), named_generator(0))
+    classes.on_fit_end(problem(CLASSES), named_generator(0))
     mean, spread = (value.detach()[0] for value in classes.gaussian(data.x[:1]))
     torch.manual_seed(0)
     brute = torch.softmax(MultivariateNormal(mean, spread).sample((draws,)), -1)
@@ -341,7 +341,7 @@ def test_given_noise_is_not_tuned():
 def test_doubt_falls_as_the_prior_narrows(task, options):
     data = problem(task)
     model = random_model(task, tune="none", **options)
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     spreads = []
     for delta in (0.01, 0.1, 1.0, 10.0, 1e3, 1e6):
         model.delta.fill_(delta)
@@ -360,7 +360,7 @@ def test_curvature_of_one_softmax_layer_is_the_hessian():
     """Of the summed negative log-likelihood; whatever the labels."""
     data = problem(CLASSES)
     model = random_model(CLASSES, widths=(), tune="none", **FULL)
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     (layer,) = model.plain.network.layers
     start = torch.cat([layer.weight[0], layer.bias[0]]).detach().T  # (out, in + 1)
     for labels in (data.y, (data.y + 1) % 3):
@@ -387,7 +387,7 @@ def test_probit_is_close_to_the_integral():
 def test_closed_answers():
     data = problem(TARGETS)
     model = random_model(TARGETS, noise=0.7, tune="none", predictive="closed")
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach() for value in model.gaussian(data.x))
     variance = spread.diagonal(dim1=1, dim2=2) + 0.49
     p = model.predict(data.x, 1, named_generator(0))
@@ -397,7 +397,7 @@ def test_closed_answers():
     assert torch.equal(p.total, model.predict(data.x, 20, named_generator(1)).total)
 
     classes = random_model(CLASSES, tune="none", predictive="closed")
-    classes.finish(problem(CLASSES), named_generator(0))
+    classes.on_fit_end(problem(CLASSES), named_generator(0))
     p = classes.predict(data.x, 1, named_generator(0))
     assert_close(p.component, p.entropy(), **EXACT)
 
@@ -408,7 +408,7 @@ def test_dead_units_keep_their_prior(task):
     model = random_model(task, widths=(6,), precision=2.0, tune="none")
     with torch.no_grad():
         model.plain.network.layers[0].bias[..., 2] = -1e3
-    model.finish(data, named_generator(0))
+    model.on_fit_end(data, named_generator(0))
     block = model.blocks[0]
     covariance = block.output_vectors / block.precisions(model.delta[0])[0] @ block.output_vectors.T
     assert_close(covariance[2], 0.5 * torch.eye(6)[2], **EXACT)

@@ -261,7 +261,7 @@ class TestLaws:
         model, data = shared(name, options, task)
         p = model.predict(3 * data.x, Draws(10, 5), named_generator(1))
         for part in ("component", "mixing", "posterior"):
-            said = part in METHODS[name].shares
+            said = part in METHODS[name].components
             assert said or getattr(p, part).max() <= ROUNDING * p.total.max()
             if options is TABLE[name].cases[0]:
                 assert not said or getattr(p, part).max() > ROUNDING * p.total.max()
@@ -278,7 +278,7 @@ class TestLaws:
         step = 1e-6 * torch.randn(x.shape, generator=named_generator(2), dtype=torch.float64)
 
         def score(x):
-            return model.answer(x, Draws(4, 3), named_generator(1)).log_prob(y)  # (rows,)
+            return model.predict_chunk(x, Draws(4, 3), named_generator(1)).log_prob(y)  # (rows,)
 
         (slope,) = torch.autograd.grad(score(x.requires_grad_()).sum(), x)
         found = (score(x + step) - score(x - step)).detach() / 2
@@ -301,14 +301,14 @@ class TestLaws:
         class Stop(Exception):
             pass
 
-        def stop(watch):
-            if watch.step >= 6:
+        def stop(callback):
+            if callback.step >= 6:
                 raise Stop
 
         straight, data = shared(name, options, task)
         model = build(Method(name, **options), 3, task, 0)
         with pytest.raises(Stop):
-            fit(model, data, FAST, 0, tmp_path / "checkpoint", save_every=0.0, watch=stop)
+            fit(model, data, FAST, 0, tmp_path / "checkpoint", save_every=0.0, callback=stop)
         resumed = build(Method(name, **options), 3, task, 0)
         fit(resumed, data, FAST, 0, tmp_path / "checkpoint", save_every=0.0)
         for p, q in zip(straight.state_dict().values(), resumed.state_dict().values(), strict=True):
@@ -337,7 +337,7 @@ class TestLaws:
         wild = replace(wild, x=1e6 * wild.x, x_ood=-1e6 * wild.x, weight=None)
         tame = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
         model = build(Method(name, **options), 3, task, 0)
-        model.start(tame, named_generator(0))
+        model.on_fit_start(tame, named_generator(0))
         a, b = (
             model.loss(batch, [named_generator(k, "noise") for k in range(model.members)])
             for batch in (wild, tame)
@@ -357,7 +357,7 @@ class TestLaws:
         data = data_of(task)
         y = data.y if task.kind == "classification" else data.y.double()
         data = replace(data, x=data.x.double(), y=y, x_ood=data.x_ood.double(), weight=None)
-        model.start(data, named_generator(0))
+        model.on_fit_start(data, named_generator(0))
         once, twice, often = (
             model.loss(
                 replace(data, size=k * float(data.size)),

@@ -20,7 +20,7 @@ def answer(means: list[float], variances: list[float]) -> GaussianPredictive:
     """One row and target, drawn means of one network each, half of every variance integrated."""
     column = torch.tensor(means, dtype=DOUBLE).reshape(-1, 1, 1, 1)
     half = torch.tensor(variances, dtype=DOUBLE).reshape(-1, 1, 1, 1) / 2
-    return GaussianPredictive.of(column, half, half)
+    return GaussianPredictive.from_draws(column, half, half)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_old_files_have_no_bounds():
     limits = Limits(2)
     limits.fit(
         torch.randn(20, 2, generator=named_generator(0)),
-        GaussianPredictive.of(*torch.rand(3, 2, 1, 4, 2, generator=named_generator(1)).unbind()),
+        GaussianPredictive.from_draws(*torch.rand(3, 2, 1, 4, 2, generator=named_generator(1)).unbind()),
     )
     old = build(Method("ml-cdn"), 3, Task("regression", 1)).state_dict()
     old = {name: value for name, value in old.items() if "limits" not in name}

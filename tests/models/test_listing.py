@@ -12,7 +12,7 @@ from compound.models.listing import entries, entry
 
 @pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
 def test_every_option_is_explained(found):
-    assert found.words and found.source and found.shares
+    assert found.words and found.source and found.components
     assert all(option.words for option in found.options), [
         option.name for option in found.options if not option.words
     ]

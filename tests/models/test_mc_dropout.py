@@ -101,7 +101,7 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     y = torch.arange(30) % 3 if kind == "classification" else torch.randn(30, 3, generator=named_generator(8))
     data = make_dataset(x, y, task)
     for each in (model, plain):
-        each.start(data, named_generator(0))
+        each.on_fit_start(data, named_generator(0))
     ours, others = model.loss(data, (named_generator(0),)), plain.loss(data, (named_generator(0),))
     assert torch.equal(ours.total, others.total)
     ours.total.backward()

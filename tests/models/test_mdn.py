@@ -26,7 +26,7 @@ def targets(components: int = 4, size: int = 2, rows: int = 9):
     """A model in float64 with its own starting biases, and data."""
     model = build(Method("mdn", widths=(6,), components=components), 3, Task("regression", size), 1).double()
     data = make_dataset(numbers(1, rows, 3), 2 * numbers(2, rows, size), model.task)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     return model, data
 
 
@@ -129,7 +129,7 @@ def test_order_of_the_components_means_nothing(kind):
     model = build(Method("mdn", widths=(6,), components=4), 3, task, 4).double()
     y = torch.arange(8) % 2 if kind == "classification" else numbers(5, 8, 2)
     data = make_dataset(numbers(6, 8, 3), y, task)
-    model.start(data, named_generator(0))
+    model.on_fit_start(data, named_generator(0))
     before = model.loss(data, named_generator(0)).total
     order = torch.tensor([2, 0, 3, 1])
     columns = torch.cat([order, 4 + torch.arange(model.outputs - 4).view(4, -1)[order].flatten()])
@@ -183,7 +183,7 @@ def test_start_spreads_the_components_over_the_targets():
     y = torch.cat([3 * first, 7 - first + 0.1 * numbers(9, 1001, 1), numbers(10, 1001, 1)], 1)
     held = torch.ones(1002)
     held[-1] = 0
-    model.start(
+    model.on_fit_start(
         make_dataset(
             torch.zeros(1002, 2, dtype=DOUBLE), torch.cat([y, torch.full((1, 3), 1e6)]), model.task, held
         ),

@@ -255,7 +255,9 @@ def test_rotated_inputs_change_nothing():
         model.rotation @ layer.precondition(model.rotation.T @ gradient, 0.1),
         plain.precondition(gradient, 0.1),
     )
-    model.start(replace(data, x=x * torch.tensor([1.0, 3.0, 0.2])), named_generator(0))  # another basis
+    model.on_fit_start(
+        replace(data, x=x * torch.tensor([1.0, 3.0, 0.2])), named_generator(0)
+    )  # another basis
     assert_close(model.rotation @ layer.mean, plain.mean)
 
 

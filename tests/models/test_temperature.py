@@ -150,7 +150,7 @@ def test_labels_never_change():
 
 def test_a_second_fit_starts_from_one():
     model, x, y = trained("classification", 30)
-    model.start(make_dataset(x, y, model.task), named_generator(0))
+    model.on_fit_start(make_dataset(x, y, model.task), named_generator(0))
     assert model.temperature == 1
 
 

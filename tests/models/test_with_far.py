@@ -160,13 +160,13 @@ def test_a_stopped_fit_goes_on(name, tmp_path):
     class Stop(Exception):
         pass
 
-    def stop(watch):
+    def stop(callback):
         raise Stop
 
     model, data = learnt(name, CLASSES, 3.0)
     broken, resumed = (build(Method(name, widths=(20,), far=3.0), 4, CLASSES) for _ in range(2))
     with pytest.raises(Stop):
-        fit(broken, data, SHORT, checkpoint=tmp_path / "checkpoint", save_every=0.0, watch=stop)
+        fit(broken, data, SHORT, checkpoint=tmp_path / "checkpoint", save_every=0.0, callback=stop)
     fit(resumed, data, SHORT, checkpoint=tmp_path / "checkpoint")
     for p, q in zip(model.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(p, q)

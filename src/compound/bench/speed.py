@@ -207,7 +207,7 @@ def step(method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     model = build(method, FEATURES, TASK)
     optimizer = model.optimizer(TrainConfig(lr=RATE))
     batch = make_dataset(x, y, TASK, x_ood=x.flip(1))
-    model.start(batch, named_generator(0, "start"))
+    model.on_fit_start(batch, named_generator(0, "start"))
     streams = tuple(named_generator(k, "noise") for k in range(model.members))
 
     def call() -> None:
@@ -277,14 +277,14 @@ def laplace() -> tuple[Callable[[], None], Callable[[], None]]:
     y = torch.randint(CLASSES, (10_000,), generator=named_generator(3, "y"))
     model = build(Method("laplace", subset="last"), FEATURES, TASK)
     batch = make_dataset(x, y, TASK)
-    model.start(batch, named_generator(0, "start"))
+    model.on_fit_start(batch, named_generator(0, "start"))
     steps = [plain_step(*part) for part in zip(x.split(ROWS), y.split(ROWS), strict=True)]
 
     def epoch() -> None:
         for call in steps:
             call()
 
-    return lambda: model.finish(batch, named_generator(0, "finish")), epoch
+    return lambda: model.on_fit_end(batch, named_generator(0, "finish")), epoch
 
 
 def asking(model: Model, x: Tensor) -> Callable[[], None]:

@@ -131,7 +131,7 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
         told = stream(load_estimator(model), table, out, coverage, only, watch)
     speed = told.rows / max(told.seconds, 1e-9)
     click.echo(
-        f"{told.rows:,} rows, {told.strange:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+        f"{told.rows:,} rows, {told.n_ood:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
     )
 
 

@@ -47,7 +47,7 @@ def listing(data_dir: Path | None) -> list[State]:
 
 
 def fetch(
-    name: str, data_dir: Path | None, watch: Callable[[str, int, int], None] | None = None
+    name: str, data_dir: Path | None, callback: Callable[[str, int, int], None] | None = None
 ) -> list[Path]:
     """Get the files of a set that are missing, into the first folder that is looked in; `watch` is told path, bytes, all bytes."""
     if name not in SETS:
@@ -59,10 +59,10 @@ def fetch(
             raise ValueError(
                 f"{name} cannot be fetched: put {file.path} at {where} ({SETS[name].note}; sha256 {file.sha256})"
             )
-    return [_get(file, folders(data_dir)[0] / file.path, watch) for file in missing]
+    return [_get(file, folders(data_dir)[0] / file.path, callback) for file in missing]
 
 
-def _get(file: File, to: Path, watch: Callable[[str, int, int], None] | None) -> Path:
+def _get(file: File, to: Path, callback: Callable[[str, int, int], None] | None) -> Path:
     to.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
     temporary = Path(name)
@@ -73,8 +73,8 @@ def _get(file: File, to: Path, watch: Callable[[str, int, int], None] | None) ->
                 while part := answer.read(CHUNK):
                     out.write(part)
                     done += len(part)
-                    if watch is not None:
-                        watch(file.path, done, size)
+                    if callback is not None:
+                        callback(file.path, done, size)
             out.flush()
             os.fsync(out.fileno())
         if hashlib.sha256(content(temporary)).hexdigest() != file.sha256:

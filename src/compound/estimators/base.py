@@ -54,7 +54,7 @@ class Estimator(BaseEstimator, ABC):
     model_: Model
     encoder_: Encoder
     history_: History
-    strangeness_: OODDetector
+    ood_detector_: OODDetector
     seed_: int
     n_features_in_: int
 
@@ -165,9 +165,9 @@ class Estimator(BaseEstimator, ABC):
                 *([stack.enter_context(progress_bar("fit"))] if self.verbose else []),
             ]
             data = make_dataset(x, truth, task, weight, outside)
-            self.history_ = fit(self.model_, data, settings, self.seed_, watch=_to_all(watches))
-        self.strangeness_ = OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
-        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.strangeness_.far.buffers()):
+            self.history_ = fit(self.model_, data, settings, self.seed_, callback=_to_all(watches))
+        self.ood_detector_ = OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
+        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.ood_detector_.far.buffers()):
             tensor.data = (
                 tensor.data.contiguous()
             )  # as it will be loaded: products of another layout differ in the last bit
@@ -184,7 +184,7 @@ class Estimator(BaseEstimator, ABC):
     def ood_score(self, X: Any) -> Array:  # (rows,)
         """How unlike the training rows each row is: whitened distance from the nearest centre, higher = stranger."""
         check_is_fitted(self)
-        return self._strange(self._encoded(X))
+        return self._ood_scores(self._encoded(X))
 
     def is_ood(self, X: Any) -> Array:  # (rows,)
         """Which rows are stranger than all but a share `false_alarms` of ordinary ones."""
@@ -199,7 +199,7 @@ class Estimator(BaseEstimator, ABC):
     def threshold_(self) -> float:
         """The score beyond which a row counts as strange."""
         check_is_fitted(self)
-        return self.strangeness_.threshold
+        return self.ood_detector_.threshold
 
     def save(self, path: str | Path) -> None:
         """A directory with everything `load` needs: safetensors and JSON, with checksums."""
@@ -291,7 +291,7 @@ class Estimator(BaseEstimator, ABC):
         """Answers block by block, calibrated and in the units of y."""
         check_is_fitted(self)
         return (
-            first(sound(self._finished(answer)), rows)
+            first(sound(self._postprocess(answer)), rows)
             for answer, rows in blocks(self.model_, self._encoded(X), self.seed_)
         )
 
@@ -299,19 +299,19 @@ class Estimator(BaseEstimator, ABC):
         """A function of each row's answer. It sees whole blocks, so that a row's numbers do not depend on its neighbours."""
         check_is_fitted(self)
         parts = blocks(self.model_, self._encoded(X), self.seed_)
-        return torch.cat([what(sound(self._finished(answer)))[:rows] for answer, rows in parts])
+        return torch.cat([what(sound(self._postprocess(answer)))[:rows] for answer, rows in parts])
 
     @abstractmethod
-    def _finished(self, answer: Predictive) -> Predictive:
+    def _postprocess(self, answer: Predictive) -> Predictive:
         """A model's answer as the user gets it."""
 
     def _shaped(self, values: Tensor) -> Array:
         """As many axes as y had."""
         return values.numpy()
 
-    def _strange(self, x: Tensor) -> Array:
+    def _ood_scores(self, x: Tensor) -> Array:
         return (
-            torch.cat([self.strangeness_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
+            torch.cat([self.ood_detector_.scores(block)[:rows] for block, rows in padded(x)]).double().numpy()
         )
 
 

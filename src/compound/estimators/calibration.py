@@ -57,7 +57,7 @@ class ConformalIntervals:
         """How many rows vouch: effective ones, where weights differ."""
         return effective(self.weights[:, 0])
 
-    def reach(self, coverage: float) -> Tensor:  # (targets,)
+    def conformal_quantile(self, coverage: float) -> Tensor:  # (targets,)
         """How many standard deviations, on the predictive's own scale, the interval reaches to either side."""
         nominal, rows = float(ndtri((1 + coverage) / 2)), self.rows
         out = torch.full((self.scores.shape[1],), nominal, dtype=torch.float64)
@@ -89,7 +89,7 @@ class ConformalSets:
         """How many rows vouch: effective ones, where weights differ."""
         return effective(self.weights)
 
-    def reach(self, coverage: float) -> float:
+    def conformal_quantile(self, coverage: float) -> float:
         """Classes belong to the set of this coverage while those before them have no more probability than this."""
         rank = _rank(self.weights, coverage)
         return (

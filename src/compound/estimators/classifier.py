@@ -53,7 +53,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         Few of them (`n_calibration_`, for a coverage of 0.9 fewer than 9) vouch for the set of all classes only.
         """
         check_is_fitted(self)
-        reach = self.sets_.reach(coverage)
+        reach = self.sets_.conformal_quantile(coverage)
         return self._each(X, lambda answer: aps_score(answer.probs) <= reach).numpy()
 
     @property
@@ -63,7 +63,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     def predict_dist(self, X: Any) -> CategoricalPredictive:
         """The whole predictive: probabilities with the shares of their entropy, as tensors."""
-        return cast(CategoricalPredictive, Predictive.join(list(self._categories(X))))
+        return cast(CategoricalPredictive, Predictive.concat(list(self._categories(X))))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples)
         """Labels drawn from each row's predictive."""
@@ -135,5 +135,5 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         )
         self.sets_ = ConformalSets.fit(scores, seen)
 
-    def _finished(self, answer: Predictive) -> Predictive:
+    def _postprocess(self, answer: Predictive) -> Predictive:
         return self.temperature_(to_float64(cast(CategoricalPredictive, answer)))

@@ -162,7 +162,7 @@ class Encoder:
         return [asdict(column) for column in self.columns]
 
     @classmethod
-    def of(cls, words: Sequence[dict[str, Any]]) -> "Encoder":
+    def from_config(cls, words: Sequence[dict[str, Any]]) -> "Encoder":
         return cls(
             tuple(
                 Category(w["name"], tuple(w["values"]), w["rest"]) if "values" in w else Number(**w)

@@ -85,9 +85,9 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
         standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
         with _Fixed(), torch.no_grad():
             n = Draws.of(DRAWS[model.task.kind])
-            plain = model.answer(standard, n, named_generator(estimator.seed_, "ask"))
-            distance = estimator.strangeness_.scores(standard).double()
-        answer = estimator._finished(plain)
+            plain = model.predict_chunk(standard, n, named_generator(estimator.seed_, "ask"))
+            distance = estimator.ood_detector_.scores(standard).double()
+        answer = estimator._postprocess(plain)
         first = (answer.mean, answer.std) if isinstance(answer, GaussianPredictive) else (answer.probs,)  # type: ignore[attr-defined]
         return (*first, answer.total, answer.aleatoric, answer.epistemic, distance)
 

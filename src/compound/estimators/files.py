@@ -145,12 +145,12 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
         "target": getattr(estimator, "target_name_", None),  # where a table's column was learnt from
         "seed": estimator.seed_,
         "threshold": estimator.threshold_,
-        "promised": estimator.strangeness_.promised,
+        "promised": estimator.ood_detector_.promised,
         "history": history,
         "best_step": estimator.history_.best_step,
     }
     tensors = {f"model.{name}": tensor for name, tensor in estimator.model_.state_dict().items()}
-    tensors |= {f"far.{name}": tensor for name, tensor in estimator.strangeness_.far.state_dict().items()}
+    tensors |= {f"far.{name}": tensor for name, tensor in estimator.ood_detector_.far.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
         words |= {
             "shift": estimator.shift_.tolist(),
@@ -224,7 +224,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
         raise ValueError(
             f"{words['columns']} columns and the task {model['task']['kind']} do not fit {columns} columns and {kind}"
         )
-    encoder = Encoder.of(words["encoder"])
+    encoder = Encoder.from_config(words["encoder"])
     if encoder.width != inputs:
         raise ValueError(f"its columns make {encoder.width} numbers, the model takes {inputs}")
     if words["names"] and words["names"] != [column.name for column in encoder.columns]:
@@ -274,8 +274,8 @@ def _restored(bundle: persist.Bundle) -> Any:
     far = DistanceAwareNoise(words["model"]["inputs"])
     far.load_state_dict(_under(bundle.tensors, "far."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle.tensors, "model.")))
-    estimator.encoder_ = Encoder.of(words["encoder"])
-    estimator.strangeness_ = OODDetector(far, words["threshold"], words.get("promised", True))
+    estimator.encoder_ = Encoder.from_config(words["encoder"])
+    estimator.ood_detector_ = OODDetector(far, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
@@ -298,7 +298,7 @@ def _restored(bundle: persist.Bundle) -> Any:
             TemperatureScaler(words["temperature"]),
             ConformalSets(scores, weights),
         )
-    distances = estimator.strangeness_.scores(probe(words["model"]["inputs"], far.shift))
+    distances = estimator.ood_detector_.scores(probe(words["model"]["inputs"], far.shift))
     if not far.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")
     return estimator

@@ -61,7 +61,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
     def predict_dist(self, X: Any) -> GaussianPredictive:
         """The whole predictive: a mixture of Gaussians in the units of y, as tensors (draws, rows, targets)."""
-        return cast(GaussianPredictive, Predictive.join(list(self._gaussians(X))))
+        return cast(GaussianPredictive, Predictive.concat(list(self._gaussians(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
         """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py).
@@ -104,7 +104,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
     def _z(self, level: float) -> Tensor:  # (targets,)
         if abs(level - 0.5) < 1e-12:
             return torch.zeros(len(self.shift_), dtype=torch.float64)
-        reach = self.intervals_.reach(abs(2 * level - 1))
+        reach = self.intervals_.conformal_quantile(abs(2 * level - 1))
         return reach if level > 0.5 else -reach
 
     def _gaussians(self, X: Any) -> Iterator[GaussianPredictive]:
@@ -144,7 +144,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
             held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows]
         )
 
-    def _finished(self, answer: Predictive) -> Predictive:
+    def _postprocess(self, answer: Predictive) -> Predictive:
         exact = to_float64(cast(GaussianPredictive, answer))
         return exact.rescale(torch.from_numpy(self.shift_), torch.from_numpy(self.scale_))
 

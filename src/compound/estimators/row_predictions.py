@@ -57,7 +57,7 @@ def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0
     parts = []
     for answer, rows in _blocks(estimator, x):
         if isinstance(answer, GaussianPredictive):
-            reach = estimator.intervals_.reach(coverage)  # type: ignore[attr-defined]
+            reach = estimator.intervals_.conformal_quantile(coverage)  # type: ignore[attr-defined]
             ends = {
                 "lower": quantile(answer, -reach)[:, 0].numpy(),
                 "upper": quantile(answer, reach)[:, 0].numpy(),
@@ -73,7 +73,7 @@ def no_progress(done: int) -> None:
 
 
 def score_frame(
-    estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, watch: RowCallback = no_progress
+    estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, callback: RowCallback = no_progress
 ) -> RowScores:
     """`y` holds numbers, or places in `classes_`."""
     x, start = encoded(estimator, table), 0
@@ -83,14 +83,16 @@ def score_frame(
         start += len(own)
         parts.append(_cut({**_best(estimator, answer), **_doubts(answer)}, rows))
         truths.append(_compared(first(answer, rows), own))
-        watch(start)
+        callback(start)
     found = _with_ood_columns(estimator, x, parts)
     nll, error, far, brier = (np.concatenate(column) for column in zip(*truths, strict=True))
     if is_targets(estimator):
-        reach = [float(estimator.intervals_.reach(float(level))[0]) for level in levels]  # type: ignore[attr-defined]
+        reach = [float(estimator.intervals_.conformal_quantile(float(level))[0]) for level in levels]  # type: ignore[attr-defined]
         inside = far[:, None] <= np.array(reach)
     else:
-        inside = far[:, None] <= np.array([estimator.sets_.reach(float(level)) for level in levels])  # type: ignore[attr-defined]
+        inside = far[:, None] <= np.array(
+            [estimator.sets_.conformal_quantile(float(level)) for level in levels]
+        )  # type: ignore[attr-defined]
     return RowScores(found, nll, error, far, brier, levels, inside)
 
 
@@ -116,13 +118,13 @@ def epistemic(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
 
 def ood_scores(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
     """The score of strangeness of encoded rows."""
-    return estimator._strange(x)
+    return estimator._ood_scores(x)
 
 
 def _blocks(estimator: Estimator, x: Tensor) -> Iterator[tuple[Predictive, int]]:
     """Answers, padding included, and how many rows of each are meant: cut what was computed, not what it is computed from."""
     return (
-        (sound(estimator._finished(answer)), rows)
+        (sound(estimator._postprocess(answer)), rows)
         for answer, rows in blocks(estimator.model_, x, estimator.seed_)
     )
 
@@ -151,7 +153,7 @@ def _sets(estimator: Estimator, answer: Predictive, coverage: float) -> Array:
     """The classes of the conformal set, most probable first."""
     assert isinstance(answer, CategoricalPredictive)
     order = answer.probs.argsort(dim=-1, descending=True, stable=True)
-    reach = estimator.sets_.reach(coverage)  # type: ignore[attr-defined]
+    reach = estimator.sets_.conformal_quantile(coverage)  # type: ignore[attr-defined]
     within = (aps_score(answer.probs).gather(-1, order) <= reach).numpy()
     names = np.array([str(label) for label in estimator.classes_], dtype=object)  # type: ignore[attr-defined]
     return np.array(

@@ -61,11 +61,11 @@ def judged(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    judges: int = 100,
+    n_eval: int = 100,
 ) -> Curve:
     """The sound protocol, its directions given: `judges` fresh draws classify."""
-    return Curve.of(
-        [ask(model, _moved(front, x, moves, strength), judges, generator) for strength in strengths], y
+    return Curve.from_probs(
+        [ask(model, _moved(front, x, moves, strength), n_eval, generator) for strength in strengths], y
     )
 
 
@@ -97,7 +97,7 @@ def published(
         probs.append(
             torch.stack([ask(model, features[which[k]], 1, generator) for k in range(draws)]).mean(0)
         )
-    return Curve.of(probs, y)
+    return Curve.from_probs(probs, y)
 
 
 def _moved(front: FeatureExtractor, x: Tensor, moves: Tensor, strength: float) -> Tensor:  # (rows, features)

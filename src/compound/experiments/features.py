@@ -36,7 +36,7 @@ class FeatureExtractor:
     scale: Tensor  # (features,)
 
     @classmethod
-    def of(cls, extractor: nn.Module, features: Tensor) -> "FeatureExtractor":
+    def fit(cls, extractor: nn.Module, features: Tensor) -> "FeatureExtractor":
         """In units of these rows; a feature that is constant stays 0."""
         mean, scale = features.double().mean(0), features.double().std(0, correction=0)
         scale = torch.where(scale > 1e-6 * mean.abs(), scale, 1.0)
@@ -63,9 +63,9 @@ class FeatureCache:
         name: str,
         extractor: nn.Module,
         folder: Path,
-        watch: Callable[[FitProgress], None] | None = None,
+        callback: Callable[[FitProgress], None] | None = None,
     ):
-        self.extractor, self.folder, self.watch = extractor, folder, watch
+        self.extractor, self.folder, self.callback = extractor, folder, callback
         self.identity = digest(name, extractor.state_dict())
 
     def features(self, x: Tensor) -> Tensor:  # (rows, 3, 32, 32) bytes -> (rows, features)
@@ -124,5 +124,5 @@ class FeatureCache:
         return features
 
     def _tell(self, done: int, blocks: int, rate: float) -> None:
-        if self.watch is not None:
-            self.watch(FitProgress(done * BLOCK, blocks * BLOCK, float("nan"), float("nan"), rate * BLOCK))
+        if self.callback is not None:
+            self.callback(FitProgress(done * BLOCK, blocks * BLOCK, float("nan"), float("nan"), rate * BLOCK))

@@ -33,7 +33,7 @@ class Fgsm:
 
     name: str
     TITLE: str
-    known: ood.Ood  # whose models are attacked
+    in_dist: ood.Ood  # whose models are attacked
     kind: str = "methods"  # "methods", "samples" (several numbers of draws in training) or "strong" (stronger attacks)
     METHODS: tuple[str, ...] = tuple(ALL)
     ALL_METHODS: tuple[str, ...] = tuple(ALL)
@@ -42,11 +42,11 @@ class Fgsm:
 
     @property
     def DATA(self) -> tuple[str, ...]:
-        return self.known.known, self.known.outside
+        return self.in_dist.in_dist, self.in_dist.outliers
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        names = {self.known.known, f"{self.known.known}, as published"}
-        runs = [run for run in self.known.grid(preset, seeds, methods) if run.data in names]
+        names = {self.in_dist.in_dist, f"{self.in_dist.in_dist}, as published"}
+        runs = [run for run in self.in_dist.grid(preset, seeds, methods) if run.data in names]
         if self.kind == "samples":  # of a single network
             own = [
                 replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED else run
@@ -68,7 +68,7 @@ class Fgsm:
 
     def work(self, run: Run, place: RunContext) -> Outcome:
         preset = ood.preset_of(run)
-        model, test = self.known.trained(run, place)
+        model, test = self.in_dist.trained(run, place)
         model = (
             model.inner if isinstance(model, DistanceAware) else model
         )  # baselines as they are known, without far noise
@@ -102,7 +102,7 @@ class Fgsm:
     ) -> dict[str, Curve]:
         settings = replace(ood.BASE, steps=ood.STEPS[ood.preset_of(run)])
         plain = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(settings))
-        other, _ = self.known.trained(plain, place)
+        other, _ = self.in_dist.trained(plain, place)
         curves, single = {}, ood.without_far_noise(model)
         aim = robust.exact(single)
         for passes in PASSES:

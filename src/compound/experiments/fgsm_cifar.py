@@ -39,7 +39,7 @@ class Scale(NamedTuple):
 
     train: int
     test: int
-    strange: int  # of every other set; as many more of SVHN are a DPN's outliers
+    ood_sets: int  # of every other set; as many more of SVHN are a DPN's outliers
     attacked: int  # under the sound protocol
     published: int  # under the published one
     draws: int  # of the published one
@@ -58,8 +58,8 @@ class Sets(NamedTuple):
     test: Tensor
     y: Tensor  # (rows,)
     pixels: Tensor  # (rows, 3, 32, 32) in [0, 1]
-    outside: Tensor  # what a DPN is taught to doubt
-    strange: dict[str, Tensor]  # what is shown besides
+    outliers: Tensor  # what a DPN is taught to doubt
+    ood_sets: dict[str, Tensor]  # what is shown besides
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class FgsmCifar:
     def work(self, run: Run, place: RunContext) -> Outcome:
         scale = next(scale for scale in SCALES.values() if run.data.startswith(f"cifar10/{scale.train}/"))
         sets = _sets(run, place, scale)
-        outside = sets.outside if run.method == "dpn" else None
+        outside = sets.outliers if run.method == "dpn" else None
         model = fitted(
             run, place, make_dataset(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK
         )
         known = ood.answers(model, sets.test, run.seed)
-        strange = {name: ood.answers(model, z, run.seed) for name, z in sets.strange.items()}
+        strange = {name: ood.answers(model, z, run.seed) for name, z in sets.ood_sets.items()}
         numbers = {
             form: ood.measured(known[form], sets.y, {name: found[form] for name, found in strange.items()})
             for form in known
@@ -142,12 +142,12 @@ class FgsmCifar:
 def _sets(run: Run, place: RunContext, scale: Scale) -> Sets:
     name = extractor_of(run)
     network = extractor(name)
-    bank = FeatureCache(name, network, place.directory.parent / "cache" / "features", place.watch)
+    bank = FeatureCache(name, network, place.directory.parent / "cache" / "features", place.callback)
     train, test = (colour.load("cifar10", part, place.data_dir) for part in ("train", "test"))
     others = {name: _mixed(colour.load(name, "all", place.data_dir).x) for name in STRANGE}
     features = bank.features(train.x[: scale.train])
     weight = holdout_weights(scale.train, 1, 0.1, seed=0)[0]
-    front = FeatureExtractor.of(network, features[weight > 0])
+    front = FeatureExtractor.fit(network, features[weight > 0])
 
     def standard(x: Tensor) -> Tensor:
         return front.standard(bank.features(x))
@@ -160,8 +160,8 @@ def _sets(run: Run, place: RunContext, scale: Scale) -> Sets:
         test=standard(test.x[: scale.test]),
         y=test.y[: scale.test],
         pixels=colour.pixels(test.x[: scale.attacked]),
-        outside=standard(others["svhn"][-scale.strange :]),
-        strange={name: standard(x[: scale.strange]) for name, x in others.items()},
+        outliers=standard(others["svhn"][-scale.ood_sets :]),
+        ood_sets={name: standard(x[: scale.ood_sets]) for name, x in others.items()},
     )
 
 

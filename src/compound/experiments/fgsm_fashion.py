@@ -6,6 +6,6 @@ from compound.experiments.ood_fashion import EXPERIMENT as KNOWN
 EXPERIMENT = Fgsm(
     name="fgsm-fashion",
     TITLE="Fashion-MNIST under attack",
-    known=KNOWN,
+    in_dist=KNOWN,
     kind="methods",
 )

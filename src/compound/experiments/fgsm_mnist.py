@@ -6,6 +6,6 @@ from compound.experiments.ood_mnist import EXPERIMENT as KNOWN
 EXPERIMENT = Fgsm(
     name="fgsm-mnist",
     TITLE="MNIST under attack",
-    known=KNOWN,
+    in_dist=KNOWN,
     kind="methods",
 )

@@ -6,7 +6,7 @@ from compound.experiments.ood_mnist import EXPERIMENT as KNOWN
 EXPERIMENT = Fgsm(
     name="fgsm-strong",
     TITLE="Stronger attacks, and whether gradients are hidden",
-    known=KNOWN,
+    in_dist=KNOWN,
     kind="strong",
     METHODS=("ml-cdn", "vb-cdn", "map", "deep-ensemble", "mc-dropout", "vmg", "noisy-kfac"),
 )

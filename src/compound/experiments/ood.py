@@ -65,12 +65,12 @@ class Ood:
 
     name: str
     TITLE: str
-    known: str  # the set that is learnt
+    in_dist: str  # the set that is learnt
     main: str  # the set that is looked at first
-    strange: tuple[
+    ood_sets: tuple[
         str, ...
     ]  # all that is shown; "flipped" is the known set upside down, "noise" uniform noise
-    outside: str  # what a method that trains on outliers is given
+    outliers: str  # what a method that trains on outliers is given
     published: str = ""  # the table of published.json it is compared with
     METHODS: tuple[str, ...] = tuple(ALL)
     ALL_METHODS: tuple[str, ...] = tuple(ALL)
@@ -79,7 +79,7 @@ class Ood:
 
     @property
     def DATA(self) -> tuple[str, ...]:
-        return (self.known, self.outside, *(name for name in self.strange if name in images.PARTS))
+        return (self.in_dist, self.outliers, *(name for name in self.ood_sets if name in images.PARTS))
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = []
@@ -89,46 +89,48 @@ class Ood:
                 steps = min(STEPS[preset], ENOUGH.get(method, STEPS[preset]))
                 settings = replace(BASE, steps=steps, lr=rate, final_lr_ratio=end)
                 runs.append(
-                    Run(self.name, method, self.known, seed, OPTIONS.get(method, WIDE), asdict(settings))
+                    Run(self.name, method, self.in_dist, seed, OPTIONS.get(method, WIDE), asdict(settings))
                 )
                 if method == "ml-cdn":
-                    runs.append(replace(runs[-1], data=f"{self.known}, one member", options=ONE))
+                    runs.append(replace(runs[-1], data=f"{self.in_dist}, one member", options=ONE))
                 if method in PUBLISHED:
-                    data, settings = f"{self.known}, as published", replace(BASE, steps=STEPS[preset])
+                    data, settings = f"{self.in_dist}, as published", replace(BASE, steps=STEPS[preset])
                     runs.append(Run(self.name, method, data, seed, PUBLISHED[method], asdict(settings)))
         return runs
 
     def trained(self, run: Run, place: RunContext) -> tuple[Model, images.Images]:
         """The run's model, and the test set."""
-        train, test = (images.load(self.known, part, place.data_dir) for part in ("train", "test"))
+        train, test = (images.load(self.in_dist, part, place.data_dir) for part in ("train", "test"))
         weight = torch.ones(len(train.x))
         weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
-        outside = images.load(self.outside, "train", place.data_dir).x if run.method == "dpn" else None
+        outside = images.load(self.outliers, "train", place.data_dir).x if run.method == "dpn" else None
         return fitted(run, place, make_dataset(train.x, train.y, TASK, weight, outside), TASK), test
 
     def work(self, run: Run, place: RunContext) -> Outcome:
         model, test = self.trained(run, place)
         shown = {
-            name: some(self._pictures(name, test.x, run.seed, place.data_dir), run) for name in self.strange
+            name: some(self._pictures(name, test.x, run.seed, place.data_dir), run) for name in self.ood_sets
         }
-        found = {name: answers(model, x, run.seed) for name, x in {self.known: test.x, **shown}.items()}
+        found = {name: answers(model, x, run.seed) for name, x in {self.in_dist: test.x, **shown}.items()}
         numbers: dict[str, Any] = {}
         arrays: Numbers = {}
-        for form in found[self.known]:
+        for form in found[self.in_dist]:
             own = {name: answer[form] for name, answer in found.items()}
             arrays |= {f"entropy {form} {name}": answer.entropy().numpy() for name, answer in own.items()}
-            numbers[form] = measured(own.pop(self.known), test.y, own)
+            numbers[form] = measured(own.pop(self.in_dist), test.y, own)
         return Outcome(numbers, arrays)
 
-    def _pictures(self, name: str, known: Tensor, seed: int, data_dir: Path | None) -> Tensor:
+    def _pictures(self, name: str, in_dist: Tensor, seed: int, data_dir: Path | None) -> Tensor:
         if name == "flipped":
-            return images.flipped(known)
+            return images.flipped(in_dist)
         if name == "noise":
-            return torch.rand(len(known), known.shape[1], generator=named_generator(seed, "noise pictures"))
+            return torch.rand(
+                len(in_dist), in_dist.shape[1], generator=named_generator(seed, "noise pictures")
+            )
         return images.load(name, "test" if "test" in images.PARTS[name] else "all", data_dir).x
 
     def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
-        return draw_page(results, page, self.known, self.main, self.strange, self.published)
+        return draw_page(results, page, self.in_dist, self.main, self.ood_sets, self.published)
 
 
 def some(x: Tensor, run: Run) -> Tensor:
@@ -166,22 +168,22 @@ def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredicti
 
 
 def measured(
-    known: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]
+    in_dist: CategoricalPredictive, y: Tensor, strange: dict[str, CategoricalPredictive]
 ) -> dict[str, Any]:
     numbers: dict[str, Any] = {
-        "accuracy": metrics.accuracy(known, y),
-        "nll": metrics.nll(known, y),
-        "brier": metrics.brier(known, y),
-        "ece": metrics.ece(known, y),
-        "mmc_in": metrics.mmc(known),
+        "accuracy": metrics.accuracy(in_dist, y),
+        "nll": metrics.nll(in_dist, y),
+        "brier": metrics.brier(in_dist, y),
+        "ece": metrics.ece(in_dist, y),
+        "mmc_in": metrics.mmc(in_dist),
     }
     for name, answer in strange.items():
-        entropies = known.entropy(), answer.entropy()
+        entropies = in_dist.entropy(), answer.entropy()
         numbers[name] = {
             "mmc_out": metrics.mmc(answer),
             "auroc": metrics.auroc(*entropies),
-            "auroc_confidence": metrics.auroc(-known.confidence, -answer.confidence),
-            "auroc_epistemic": metrics.auroc(known.epistemic, answer.epistemic),
+            "auroc_confidence": metrics.auroc(-in_dist.confidence, -answer.confidence),
+            "auroc_epistemic": metrics.auroc(in_dist.epistemic, answer.epistemic),
             "aupr": metrics.aupr(*entropies),
             "fpr95": metrics.fpr95(*entropies),
         }

@@ -5,8 +5,8 @@ from compound.experiments.ood import Ood
 EXPERIMENT = Ood(
     name="ood-fashion",
     TITLE="Fashion-MNIST and itself upside down",
-    known="fashion-mnist",
+    in_dist="fashion-mnist",
     main="flipped",
-    strange=("flipped", "notmnist", "mnist", "omniglot", "noise"),
-    outside="mnist",
+    ood_sets=("flipped", "notmnist", "mnist", "omniglot", "noise"),
+    outliers="mnist",
 )

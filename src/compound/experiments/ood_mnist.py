@@ -5,9 +5,9 @@ from compound.experiments.ood import Ood
 EXPERIMENT = Ood(
     name="ood-mnist",
     TITLE="MNIST and notMNIST: doubt about letters",
-    known="mnist",
+    in_dist="mnist",
     main="notmnist",
-    strange=("notmnist", "fashion-mnist", "omniglot", "flipped", "noise"),
-    outside="fashion-mnist",
+    ood_sets=("notmnist", "fashion-mnist", "omniglot", "flipped", "noise"),
+    outliers="fashion-mnist",
     published="table_1_mnist_notmnist",
 )

@@ -31,16 +31,16 @@ Of = Callable[[dict[str, Any]], float]
 
 
 def draw_page(
-    results: Sequence[Result], page: Page, known: str, main: str, strange: Sequence[str], published: str
+    results: Sequence[Result], page: Page, in_dist: str, main: str, strange: Sequence[str], published: str
 ) -> list[Claim]:
     name = results[0].run.experiment
     page.text(
-        f"A 784-100-10 network learns {known} and is shown {', '.join(strange)}. It should know the first and doubt the rest. MMC is the "
+        f"A 784-100-10 network learns {in_dist} and is shown {', '.join(strange)}. It should know the first and doubt the rest. MMC is the "
         "mean maximal confidence, AUROC the probability that a strange picture has more entropy than a known one."
     )
     groups = grouped(results)
-    curves = _curves(results, known, main)
-    words = f"Share of pictures with at most this entropy, {known} test set (left) and {main} (right); largest: 2.303 nats. "
+    curves = _curves(results, in_dist, main)
+    words = f"Share of pictures with at most this entropy, {in_dist} test set (left) and {main} (right); largest: 2.303 nats. "
     words += "Legend: accuracy in per cent, the most doubtful about strange pictures first. Grey: the compound density networks again."
     rows: list[list[Cell]] = [
         [curve.label, curve.seed, of, float(x), float(y)]
@@ -50,10 +50,14 @@ def draw_page(
     ]
     if curves:
         page.picture(
-            name, _figure(curves, known, main), words, ("form", "seed", "pictures", "entropy", "share"), rows
+            name,
+            _figure(curves, in_dist, main),
+            words,
+            ("form", "seed", "pictures", "entropy", "share"),
+            rows,
         )
     page.table(
-        *_first_table(groups, main, published), f"{known} against {main}; mean ± standard error over seeds"
+        *_first_table(groups, main, published), f"{in_dist} against {main}; mean ± standard error over seeds"
     )
     page.data(f"{name}-table-1", *_first_data(groups, main, published))
     columns = [f"{one}, {WORDS[key]}" for one in strange for key in ("mmc_out", "auroc")]
@@ -69,7 +73,7 @@ def draw_page(
         rows,
         f"More about {main}",
     )
-    bars = _bars(groups, known)
+    bars = _bars(groups, in_dist)
     if bars:
         page.bars(bars, "Means over seeds against the bars")
     return bars
@@ -171,7 +175,7 @@ class _Curve(NamedTuple):
     lines: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]  # set -> entropy, share
 
 
-def _curves(results: Sequence[Result], known: str, main: str) -> list[_Curve]:
+def _curves(results: Sequence[Result], in_dist: str, main: str) -> list[_Curve]:
     """One for each form, of its first seed."""
     curves: dict[str, _Curve] = {}
     for result in sorted(results, key=lambda one: one.run.seed):
@@ -180,7 +184,7 @@ def _curves(results: Sequence[Result], known: str, main: str) -> list[_Curve]:
             if label in curves or "one member" in label:
                 continue
             lines = {}
-            for name in (known, main):
+            for name in (in_dist, main):
                 values = np.sort(result.arrays[f"entropy {form} {name}"])
                 place = np.unique(np.linspace(0, len(values) - 1, min(POINTS, len(values))).astype(int))
                 lines[name] = values[place], (place + 1) / len(values)
@@ -193,7 +197,7 @@ def _curves(results: Sequence[Result], known: str, main: str) -> list[_Curve]:
     return list(curves.values())
 
 
-def _figure(curves: Sequence[_Curve], known: str, main: str) -> Figure:
+def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
     families = [name for name in FAMILIES if any(family(curve.method) == name for curve in curves)]
     figure = Figure(figsize=(11, 3.6 * len(families)), layout="constrained")
     axes = figure.subplots(len(families), 2, sharex=True, sharey=True, squeeze=False)
@@ -201,7 +205,7 @@ def _figure(curves: Sequence[_Curve], known: str, main: str) -> Figure:
         own = sorted(
             (curve for curve in curves if family(curve.method) == name), key=lambda curve: -curve.doubt
         )
-        for panel, of in zip(row, (known, main), strict=True):
+        for panel, of in zip(row, (in_dist, main), strict=True):
             if name != CDNS:
                 for curve in curves:
                     if family(curve.method) == CDNS and not curve.form:
@@ -251,18 +255,15 @@ LIMITS: dict[str, dict[str, dict[tuple[str, ...], tuple[float, str]]]] = {
 }
 
 
-def _bars(groups: Group, known: str) -> list[Claim]:
+def _bars(groups: Group, in_dist: str) -> list[Claim]:
     bars = []
-    for label, limits in LIMITS.get(known, {}).items():
+    for label, limits in LIMITS.get(in_dist, {}).items():
         for path, (limit, sense) in limits.items():
             if label in groups:
                 value = fmean(at(*path)(metrics) for metrics in groups[label])
-                bars.append(
-                    Claim(
-                        f"{label}: {', '.join(WORDS.get(word, word) for word in path)}", value, limit, sense
-                    )
-                )  # type: ignore[arg-type]
-    if known == "fashion-mnist" and {"map", "ml-cdn + far noise"} <= set(groups):
+                words = ", ".join(WORDS.get(word, word) for word in path)
+                bars.append(Claim(f"{label}: {words}", value, limit, sense))  # type: ignore[arg-type]
+    if in_dist == "fashion-mnist" and {"map", "ml-cdn + far noise"} <= set(groups):
         lost = fmean(m["accuracy"] for m in groups["map"]) - fmean(
             m["accuracy"] for m in groups["ml-cdn + far noise"]
         )

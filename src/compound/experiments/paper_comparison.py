@@ -32,7 +32,7 @@ class Value(NamedTuple):
     seeds: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Value":
+    def from_values(cls, values: Iterable[float]) -> "Value":
         found = list(values)
         return cls(fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None, len(found))
 
@@ -96,7 +96,11 @@ def _table_1(groups: ood_page.Group) -> list[Finding]:
     paper = ood_page.paper_table(TABLE)
 
     def value(label: str, *path: str) -> Value | None:
-        return Value.of(ood_page.at(*path)(metrics) for metrics in groups[label]) if label in groups else None
+        return (
+            Value.from_values(ood_page.at(*path)(metrics) for metrics in groups[label])
+            if label in groups
+            else None
+        )
 
     auroc = {label: value(label, "notmnist", "auroc") for label in groups}
     baselines = {name: v for name in paper if name != "vb-cdn" and (v := auroc.get(name)) is not None}
@@ -150,7 +154,7 @@ def _table_1(groups: ood_page.Group) -> list[Finding]:
 
 def _curve(found: Sequence[dict[str, Any]], protocol: str, key: str, place: int) -> Value | None:
     values = [metrics[protocol][key][place] for metrics in found if protocol in metrics]
-    return Value.of(values) if values else None
+    return Value.from_values(values) if values else None
 
 
 def _attacks(groups: fgsm_page.Groups, words: str) -> list[Finding]:
@@ -221,4 +225,6 @@ def _strong(groups: fgsm_page.Groups) -> list[Finding]:
 def _lowest(found: Sequence[dict[str, Any]], protocol: str) -> Value:
     """The mean accuracy at the strength where it is lowest."""
     curves = [metrics[protocol]["accuracy"] for metrics in found]
-    return min((Value.of(values) for values in zip(*curves, strict=True)), key=lambda value: value.mean)
+    return min(
+        (Value.from_values(values) for values in zip(*curves, strict=True)), key=lambda value: value.mean
+    )

@@ -51,7 +51,7 @@ def clock(directory: Path) -> Clock:
 
 
 def writer(
-    directory: Path, own: Clock, watch: Callable[[FitProgress], None] | None
+    directory: Path, own: Clock, callback: Callable[[FitProgress], None] | None
 ) -> Callable[[FitProgress], None]:
     """A `watch` that passes everything on and writes now and then."""
     last = time.monotonic()
@@ -63,8 +63,8 @@ def writer(
         if now - last >= ALL_METHODS:
             last = now
             _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.rate_per_second})
-        if watch is not None:
-            watch(seen)
+        if callback is not None:
+            callback(seen)
 
     return told
 

@@ -31,7 +31,7 @@ class Curve(NamedTuple):
     entropy: list[float]  # mean, in nats
 
     @classmethod
-    def of(cls, probs: Sequence[Tensor], y: Tensor) -> "Curve":
+    def from_probs(cls, probs: Sequence[Tensor], y: Tensor) -> "Curve":
         """From mean probabilities (rows, classes) at every strength."""
         return cls(
             [(p.argmax(-1) == y).double().mean().item() for p in probs],
@@ -81,7 +81,7 @@ def label_loss(
 
     def function(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)  # one set of draws, for all rows alike
-        return loss(cast(CategoricalPredictive, model.answer(x, Draws.of(draws), generator)), y)
+        return loss(cast(CategoricalPredictive, model.predict_chunk(x, Draws.of(draws), generator)), y)
 
     return function
 
@@ -110,7 +110,7 @@ def published(
             brighter, darker = (x + strength).clamp(*RANGE), (x - strength).clamp(*RANGE)
             image = up * brighter + down * darker + (1 - up - down) * x  # the average of the clipped images
             sums[number] = sums[number] + ask(model, image, 1, generator) / draws
-    return Curve.of(sums, y)
+    return Curve.from_probs(sums, y)
 
 
 def sound(
@@ -121,13 +121,13 @@ def sound(
     strengths: Sequence[float],
     generator: Generator,
     draws: int = 10,
-    judges: int = 100,
+    n_eval: int = 100,
     loss: Loss = odds,
 ) -> Curve:
     """`draws` is T; `judges` fresh draws classify. The attack sees `aim`: the exact model, without far noise, which changes no label."""
     moves = signs(aim, x, y, draws, generator, loss)
-    return Curve.of(
-        [ask(model, (x + strength * moves).clamp(*RANGE), judges, generator) for strength in strengths], y
+    return Curve.from_probs(
+        [ask(model, (x + strength * moves).clamp(*RANGE), n_eval, generator) for strength in strengths], y
     )
 
 
@@ -136,7 +136,7 @@ def transferred(
 ) -> Curve:
     """Images made against another network."""
     moves = signs(other, x, y, 10, generator)
-    return Curve.of(
+    return Curve.from_probs(
         [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
     )
 
@@ -146,7 +146,7 @@ def random_signs(
 ) -> Curve:
     """A control that knows nothing of the model."""
     moves = torch.randint(2, x.shape, generator=generator, dtype=x.dtype) * 2 - 1
-    return Curve.of(
+    return Curve.from_probs(
         [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
     )
 
@@ -169,13 +169,15 @@ def multi_step(
         for pixels, labels in zip(x.to(precision(aim)).split(ROWS), y.split(ROWS), strict=True):
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
-                return odds(cast(CategoricalPredictive, aim.answer(x, Draws.of(draws), generator)), labels)
+                return odds(
+                    cast(CategoricalPredictive, aim.predict_chunk(x, Draws.of(draws), generator)), labels
+                )
 
             parts.append(
                 pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE).to(x.dtype)
             )
         probs.append(ask(model, torch.cat(parts), 100, generator))
-    return Curve.of(probs, y)
+    return Curve.from_probs(probs, y)
 
 
 def silent(model: Model, x: Tensor, y: Tensor, generator: Generator) -> float:

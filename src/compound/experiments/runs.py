@@ -84,7 +84,7 @@ class RunContext(NamedTuple):
 
     directory: Path
     data_dir: Path | None = None
-    watch: Callable[[FitProgress], None] | None = None
+    callback: Callable[[FitProgress], None] | None = None
     clock: Clock | None = None
     wait: bool = True  # for a fit that another process works on, or raise Busy
 
@@ -109,7 +109,7 @@ def perform(
     work: Work,
     root: Path,
     data_dir: Path | None = None,
-    watch: Callable[[FitProgress], None] | None = None,
+    callback: Callable[[FitProgress], None] | None = None,
     wait: bool = True,
 ) -> Result:
     """The result of a run: read where it is finished, else worked for.
@@ -124,7 +124,9 @@ def perform(
             _claim(run, directory)
             clock = progress.clock(directory)
             try:
-                place = RunContext(directory, data_dir, progress.writer(directory, clock, watch), clock, wait)
+                place = RunContext(
+                    directory, data_dir, progress.writer(directory, clock, callback), clock, wait
+                )
                 _finish(directory, work(run, place), clock)
             except Busy:
                 raise
@@ -253,7 +255,12 @@ def fitted(run: Run, place: RunContext, data: Batch, task: Task) -> Model:
         sweep(home)
         checkpoint = home / "checkpoint.safetensors"
         history = fit(
-            model, data, TrainConfig(**run.settings), seed=run.seed, checkpoint=checkpoint, watch=place.watch
+            model,
+            data,
+            TrainConfig(**run.settings),
+            seed=run.seed,
+            checkpoint=checkpoint,
+            callback=place.callback,
         )
         history.save_csv(place.directory / "history.csv")
     return model

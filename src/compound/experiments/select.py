@@ -34,7 +34,7 @@ class Select:
 
     name: str
     TITLE: str
-    known: ood.Ood  # whose models are fitted
+    in_dist: ood.Ood  # whose models are fitted
     METHODS: tuple[str, ...] = (METHOD,)
     ALL_METHODS: tuple[str, ...] = (METHOD,)
     PRESETS: tuple[str, ...] = tuple(ood.STEPS)
@@ -42,19 +42,19 @@ class Select:
 
     @property
     def DATA(self) -> tuple[str, ...]:
-        return self.known.known, self.known.outside
+        return self.in_dist.in_dist, self.in_dist.outliers
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = [
             replace(run, experiment=self.name)
-            for run in self.known.grid(preset, seeds, methods)
-            if run.data != self.known.known
+            for run in self.in_dist.grid(preset, seeds, methods)
+            if run.data != self.in_dist.in_dist
         ]
         return [with_lambda(run, lam) for run in runs for lam in LAMBDAS]
 
     def work(self, run: Run, place: RunContext) -> Outcome:
-        model, _ = self.known.trained(run, place)
-        train = images.load(self.known.known, "train", place.data_dir)
+        model, _ = self.in_dist.trained(run, place)
+        train = images.load(self.in_dist.in_dist, "train", place.data_dir)
         x, y = train.x[-ood.HELD_OUT :], train.y[-ood.HELD_OUT :]
         answer = cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "validation")))
         return Outcome(

@@ -6,5 +6,5 @@ from compound.experiments.select import Select
 EXPERIMENT = Select(
     name="select-fashion",
     TITLE="Fashion-MNIST: λ of ml-cdn, chosen on held-out rows",
-    known=KNOWN,
+    in_dist=KNOWN,
 )

@@ -6,5 +6,5 @@ from compound.experiments.select import Select
 EXPERIMENT = Select(
     name="select-mnist",
     TITLE="MNIST: λ of ml-cdn, chosen on held-out rows",
-    known=KNOWN,
+    in_dist=KNOWN,
 )

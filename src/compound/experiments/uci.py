@@ -195,7 +195,7 @@ def _honest(intervals: ConformalIntervals | None, answer: GaussianPredictive, y:
     """How far the calibrated interval of coverage 0.9 reaches, and the share of rows inside."""
     if intervals is None:
         return {}
-    reach = intervals.reach(0.9)
+    reach = intervals.conformal_quantile(0.9)
     return {
         "reach": float(reach),
         "coverage_calibrated": (score(to_float64(answer), y.double()) <= reach).double().mean().item(),

@@ -153,9 +153,7 @@ def wins(found: Found, sets: Sequence[str], methods: Sequence[str]) -> list[str]
         )
         if len(nll) < 2:
             continue
-        best, sharp = (
-            min(numbers, key=lambda m, numbers=numbers: fmean(numbers[m])) for numbers in (nll, rmse)
-        )  # type: ignore[misc]
+        best, sharp = (min((fmean(values), m) for m, values in numbers.items())[1] for numbers in (nll, rmse))
         level = [m for m in nll if m != best and not _apart(nll[best], nll[m])]
         count = len(nll[best])
         beyond = f", level with {', '.join(level)}" if level else ", ahead of all others"

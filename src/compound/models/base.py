@@ -55,7 +55,7 @@ class Model(nn.Module, ABC):
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
     source: ClassVar[str]  # who published it
-    shares: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
+    components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     config: Any  # those of this model
     inputs: int
     task: Task
@@ -64,10 +64,10 @@ class Model(nn.Module, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """Every method computes in full precision, also where its caller has autocast on."""
         super().__init_subclass__(**options)
-        for name in {"start", "loss", "answer", "nll", "finish"} & vars(cls).keys():
+        for name in {"on_fit_start", "loss", "predict_chunk", "nll", "on_fit_end"} & vars(cls).keys():
             setattr(cls, name, full_precision(vars(cls)[name]))
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Once, before training: constants from the training rows."""
 
     @abstractmethod
@@ -75,12 +75,12 @@ class Model(nn.Module, ABC):
         """The objective on a batch; `generator` is one stream, or one per member."""
 
     @abstractmethod
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         """The predictive of one chunk of rows. Noise is shared by all rows, so a row's answer does not depend on its neighbours."""
 
     @abstractmethod
     def floats_per_row(self, n: Draws) -> int:
-        """How many numbers `answer` holds per row at its peak: the chunk size follows from it."""
+        """How many numbers `predict_chunk` holds per row at its peak: the chunk size follows from it."""
 
     @torch.no_grad()
     def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
@@ -89,8 +89,8 @@ class Model(nn.Module, ABC):
         weight = torch.ones_like(values) if batch.weight is None else batch.weight
         return ((weight * values).sum(-1) / weight.sum(-1)).reshape(-1)
 
-    def finish(self, data: Batch, generator: Generator) -> None:
-        """Once, after training, on the same rows as `start`: far noise, Laplace, temperature."""
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        """Once, after training, on the same rows as `on_fit_start`: far noise, Laplace, temperature."""
 
     def lr_multipliers(self) -> dict[str, float]:
         """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""
@@ -123,11 +123,11 @@ class Model(nn.Module, ABC):
         state = generator.get_state()
         for chunk in x.split(rows):
             generator.set_state(state)  # every chunk sees the same noise
-            yield self.answer(chunk, n, generator)
+            yield self.predict_chunk(chunk, n, generator)
 
     def predict(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Predictive:
         """The predictive distribution of every row of x, from n draws."""
-        return Predictive.join(list(self.predict_chunks(x, n, generator, memory)))
+        return Predictive.concat(list(self.predict_chunks(x, n, generator, memory)))
 
 
 def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)

@@ -110,7 +110,7 @@ class Latents(nn.Module):
         self.rho = nn.Parameter(torch.zeros(0, latents, dtype=torch.float32))
         self.register_buffer("size", torch.zeros((), dtype=torch.float32))
 
-    def start(self, rows: int, size: int) -> None:
+    def on_fit_start(self, rows: int, size: int) -> None:
         self._resize(rows)
         self.size.fill_(size)
 
@@ -198,7 +198,7 @@ class BNNLV(Model):
     method = "bnn-lv"
     Config = BNNLVConfig
     source = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
-    shares = ("component", "mixing", "posterior")
+    components = ("component", "mixing", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: BNNLVConfig, seed: int = 0):
         super().__init__()
@@ -221,10 +221,10 @@ class BNNLV(Model):
     def layers(self) -> list[Weights]:
         return cast(list[Weights], list(self.stack))
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         seen = train_mask(data)
-        self.head.start(data.y[seen])
-        self.latents.start(int(data.index.max()) + 1, int(seen.sum()))
+        self.head.on_fit_start(data.y[seen])
+        self.latents.on_fit_start(int(data.index.max()) + 1, int(seen.sum()))
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
         parts = (
@@ -276,7 +276,7 @@ class BNNLV(Model):
             total = weighted_row_mean(energy(exponents, alpha), batch.weight)
         return Loss(total.sum(), nll.detach(), (total - nll).detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         step = max(1, 2048 // len(x))  # draws of z computed together
         outer = []
         for _ in range(n.outer):

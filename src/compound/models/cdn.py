@@ -111,8 +111,8 @@ class _CDN(Model):
     def _shared(self) -> tuple[int, int]:
         """In how many parts of the S draws ψ is shared, by hidden maps and by heads."""
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.likelihood.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -177,7 +177,7 @@ class _CDN(Model):
         outer = math.ceil(n.outer / self.members)
         return Draws(outer, n.inner) if self.bayes else Draws(1, outer * n.inner)
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = self._draws(x, self._divide(n), generator)
         t = self.far(clamp_inputs(x)) if self.far.fitted else None
         return self.likelihood.predictive(draws, t)
@@ -194,7 +194,7 @@ class _CDN(Model):
         return -weighted_row_mean(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
 
     @torch.no_grad()
-    def finish(self, data: Batch, generator: Generator) -> None:
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
         """Fit τ and the far noise on rows that members held out (on training rows where none did); nothing learnt changes."""
         weight = (
             torch.ones(self.members, len(data), dtype=torch.float32)
@@ -228,7 +228,7 @@ class MLCDN(_CDN):
 
     method = "ml-cdn"
     source = "Kristiadi, Däubener and Fischer (2019)"
-    shares = ("component", "mixing", "posterior")  # the posterior share: between members, and far noise
+    components = ("component", "mixing", "posterior")  # the posterior share: between members, and far noise
     bayes = False
     Config = MLConfig
 
@@ -253,7 +253,7 @@ class VBCDN(_CDN):
 
     method = "vb-cdn"
     source = "Kristiadi, Däubener and Fischer (2019)"
-    shares = ("component", "mixing", "posterior")
+    components = ("component", "mixing", "posterior")
     bayes = True
     Config = VBConfig
 

@@ -44,8 +44,8 @@ class DeepEnsemble(Model):
     method = "deep-ensemble"
     Config = DeepEnsembleConfig
     source = "Lakshminarayanan et al. (2017)"
-    shares = ("component", "posterior")
-    reach: Tensor  # (inputs,) ε
+    components = ("component", "posterior")
+    fgsm_eps: Tensor  # (inputs,) ε
 
     def __init__(self, inputs: int, task: Task, config: DeepEnsembleConfig, seed: int = 0):
         super().__init__()
@@ -61,13 +61,13 @@ class DeepEnsemble(Model):
         self.head = head(task, self.members, config.noise, config.variance)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
-        self.register_buffer("reach", torch.zeros(inputs, dtype=torch.float32))
+        self.register_buffer("fgsm_eps", torch.zeros(inputs, dtype=torch.float32))
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         rows = train_mask(data)
-        self.head.start(data.y[rows])
+        self.head.on_fit_start(data.y[rows])
         x = clamp_inputs(data.x[rows])
-        self.reach.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
+        self.fgsm_eps.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -81,14 +81,14 @@ class DeepEnsemble(Model):
         total = nll
         if self.config.adversarial:
             x = clamp_inputs(batch.x).expand(self.members, -1, -1)
-            attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.reach)  # (members, rows, inputs)
+            attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.fgsm_eps)  # (members, rows, inputs)
             total = total - weighted_row_mean(self.log_prob(attacked, batch.y), batch.weight)
         if not self.config.precision:
             return Loss(total.sum(), nll.detach(), torch.zeros_like(nll))
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)
         return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
 
     def floats_per_row(self, n: Draws) -> int:

@@ -24,7 +24,7 @@ from compound.types import Batch, Task
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
 ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from luck
-JUDGES = 2000  # rows that far noise is chosen on
+MAX_CALIBRATION_ROWS = 2000  # rows that far noise is chosen on
 SHARES = 10  # distances that one of them stands for, at most
 
 
@@ -83,11 +83,11 @@ def calibration_rows(data: Batch, held: Tensor, generator: Generator) -> Tensor:
     """Rows to judge by: those somebody held out, of held (members, rows); any rows where nobody did."""
     some = held.any(0)
     order = torch.randperm(len(data), generator=generator)
-    return (order[some[order]] if bool(some.any()) else order)[:JUDGES]
+    return (order[some[order]] if bool(some.any()) else order)[:MAX_CALIBRATION_ROWS]
 
 
 def fit_distance(
-    far: DistanceAwareNoise, data: Batch, judges: Tensor, generator: Generator
+    far: DistanceAwareNoise, data: Batch, calibration: Tensor, generator: Generator
 ) -> Tensor:  # (1 + shares, judges)
     """Fit `far` on the training rows; distances of the judging rows, from what was learnt without them, and those they stand for.
 
@@ -97,13 +97,13 @@ def fit_distance(
     seen = train_mask(data).nonzero().squeeze(-1)
     away = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
     away[seen] = far.fit(clamp_inputs(data.x[seen]), generator)
-    fresh = judges[away[judges].isnan()]  # rows no member trained on
+    fresh = calibration[away[calibration].isnan()]  # rows no member trained on
     away[fresh] = far.distance(clamp_inputs(data.x[fresh]))
-    distance, known = away[judges], away[~away.isnan()]
-    shares = min(SHARES, JUDGES // len(judges), len(known) // len(judges))
+    distance, known = away[calibration], away[~away.isnan()]
+    shares = min(SHARES, MAX_CALIBRATION_ROWS // len(calibration), len(known) // len(calibration))
     if shares < 2:
         return distance.unsqueeze(0)
-    levels = torch.arange(0.5, shares * len(judges)) / (shares * len(judges))
+    levels = torch.arange(0.5, shares * len(calibration)) / (shares * len(calibration))
     quantiles = (
         torch.quantile(known.double(), levels.double()).to(known.dtype).reshape(-1, shares)
     )  # (judges, shares)
@@ -127,8 +127,8 @@ class DistanceAware(Model):
             "unit", torch.ones(self.task.size if self.task.kind == "regression" else 1, dtype=torch.float32)
         )
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.inner.start(data, generator)
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.inner.on_fit_start(data, generator)
         if self.task.kind == "regression":
             spread = data.y[train_mask(data)].double().std(0, correction=0)
             self.unit.copy_(self.strength * torch.where(spread > 0, spread, 1.0))
@@ -143,8 +143,8 @@ class DistanceAware(Model):
         return self.inner.optimizer(settings)
 
     @torch.no_grad()
-    def finish(self, data: Batch, generator: Generator) -> None:
-        self.inner.finish(data, generator)
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        self.inner.on_fit_end(data, generator)
         held = (
             data.weight.reshape(-1, len(data)) == 0
             if data.weight is not None
@@ -162,8 +162,8 @@ class DistanceAware(Model):
 
         choose_ramp(self.far, self.task, fit_distance(self.far, data, judges, generator), scores)
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        plain = self.inner.answer(x, n, generator)
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        plain = self.inner.predict_chunk(x, n, generator)
         if isinstance(plain, GaussianPredictive):
             plain = self.limits(plain)
         return self._noisy(plain, self.far(clamp_inputs(x))) if self.far.fitted else plain

@@ -50,7 +50,7 @@ class DPNConfig:
         None  # P (forward) or T (reverse) of rows of the data; None: 1000, 100 for classes with reverse
     )
     smoothing: float = 0.01  # e, classes with forward: what b_y gives every other class
-    outside: float = 1.0  # γ, weight of the rows from outside
+    ood_weight: float = 1.0  # γ, weight of the rows from outside
     cross_entropy: float = 0.0  # c, classes: weight of the negative log-likelihood beside the divergences
     kappa: float = 0.01  # κ₀, targets: how many observations of the mean the prior is worth
 
@@ -61,7 +61,7 @@ class DPN(Model):
     method = "dpn"
     Config = DPNConfig
     source = "Malinin and Gales (2018)"
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
@@ -85,9 +85,9 @@ class DPN(Model):
             (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
         )
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         _outside(data)
-        self.head.start(data.y[train_mask(data)])
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         x = batch.x.new_empty(len(batch) + len(_outside(batch)), self.inputs)
@@ -98,11 +98,11 @@ class DPN(Model):
         inside, outside = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
         kl = (
-            weighted_row_mean(inside, batch.weight) + self.config.outside * outside.mean(-1)
+            weighted_row_mean(inside, batch.weight) + self.config.ood_weight * outside.mean(-1)
         ) / self.config.concentration
         return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[0])
 
     def floats_per_row(self, n: Draws) -> int:
@@ -116,7 +116,7 @@ class _Head(nn.Module, ABC):
     share: float  # weight of the negative log-likelihood in the loss
     numbers: int  # held per row while predicting
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         """Constants from the training rows."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class _NormalWishart(_Head):
         self.register_buffer("variance", torch.ones(targets, dtype=torch.float32))
         self.register_buffer("floor", torch.zeros(targets, dtype=torch.float32))
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         spread = y.double().var(0, correction=0)
         self.mean.copy_(y.double().mean(0))
         self.variance.copy_(torch.where(spread > 0, spread, 1.0))
@@ -301,7 +301,7 @@ def _check(config: Any, task: Task) -> None:
     for name in ("concentration", "kappa"):
         if not 0 < getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number above 0")
-    for name in ("outside", "cross_entropy"):
+    for name in ("ood_weight", "cross_entropy"):
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number >= 0")
     if config.divergence == "forward" and not 0 < config.smoothing < 1 / task.size:

@@ -23,7 +23,7 @@ class Head(nn.Module, ABC):
 
     outputs: int  # of the network
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         """Constants from the training rows."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Softmax(Head):
         return functional.cross_entropy(f, y) if weight is None and f.ndim == 2 else super().nll(f, y, weight)
 
     def predictive(self, f: Tensor) -> CategoricalPredictive:
-        return CategoricalPredictive.of(torch.log_softmax(f.flatten(0, 1), -1), len(f))
+        return CategoricalPredictive.from_draws(torch.log_softmax(f.flatten(0, 1), -1), len(f))
 
 
 class HomoscedasticGaussian(Floored, Head):
@@ -86,7 +86,7 @@ class HomoscedasticGaussian(Floored, Head):
         if self.fixed:  # a given noise is taken at its word
             self.set_floor(torch.zeros(targets, dtype=torch.float32))
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         if not self.fixed:
             self.set_floor(noise_floor(y))
 
@@ -106,7 +106,7 @@ class HomoscedasticGaussian(Floored, Head):
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
         noise = self._shaped(f).expand(*f.shape[:2], 1, 1, self.outputs).flatten(0, 1)
-        return GaussianPredictive.of(f.flatten(0, 1), noise, torch.zeros_like(noise), members=len(f))
+        return GaussianPredictive.from_draws(f.flatten(0, 1), noise, torch.zeros_like(noise), members=len(f))
 
 
 class HeteroscedasticGaussian(Floored, Head):
@@ -116,7 +116,7 @@ class HeteroscedasticGaussian(Floored, Head):
         super().__init__(targets)
         self.outputs, self.targets = 2 * targets, targets
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         self.set_floor(noise_floor(y).clamp_min(1e-6))
 
     def split(self, f: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,6 +129,6 @@ class HeteroscedasticGaussian(Floored, Head):
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
         mean, variance = self.split(f.flatten(0, 1))
-        return GaussianPredictive.of(
+        return GaussianPredictive.from_draws(
             mean, variance, variance.new_zeros(()).expand_as(variance), members=len(f)
         )

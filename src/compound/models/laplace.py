@@ -56,13 +56,13 @@ class LaplaceConfig:
 class Laplace(Model):
     """A network at its mode, and a Gaussian posterior around it fitted after training.
 
-    Before `finish` no data have spoken: the posterior is the prior, around θ.
+    Before `on_fit_end` no data have spoken: the posterior is the prior, around θ.
     """
 
     method = "laplace"
     Config = LaplaceConfig
     source = "MacKay (1992), Ritter, Botev and Barber (2018)"
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
     delta: Tensor  # (layers,) δ of the layers that have a posterior
     size: Tensor  # () N
     log_likelihood: Tensor  # () log p(D | θ*)
@@ -98,8 +98,8 @@ class Laplace(Model):
     def blocks(self) -> list[Kronecker | Dense]:
         return cast(list[Kronecker | Dense], list(self.curvature))
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.plain.start(data, generator)
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.plain.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
         return self.plain.lr_multipliers()
@@ -112,7 +112,7 @@ class Laplace(Model):
         return self.plain.nll(batch, n, generator)
 
     @torch.no_grad()
-    def finish(self, data: Batch, generator: Generator) -> None:
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
         self.fit_curvature(data)
         if self.config.tune == "marglik":
             self._tune()
@@ -238,7 +238,7 @@ class Laplace(Model):
         )
         return f, torch.stack([block.covariance(h, g, delta) for block, h, g, delta in parts]).sum(0)
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         draws = n.outer * n.inner
         if self.config.predictive == "sample" and self.config.subset == "all":
             return self.plain.head.predictive(self._networks(x, draws, generator)[None, :, None])
@@ -257,7 +257,7 @@ class Laplace(Model):
         head = self.plain.head
         if isinstance(head, HomoscedasticGaussian):
             noise = head.variance()[None, None]  # (1, 1, 1, targets)
-            return GaussianPredictive.of(f[None, None], noise, torch.zeros_like(noise), variance)
+            return GaussianPredictive.from_draws(f[None, None], noise, torch.zeros_like(noise), variance)
         return head.predictive(probit(f, variance)[None, None, None])
 
     def _networks(self, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (draws, rows, outputs)

@@ -34,7 +34,7 @@ class Densities(NamedTuple):
 class Likelihood(nn.Module, ABC):
     """The observation model at the end of a network."""
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         """Constants from the training rows."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Floored(nn.Module):
     def known_floor(self) -> Tensor:  # (targets,)
         if not self.knows_floor:
             raise ValueError(
-                "the smallest noise of the targets is not known yet: call start with the training rows first"
+                "the smallest noise of the targets is not known yet: call on_fit_start with the training rows first"
             )
         return self.floor
 
@@ -128,7 +128,7 @@ class GaussianLikelihood(Floored, Likelihood):
         self.register_buffer("tau", torch.ones((), dtype=torch.float32))
         self.limits = Limits(targets)
 
-    def start(self, y: Tensor) -> None:
+    def on_fit_start(self, y: Tensor) -> None:
         spread = y.double().std(0, correction=0)  # (targets,)
         self.unit = (self.far * torch.where(spread > 0, spread, 1.0)).to(y.dtype)
         if not self.fixed:
@@ -193,7 +193,7 @@ class GaussianLikelihood(Floored, Likelihood):
         ]  # of each draw's member
         noise = square * noise + self.known_floor()
         answer = self.limits(
-            GaussianPredictive.of(means, noise, square * spread.flatten(0, 1), members=len(draws[0]))
+            GaussianPredictive.from_draws(means, noise, square * spread.flatten(0, 1), members=len(draws[0]))
         )
         return answer if t is None else answer.with_far_noise(t, self.unit)
 
@@ -263,11 +263,13 @@ class CategoricalLikelihood(Likelihood):
         logits, std = (draw.flatten(0, 1) for draw in draws)
         if self.last_layer == "integrate":
             component = expected_entropy(logits, std).mean((0, 1))
-            answer = CategoricalPredictive.of(
+            answer = CategoricalPredictive.from_draws(
                 _log(self._probs(logits, std)), len(draws[0]), component=component
             )
         else:
-            answer = CategoricalPredictive.of(torch.log_softmax(logits, -1), len(draws[0]), self.last_draws)
+            answer = CategoricalPredictive.from_draws(
+                torch.log_softmax(logits, -1), len(draws[0]), self.last_draws
+            )
         return answer if t is None else answer.mix_with_uniform(t)
 
 

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
     name: str
     words: str  # the first line of its class
-    shares: tuple[str, ...]
+    components: tuple[str, ...]
     source: str
     options: list[Option]
 
@@ -40,14 +40,12 @@ def _entry(name: str, kind: type[Model]) -> Entry:
     words = (inspect.getdoc(kind) or "").splitlines()[0]
     comments: dict[str, str] = {}
     for ancestor in reversed(kind.Config.__mro__[:-1]):
-        comments |= dict(
-            re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(ancestor), re.MULTILINE)
-        )
+        comments |= dict(re.findall(r"^    (\w+):[^#]*#\s*(.*)$", inspect.getsource(ancestor), re.MULTILINE))
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind.Config)
     return Entry(
         name,
         words,
-        kind.shares,
+        kind.components,
         kind.source,
         [Option(f.name, f.default, comments.get(f.name, "")) for f in fields],
     )

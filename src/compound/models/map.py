@@ -35,7 +35,7 @@ class MAP(Model):
     method = "map"
     Config = MAPConfig
     source = "MacKay (1992)"
-    shares = ("component",)
+    components = ("component",)
 
     def __init__(self, inputs: int, task: Task, config: MAPConfig, seed: int = 0):
         super().__init__()
@@ -48,8 +48,8 @@ class MAP(Model):
             (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
         )
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -59,7 +59,7 @@ class MAP(Model):
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
 
     def floats_per_row(self, n: Draws) -> int:

@@ -44,7 +44,7 @@ class MCDropout(Model):
     method = "mc-dropout"
     Config = MCDropoutConfig
     source = "Gal and Ghahramani (2016)"
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MCDropoutConfig, seed: int = 0):
         super().__init__()
@@ -63,8 +63,8 @@ class MCDropout(Model):
         )
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -99,7 +99,7 @@ class MCDropout(Model):
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         h, layers, rates = self._masked(x)
         draws = n.outer * n.inner
         masks = [

@@ -36,7 +36,7 @@ class MDN(Model):
     method = "mdn"
     Config = MDNConfig
     source = "Bishop (1994)"
-    shares = ("component", "mixing")
+    components = ("component", "mixing")
     floor: Tensor  # (targets,) of the variances
 
     def __init__(self, inputs: int, task: Task, config: MDNConfig, seed: int = 0):
@@ -54,7 +54,7 @@ class MDN(Model):
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
     @torch.no_grad()
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
         if self.task.kind == "classification":
             return  # random weights tell the components apart
@@ -73,7 +73,7 @@ class MDN(Model):
         bias = self.network.layers[-1].bias[0, 0]  # a view
         bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
 
-    def components(self, f: Tensor) -> tuple[Tensor, Tensor]:
+    def mixture(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (rows, K + K each) as log-weights (K, rows, 1) and each component's own outputs (K, rows, each)."""
         logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
         return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(
@@ -86,7 +86,7 @@ class MDN(Model):
         return mean, functional.softplus(rho) + self.floor
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
-        log_weights, rest = self.components(f)
+        log_weights, rest = self.mixture(f)
         if self.task.kind == "regression":
             return mixture_log_prob(y, *self.gaussians(rest), log_weights)
         picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
@@ -96,8 +96,8 @@ class MDN(Model):
         nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        log_weights, rest = self.components(self.network(x)[0])
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+        log_weights, rest = self.mixture(self.network(x)[0])
         if self.task.kind == "regression":
             means, variances = self.gaussians(rest)
             within = weighted_mean(variances, log_weights)  # (rows, targets)

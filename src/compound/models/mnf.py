@@ -48,7 +48,7 @@ class MNF(Model):
     method = "mnf"
     Config = MNFConfig
     source = "Louizos and Welling (2017)"
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):
         super().__init__()
@@ -73,8 +73,8 @@ class MNF(Model):
     def layers(self) -> list[MultiplicativeLinear]:
         return cast(list[MultiplicativeLinear], list(self.stack))
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -96,7 +96,7 @@ class MNF(Model):
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         x, draws = clamp_inputs(x), n.outer * n.inner
         noises = [
             (layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x))

@@ -62,7 +62,7 @@ class Noisy(Model):
     """Layers with their own posteriors, and the optimizer that updates them."""
 
     source = "Zhang, Sun, Duvenaud and Grosse (2018)"
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
     count: Tensor  # () steps taken
     size: Tensor  # () N
 
@@ -103,8 +103,8 @@ class Noisy(Model):
     def prior(self) -> Prior:
         return Prior(self.config.lam / float(self.size), self.config.prior_variance)
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
         self.count.zero_()
         self.size.fill_(float(data.size))
 
@@ -167,10 +167,10 @@ class Noisy(Model):
     def optimizer(self, settings: OptimizerSettings) -> NaturalGradient:
         return NaturalGradient(self, settings.lr)
 
-    def finish(self, data: Batch, generator: Generator) -> None:
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
         self.refresh()
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
         first, *rest = self.layers
         draws, block = n.outer * n.inner, max(1, 2048 // len(x))  # few rows would leave the processor idle

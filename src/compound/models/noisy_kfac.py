@@ -104,9 +104,9 @@ class NoisyKFAC(Noisy):
     def layer(self, k: int, mean: Tensor) -> KroneckerLayer:
         return KroneckerLayer(mean, self.config.damping, rotated=k == 0)
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """The first layer's A from all training rows; its means move to the rotated basis."""
-        super().start(data, generator)
+        super().on_fit_start(data, generator)
         weight = (
             data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
         )
@@ -126,8 +126,8 @@ class NoisyKFAC(Noisy):
     def widened(self, x: Tensor) -> Tensor:
         return super().widened(x) @ self.rotation
 
-    def finish(self, data: Batch, generator: Generator) -> None:
-        super().finish(data, generator)
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        super().on_fit_end(data, generator)
         self._forget(data.x, 0)
 
     def _forget(self, like: Tensor, rows: int) -> None:

@@ -37,7 +37,7 @@ class Temperature(Model):
     method = "temperature"
     Config = TemperatureConfig
     source = "Guo et al. (2017)"
-    shares = ("component",)
+    components = ("component",)
     temperature: Tensor  # T, () or (targets,)
 
     def __init__(self, inputs: int, task: Task, config: TemperatureConfig, seed: int = 0):
@@ -49,9 +49,9 @@ class Temperature(Model):
             torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32),
         )
 
-    def start(self, data: Batch, generator: Generator) -> None:
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)
-        self.plain.start(data, generator)
+        self.plain.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
         return self.plain.lr_multipliers()
@@ -60,7 +60,7 @@ class Temperature(Model):
         return self.plain.loss(batch, generator)
 
     @torch.no_grad()
-    def finish(self, data: Batch, generator: Generator) -> None:
+    def on_fit_end(self, data: Batch, generator: Generator) -> None:
         if data.weight is None:
             return
         held = data.weight.reshape(-1) == 0
@@ -76,7 +76,7 @@ class Temperature(Model):
             p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
             self.temperature.copy_(((y - p.means[0]).square() / p.variances[0]).mean(0).clamp_min(LEAST))
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         f = self.plain.network(x)[:, None, None]
         if self.task.kind == "classification":
             return self.plain.head.predictive(f / self.temperature)

@@ -47,7 +47,7 @@ class Layer(Protocol):
 class Variational(Model):
     """A network of layers whose posterior `_layer` chooses."""
 
-    shares = ("component", "posterior")
+    components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: VariationalConfig, seed: int = 0):
         super().__init__()
@@ -74,8 +74,8 @@ class Variational(Model):
     def layers(self) -> list[Layer]:
         return cast(list[Layer], list(self.stack))
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -96,7 +96,7 @@ class Variational(Model):
         nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         x = clamp_inputs(x)
         shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
         noises = [standard_normal(generator, shape, x) for shape in shapes]  # one vector serves all rows

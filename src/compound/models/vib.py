@@ -45,7 +45,7 @@ class VIB(Model):
     method = "vib"
     Config = VIBConfig
     source = "Alemi, Fischer, Dillon and Murphy (2017)"
-    shares = ("component", "mixing")
+    components = ("component", "mixing")
 
     def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
         super().__init__()
@@ -61,8 +61,8 @@ class VIB(Model):
         self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
         self.decoder = Linear(self.config.latent, self.head.outputs, [stream], gain=1.0)
 
-    def start(self, data: Batch, generator: Generator) -> None:
-        self.head.start(data.y[train_mask(data)])
+    def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        self.head.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -81,12 +81,12 @@ class VIB(Model):
         kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def answer(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
         if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
             spread = std[0].square() @ weight.square()
-            return GaussianPredictive.of(
+            return GaussianPredictive.from_draws(
                 centre[None, None], self.head.variance()[:, None, None], spread[None, None]
             )
         short = self.head.outputs <= self.config.latent

@@ -11,7 +11,7 @@ of its maps. Kristiadi, Däubener and Fischer (2019), section 3; `scaled` is the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -143,9 +143,8 @@ class CompoundLinear(nn.Module):
             and (shared == (1, 1) or not self.form.bayes)
             and can_use_kernel(wide, self.basis)
         ):
-            return compound_layer(
-                wide, list(self.hyper.maps), self.hyper.activation, self.basis, options, generator
-            )  # type: ignore[arg-type]
+            maps: list[Any] = list(self.hyper.maps)
+            return compound_layer(wide, maps, self.hyper.activation, self.basis, options, generator)
         heads = self.hyper(wide, generator, shared)
         out = moments(wide, heads, self.basis, options)
         if self.form.basis != "vmg":

@@ -19,7 +19,7 @@ from compound.ops.jit import can_use_kernel, launch
 Kept = tuple[Tensor, ...]
 
 
-def start(generator: Generator, *shape: int) -> Tensor:
+def init_normal(generator: Generator, *shape: int) -> Tensor:
     """Gaussian start values of variance 4 / (in + out); a vector has no out."""
     return math.sqrt(4 / sum(shape)) * standard_normal(generator, shape, torch.empty(0, dtype=torch.float32))
 
@@ -71,7 +71,10 @@ class MaskedNVP(Flow):
     def __init__(self, inputs: int, steps: int, hidden: int, generator: Generator):
         super().__init__()
         maps = [
-            [start(generator, *shape) for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))]
+            [
+                init_normal(generator, *shape)
+                for shape in ((inputs, hidden), (hidden, inputs), (hidden, inputs))
+            ]
             for _ in range(steps)
         ]
         self.weight = nn.Parameter(torch.stack([a for a, _, _ in maps]))  # (steps, in, hidden): A
@@ -158,7 +161,7 @@ class Planar(Flow):
 
     def __init__(self, inputs: int, steps: int, generator: Generator):
         super().__init__()
-        pairs = [[start(generator, inputs) for _ in range(2)] for _ in range(steps)]
+        pairs = [[init_normal(generator, inputs) for _ in range(2)] for _ in range(steps)]
         self.weight = nn.Parameter(torch.stack([w for w, _ in pairs]))  # (steps, in)
         self.direction = nn.Parameter(torch.stack([u for _, u in pairs]))
         self.bias = nn.Parameter(torch.zeros(steps, dtype=torch.float32))

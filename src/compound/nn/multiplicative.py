@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.nn.flows import flow, start
+from compound.nn.flows import flow, init_normal
 from compound.nn.mean_field import integrated_variance
 from compound.ops import multiplicative_loops as loops
 from compound.ops.auxiliary_posterior import (
@@ -74,13 +74,13 @@ class MultiplicativeLinear(nn.Module):
     ):
         super().__init__()
         self.inputs, self.outputs, self.prior = inputs, outputs, prior
-        self.mean = nn.Parameter(start(generator, inputs, outputs))  # M
+        self.mean = nn.Parameter(init_normal(generator, inputs, outputs))  # M
         self.log_std = nn.Parameter(torch.full((inputs, outputs), log_std, dtype=torch.float32))  # log S
         self.bias = nn.Parameter(
             torch.tensor([[0.0], [-9.0]], dtype=torch.float32).repeat(1, outputs)
         )  # μ_b and log v_b
-        first = start(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
-        guess = [start(generator, inputs) for _ in range(3)]
+        first = init_normal(generator, inputs) + float(flows[0] == 0)  # a flow finds the level of z by itself
+        guess = [init_normal(generator, inputs) for _ in range(3)]
         self.vectors = nn.Parameter(
             torch.stack([first, torch.full_like(first, math.log(0.1)), *guess])
         )  # m_0, log v_0, c, b_1, b_2

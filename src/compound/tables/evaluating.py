@@ -37,7 +37,7 @@ class Evaluation:
     targets: bool
     judged: RowScores
     numbers: list[Number]
-    strangers: list[Number]  # empty without another table
+    ood_metrics: list[Number]  # empty without another table
     slices: list[Slice]  # of all columns
     columns: tuple[str, ...]  # whose slices were asked for
 
@@ -47,8 +47,8 @@ class Evaluation:
         shown: list[Shown] = [
             (f"{self.title}: {len(self.judged):,} rows, with 95% intervals", heads, self.numbers)
         ]
-        if self.strangers:
-            shown.append(("Rows of the other table", heads, self.strangers))
+        if self.ood_metrics:
+            shown.append(("Rows of the other table", heads, self.ood_metrics))
         shown.append(
             (
                 "Calibration",
@@ -62,14 +62,16 @@ class Evaluation:
         return [*shown, (title, slice_columns(self.targets), asked if self.columns else worst)]
 
     def write_page(self, out: Path) -> None:
-        page = evaluate_page(self.title, self.judged, self.targets, self.numbers, self.strangers, self.slices)
+        page = evaluate_page(
+            self.title, self.judged, self.targets, self.numbers, self.ood_metrics, self.slices
+        )
         write_atomic(out, page.html().encode())
 
     def write_json(self, out: Path) -> None:
         words = {
             "rows": len(self.judged),
             "numbers": {number.name: number._asdict() for number in self.numbers},
-            "strangers": {number.name: number._asdict() for number in self.strangers},
+            "strangers": {number.name: number._asdict() for number in self.ood_metrics},
             "calibration": [point._asdict() for point in curve(self.judged, self.targets)],
             "slices": [part._asdict() for part in self.slices],
             "nominal": NOMINAL,
@@ -84,7 +86,7 @@ def evaluate(
     target: str | None,
     columns: tuple[str, ...],
     seed: int,
-    watch: RowCallback = no_progress,
+    callback: RowCallback = no_progress,
 ) -> Evaluation:
     """Both tables are read and checked before any question is asked."""
     estimator = load_estimator(model)
@@ -98,7 +100,7 @@ def evaluate(
     labelled = labelled_table(table, estimator, name)
     y, other = encode_target(labelled, estimator), None if ood is None else asked_table(ood, estimator)
     targets = estimator.model_.task.kind == "regression"
-    judged = score_frame(estimator, labelled.x, y, LEVELS, watch)
+    judged = score_frame(estimator, labelled.x, y, LEVELS, callback)
     found = numbers(judged, targets, named_generator(seed, "bootstrap"))
     strangers = (
         []

@@ -29,7 +29,7 @@ def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
         ("epistemic of the nearest prototype", found.usual),
     ]
     heads = ("column", "value", "nearest prototype", "share of strangeness", "epistemic rises by")
-    first = sorted(found.shares, key=lambda share: -share.strangeness)[:most]
+    first = sorted(found.shares, key=lambda share: -share.ood_share)[:most]
     title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
     names = [share.column for share in first]
     near = [[name, *(str(value) for value in found.prototypes[name])] for name in names]
@@ -46,7 +46,7 @@ def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
 def write(found: Explanation, title: str, out: Path) -> None:
     shares = found.shares[:COLUMNS]
     panels = [
-        ("share of strangeness", [share.strangeness for share in shares]),
+        ("share of strangeness", [share.ood_share for share in shares]),
         ("epistemic part rises by", [share.epistemic for share in shares]),
     ]
     picture = figures.shares([f"{share.column} = {share.value}" for share in shares], panels)

@@ -48,7 +48,7 @@ class Share(NamedTuple):
     column: str
     value: str
     prototype: str  # the nearest one's value
-    strangeness: float  # part of the squared score, 0 to 1
+    ood_share: float  # part of the squared score, 0 to 1
     epistemic: float  # in the unit of the epistemic part
 
 
@@ -76,7 +76,7 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
     """`row` is a table of one row."""
     x, encoder = encoded(estimator, row), estimator.encoder_
-    far = estimator.strangeness_.far
+    far = estimator.ood_detector_.far
     centres, near = centre_rows(far), near_centres(far, x[0])
     parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
     rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
@@ -94,7 +94,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
         )
         for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
     ]
-    shares.sort(key=lambda share: -share.strangeness)
+    shares.sort(key=lambda share: -share.ood_share)
     distances = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
     return Explanation(predict_frame(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
 

@@ -59,7 +59,7 @@ class Fitted:
         return self.estimator.model_.task.kind == "regression"
 
 
-def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) -> Fitted:
+def fit_table(path: Path, wish: FitRequest, callback: RowCallback = no_progress) -> Fitted:
     """Everything is checked before the fit begins; `watch` is told how many held-out rows are judged."""
     if not 0 < wish.held_out < 1:
         raise ValueError(
@@ -77,7 +77,7 @@ def fit_table(path: Path, wish: FitRequest, watch: RowCallback = no_progress) ->
     estimator.target_name_ = wish.target  # type: ignore[attr-defined]
     held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
     y = encode_target(held, estimator)
-    judged = score_frame(estimator, held.x, y, LEVELS, watch)
+    judged = score_frame(estimator, held.x, y, LEVELS, callback)
     found = numbers(judged, task == "regression", named_generator(wish.seed, "bootstrap"))
     return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
 

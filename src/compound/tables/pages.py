@@ -84,7 +84,7 @@ def fit_page(fitted: Fitted) -> Page:
     page.text(
         f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange."
     )
-    if not fitted.estimator.strangeness_.promised:
+    if not fitted.estimator.ood_detector_.promised:
         rate = fitted.estimator.false_alarms
         page.text(
             f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more."
@@ -98,7 +98,7 @@ def evaluate_page(
     judged: RowScores,
     targets: bool,
     numbers: Sequence[Number],
-    strangers: Sequence[Number],
+    ood_metrics: Sequence[Number],
     parts: Sequence[Slice],
 ) -> Page:
     """The page of `compound evaluate`."""
@@ -110,9 +110,11 @@ def evaluate_page(
         page.figure(
             figures.accuracy_rejection_curve(judged), "Accuracy when only the surest rows are answered."
         )
-    if strangers:
+    if ood_metrics:
         page.heading("Rows of the other table")
-        page.table(("", "value", "from", "to"), [tuple(number) for number in strangers], "With 95% intervals")
+        page.table(
+            ("", "value", "from", "to"), [tuple(number) for number in ood_metrics], "With 95% intervals"
+        )
     page.heading("Slice by slice")
     page.table(slice_columns(targets), [tuple(part) for part in parts])
     return page

@@ -110,14 +110,14 @@ def numbers(judged: RowScores, targets: bool, generator: Generator) -> list[Numb
     ]
 
 
-def ood_metrics(ordinary: pd.DataFrame, strange: pd.DataFrame, generator: Generator) -> list[Number]:
+def ood_metrics(in_dist: pd.DataFrame, ood: pd.DataFrame, generator: Generator) -> list[Number]:
     """How well each score tells the rows of another table from those of this one: AUROC, and the shares that are flagged."""
-    here, there = Bootstrap(len(ordinary), generator), Bootstrap(len(strange), generator)
+    here, there = Bootstrap(len(in_dist), generator), Bootstrap(len(ood), generator)
     found = []
     for name in ("ood_score", "epistemic", "total"):
-        low, high = _score(ordinary, name), _score(strange, name)
+        low, high = _score(in_dist, name), _score(ood, name)
         found.append(_number(f"AUROC of {name}", _aurocs(low, high, here, there)))
-    for name, frame in (("flagged in this table", ordinary), ("flagged in the other", strange)):
+    for name, frame in (("flagged in this table", in_dist), ("flagged in the other", ood)):
         found.append(_share(name, frame["is_ood"].mean(), len(frame)))
     return found
 

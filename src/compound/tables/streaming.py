@@ -24,12 +24,17 @@ class PredictSummary(NamedTuple):
     """What was done."""
 
     rows: int
-    strange: int
+    n_ood: int
     seconds: float
 
 
 def predict(
-    estimator: Estimator, source: Path, out: Path, coverage: float, only: bool, watch: Callable[[int], None]
+    estimator: Estimator,
+    source: Path,
+    out: Path,
+    coverage: float,
+    only: bool,
+    callback: Callable[[int], None],
 ) -> PredictSummary:
     """The table with the answers beside each row's own columns, or with the answers `only`."""
     check_output(out)
@@ -43,7 +48,7 @@ def predict(
             found = predict_frame(estimator, piece.frame, coverage)
             writer.write(piece.own, found)
             rows, strange = rows + len(found), strange + int(found["is_ood"].sum())
-            watch(rows)
+            callback(rows)
     return PredictSummary(rows, strange, time.monotonic() - begin)
 
 

@@ -39,8 +39,8 @@ from compound.train.gradients import clipper, flush_denormals
 from compound.types import Batch, Task
 
 NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix that holds NaN
-SETTLE = 50  # steps between looks for faded weights
-COLUMNS = ("step", "rate", "nll", "kl", "held_out", "skipped")
+FLUSH_EVERY = 50  # steps between looks for faded weights
+COLUMNS = ("step", "lr", "nll", "kl", "held_out", "skipped")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TrainConfig:
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay is {self.ema_decay!r}: give a decay of at least 0 and below 1")
 
-    def rate_at(self, progress: float) -> float:
+    def lr_at(self, progress: float) -> float:
         """The learning rate when this part of the steps is done."""
         return self.lr * (
             self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -230,7 +230,7 @@ def fit(
     seed: int = 0,
     checkpoint: str | Path | None = None,
     save_every: float = 30.0,
-    watch: Callable[[FitProgress], None] | None = None,
+    callback: Callable[[FitProgress], None] | None = None,
 ) -> History:
     """Train a model on all rows of `data`; rows of weight 0 are held out (by that member) and choose the stopping step.
 
@@ -242,7 +242,7 @@ def fit(
         identity, checkpoint = _identity(model, data, settings, seed), Path(checkpoint)
         found = _found(checkpoint, identity) if checkpoint.exists() else None
     if found is None or not found["finished"]:
-        model.start(
+        model.on_fit_start(
             data, named_generator(seed, "start")
         )  # also gives sizes that rows decide, to compare a checkpoint's with
     if found is not None and checkpoint is not None:
@@ -277,7 +277,7 @@ def fit(
     told_step = state.step
 
     while state.step < settings.steps and not (settings.patience and state.stale >= settings.patience):
-        step, rate = state.step, settings.rate_at(state.step / settings.steps)
+        step, rate = state.step, settings.lr_at(state.step / settings.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
         for stream, own in zip(streams, seeds, strict=True):
@@ -298,7 +298,7 @@ def fit(
         nll_sum.add_(loss.nll.detach())
         kl_sum.add_(loss.kl.detach())
         state.step += 1
-        if state.step % SETTLE == 0:
+        if state.step % FLUSH_EVERY == 0:
             flush_denormals(parameters, optimizer, state.averaged)
 
         if state.step % every == 0 or state.step == settings.steps:
@@ -315,9 +315,9 @@ def fit(
             content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": vars(state)}
             persist.save_file(checkpoint, *persist.pack({"identity": identity, "finished": False, **content}))
             saved = time.monotonic()
-        if watch is not None and (now - told >= 0.1 or state.step == settings.steps):
+        if callback is not None and (now - told >= 0.1 or state.step == settings.steps):
             speed = (state.step - told_step) / max(now - told, 1e-9)
-            watch(
+            callback(
                 FitProgress(
                     state.step, settings.steps, float(loss.nll.detach().mean()), state.held_out, speed
                 )
@@ -336,7 +336,7 @@ def fit(
     else:
         _assign(parameters, state.averaged or parameters)
         _refuse_diverged(model, sample, settings, seed, state.step)
-    model.finish(data, named_generator(seed, "finish"))
+    model.on_fit_end(data, named_generator(seed, "finish"))
     _refuse_diverged(model, sample, settings, seed, state.step)
     if found is not None and (
         wrong := trial(model)
