@@ -156,7 +156,7 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
 
 def answers(model: Any) -> None:
     x = 3 * torch.randn(8, 3, generator=named_generator(1))
-    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
+    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), named_generator(2), 2))
     assert wrong is None, wrong
 
 

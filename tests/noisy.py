@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.noisy import Noisy
 from compound.models.noisy_layer import Layer, Prior
 from compound.random import named_generator
@@ -194,7 +194,7 @@ def check_spread(model: Noisy, x: Tensor) -> None:
             layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers)
         )
         f = wide((wide(x) @ first).relu()) @ last  # (draws, rows, targets)
-    ours = model.predict(x, Draws(n, 1), named_generator(1)).means
+    ours = model.predict(x, named_generator(1), n, 1).means
     assert ((f.mean(0) - ours.mean(0)).abs() < 5 * f.std(0) * math.sqrt(2 / n)).all()
     centred = [z - z.mean(0) for z in (f, ours)]
     products = [z.unsqueeze(-1) * z.unsqueeze(-2) for z in centred]  # (draws, rows, targets, targets)

@@ -188,7 +188,7 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
     )
     both = held.all(0)
     whole = to_float64(
-        small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask"))
+        small.model_.predict(data[0][both], named_generator(small.seed_, "ask"), 40)
     )  # all members together
     torch.testing.assert_close(
         small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4

@@ -193,10 +193,10 @@ def test_classes_far_away_are_doubtful(classifier, name, factor):
     models, x, _ = classifier
     model = models[name]
     ramp, moved_x = model.far.ramp, moved(model, x[:100], factor, factor)
-    p = model.predict(moved_x, 100, named_generator(1))
+    p = model.predict(moved_x, named_generator(1))
     assert p.entropy().min() >= 0.85 * math.log(4)
     model.far.ramp = torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    silent = model.predict(moved_x, 100, named_generator(1))
+    silent = model.predict(moved_x, named_generator(1))
     model.far.ramp = ramp
     assert_close(
         p.aleatoric, torch.sigmoid(-model.far(moved_x)) * silent.aleatoric, rtol=1e-3, atol=1e-5
@@ -208,9 +208,9 @@ def test_classes_far_away_are_doubtful(classifier, name, factor):
 def test_far_noise_costs_no_more_than_its_budget(classifier, name):
     models, x, y = classifier
     model = models[name]
-    with_noise = model.predict(x[:200], 200, named_generator(2))
+    with_noise = model.predict(x[:200], named_generator(2), 40)
     ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    without = model.predict(x[:200], 200, named_generator(2))
+    without = model.predict(x[:200], named_generator(2), 40)
     model.far.ramp = ramp
     cost = (without.log_prob(y[:200]) - with_noise.log_prob(y[:200])).mean()
     assert cost <= 0.003 + 0.002  # other draws than those the ramp was chosen with
@@ -227,7 +227,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     fit(model, make_dataset(x, y, task, (torch.arange(500) >= 100).float()), TrainConfig(steps=500))
     own = y.std()
     for factor in (3, 30, 100):
-        p = model.predict(moved(model, x[:50], factor, factor), 50, named_generator(1))
+        p = model.predict(moved(model, x[:50], factor, factor), named_generator(1), 10)
         assert p.std.min() >= 1.5 * own
     start, direction = x[:20], torch.randn(20, 3, generator=named_generator(7))
     scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(
@@ -235,7 +235,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     )
     path = torch.stack(
         [
-            model.predict(start + u * scale * direction, 50, named_generator(1)).posterior.squeeze(-1)
+            model.predict(start + u * scale * direction, named_generator(1), 10).posterior.squeeze(-1)
             for u in torch.linspace(0, 1, 12)
         ]
     )

@@ -308,7 +308,7 @@ def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
     again = load_model(tmp_path / "m")
     assert again.config == model.config and again.task == task
     assert same(Bundle({}, model.state_dict()), Bundle({}, again.state_dict()))
-    before, after = (m.predict(x, 10, named_generator(1)) for m in (model, again))
+    before, after = (m.predict(x, named_generator(1), 2) for m in (model, again))
     assert torch.equal(before.means, after.means) and torch.equal(before.variances, after.variances)
     assert load(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
 

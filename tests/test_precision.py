@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import compound
-from compound.models import METHODS, Draws, build
+from compound.models import METHODS, build
 from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
 from compound.nn.matrix_gaussian import append_ones
 from compound.nn.mean_field import MeanFieldLinear
@@ -144,7 +144,7 @@ def test_methods_under_autocast(method, task):
                     data, tuple(named_generator(k, "noise") for k in range(model.members))
                 ).total
                 total.backward()
-            answer = model.predict(X, Draws(4, 2), named_generator(1)).log_prob(data.y)
+            answer = model.predict(X, named_generator(1), 4, 2).log_prob(data.y)
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found.append((total.detach(), answer, gradient))
     for k, (mixed, full) in enumerate(zip(*found, strict=True)):
@@ -171,7 +171,7 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
         model = build(method, 5, task)
         fit(model, data, TrainConfig(steps=3, batch_size=6))
         found.append(
-            [*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)]
+            [*model.state_dict().values(), model.predict(X, named_generator(1), 2, 2).log_prob(data.y)]
         )
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
@@ -213,9 +213,9 @@ def test_a_noise_floor_nobody_knows_is_refused(method):
     with pytest.raises(ValueError, match="smallest noise of the targets is not known yet"):
         model.loss(data, tuple(named_generator(k) for k in range(model.members)))
     with pytest.raises(ValueError, match="not known yet"):
-        model.predict(X, 10, named_generator(0))
+        model.predict(X, named_generator(0), 2)
     other = build(method, 5, TARGETS)
     other.on_fit_start(data, named_generator(0))
     model.load_state_dict(other.state_dict())  # a state that knows it
-    assert math.isfinite(float(model.predict(X, 10, named_generator(0)).log_prob(data.y).sum()))
+    assert math.isfinite(float(model.predict(X, named_generator(0), 2).log_prob(data.y).sum()))
     model.load_state_dict(build(method, 5, TARGETS).state_dict()) if method != "bnn-lv" else None

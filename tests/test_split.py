@@ -1,6 +1,5 @@
 """The split of uncertainty where the truth is known: no share is wrong on average, however few the inner draws."""
 
-import itertools
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from compound import predictive
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.predictive import (
     CategoricalPredictive,
     GaussianPredictive,
@@ -172,11 +171,6 @@ def test_far_noise_turns_the_networks_own_noise_into_what_is_not_known(t):
     assert_close(p.variances, plain.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
 
 
-def test_counts_of_draws_do_not_change_what_is_split():
-    assert {Draws.of(n).inner for n in range(10, 300)} == {5}
-    assert all(n <= math.prod(Draws.of(n)) < n + 5 for n in itertools.chain(range(1, 300), [10**6 + 1]))
-
-
 def few_and_many(name: str, kind: str, monkeypatch):
     """A network with random weights and lively noise: shares from few draws, many times over, and once from many."""
     options = {"bnn-lv": {"prior_variance": 1.0}}.get(
@@ -204,8 +198,8 @@ def few_and_many(name: str, kind: str, monkeypatch):
     monkeypatch.setattr(predictive, "variance_parts", spied(variance_parts))
     monkeypatch.setattr(predictive, "entropy_parts", spied(entropy_parts))
     for k in range(150):
-        model.predict(x, Draws(16, 5), named_generator(k, "few"))
-    model.predict(x, Draws(1200, 60), named_generator(0, "many"))
+        model.predict(x, named_generator(k, "few"), 16)
+    model.predict(x, named_generator(0, "many"), 1200, 60)
     return torch.stack(raw[:-1]), raw[-1]
 
 

@@ -20,7 +20,7 @@ from compound.experiments import extractor_attacks, features, fgsm_cifar
 from compound.experiments.features import FeatureCache, FeatureExtractor, extracted
 from compound.experiments.robust import Curve
 from compound.experiments.runs import RunContext, locked
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.random import named_generator
 from compound.types import Task
 
@@ -247,9 +247,9 @@ class TestThrough:
         units = extracted(network, pixels(some(50)).double())
         return FeatureExtractor(network, units.mean(0), units.std(0))
 
-    def asked(self, front: FeatureExtractor, model, x: Tensor, draws: Draws, stream):
+    def asked(self, front: FeatureExtractor, model, x: Tensor, draws: tuple[int, int], stream):
         """Extractor and head as one function of pixels."""
-        return model.predict_chunk((front.extractor(x) - front.mean) / front.scale, draws, stream)
+        return model.predict_chunk((front.extractor(x) - front.mean) / front.scale, *draws, stream)
 
     def test_standard_units(self, tiny):
         network = extractor(tiny)
@@ -280,7 +280,7 @@ class TestThrough:
         (slope,) = torch.autograd.grad((second - first).sum(), inputs)
         assert sure.sum() > 5
         assert torch.equal(
-            extractor_attacks.signs(front, model, x, y, 1, named_generator(7)).double()[sure],
+            extractor_attacks.signs(front, model, x, y, (1, 1), named_generator(7)).double()[sure],
             slope.sign()[sure],
         )
 
@@ -289,15 +289,15 @@ class TestThrough:
         y = torch.randint(3, (60,), generator=named_generator(3))
         model = build(Method("mc-dropout", widths=(8,)), 24, TASK, 1).double()
         inputs = x.clone().requires_grad_()
-        probs = self.asked(front, model, inputs, Draws.of(10), named_generator(7)).probs
+        probs = self.asked(front, model, inputs, (2, 5), named_generator(7)).probs
         (slope,) = torch.autograd.grad(-probs[torch.arange(60), y].log().sum(), inputs)
-        found = extractor_attacks.signs(front, model, x, y, 10, named_generator(7))
+        found = extractor_attacks.signs(front, model, x, y, (2, 5), named_generator(7))
         assert torch.equal(found.double(), slope.sign())
         strengths = (0.0, 0.05, 0.5)
-        curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), n_eval=20)
+        curve = extractor_attacks.judged(front, model, x, found, y, strengths, named_generator(8), n_eval=(4, 5))
         stream = named_generator(8)
         slow = [
-            self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), Draws.of(20), stream).probs.detach()
+            self.asked(front, model, (x + s * slope.sign()).clamp(0, 1), (4, 5), stream).probs.detach()
             for s in strengths
         ]
         assert curve.accuracy == Curve.from_probs(slow, y).accuracy
@@ -317,18 +317,18 @@ class TestThrough:
         stream, moves = named_generator(5), []
         for _ in range(draws):
             state = stream.get_state()
-            label = self.asked(front, model, x, Draws(1, 1), stream).label
+            label = self.asked(front, model, x, (1, 1), stream).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
             (slope,) = torch.autograd.grad(
-                -self.asked(front, model, inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs
+                -self.asked(front, model, inputs, (1, 1), stream).log_prob(label).sum(), inputs
             )
             moves.append(slope.sign())
         slow = []
         for strength in strengths:
             answers = [
                 self.asked(
-                    front, model, (x + strength * move).clamp(0, 1), Draws(1, 1), stream
+                    front, model, (x + strength * move).clamp(0, 1), (1, 1), stream
                 ).probs.detach()
                 for move in moves
             ]

@@ -31,20 +31,20 @@ def pixels(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
 def test_signs_of_softmax_regression():
     model, weight = linear()
     x, y = pixels(250)  # more rows than go together
-    probs = model.predict(x, 1, named_generator(0)).probs
+    probs = model.predict(x, named_generator(0), 1, 1).probs
     expected = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()  # of d(-log p_y)/dx
-    assert torch.equal(robust.signs(model, x, y, 5, named_generator(0)), expected)
+    assert torch.equal(robust.signs(model, x, y, (5, 1), named_generator(0)), expected)
     assert robust.silent(model, x, y, named_generator(0)) == 0
 
 
 def test_curves_are_of_the_attacked_images():
     model, weight = linear()
     x, y = pixels()
-    probs = model.predict(x, 1, named_generator(0)).probs
+    probs = model.predict(x, named_generator(0), 1, 1).probs
     moves = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()
     found = robust.sound(model, model, x, y, (0.0, 0.3), named_generator(0))
     for k, strength in enumerate((0.0, 0.3)):
-        p = model.predict((x + strength * moves).clamp(0, 1), 1, named_generator(0))
+        p = model.predict((x + strength * moves).clamp(0, 1), named_generator(0), 1, 1)
         assert found.accuracy[k] == pytest.approx((p.label == y).double().mean().item())
         assert found.entropy[k] == pytest.approx(p.entropy().double().mean().item(), rel=1e-5)
     # the published protocol takes the model's own label; where nothing is random all its images are one
@@ -65,16 +65,16 @@ def test_published_protocol_is_its_slow_description():
         images = [torch.zeros_like(x) for _ in strengths]
         for _ in range(passes):
             state = stream.get_state()
-            label = model.predict(x, 1, stream).label
+            label = model.predict(x, stream, 1, 1).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
             (slope,) = torch.autograd.grad(
-                -model.predict_chunk(inputs, robust.Draws(1, 1), stream).log_prob(label).sum(), inputs
+                -model.predict_chunk(inputs, 1, 1, stream).log_prob(label).sum(), inputs
             )
             for k, strength in enumerate(strengths):
                 images[k] += (x + strength * slope.sign()).clamp(0, 1) / passes
         for k in range(len(strengths)):
-            sums[k] += model.predict(images[k], 1, stream).probs / draws
+            sums[k] += model.predict(images[k], stream, 1, 1).probs / draws
     slow = Curve.from_probs(sums, y)
     assert found.accuracy == slow.accuracy
     assert_close(torch.tensor(found.entropy), torch.tensor(slow.entropy), rtol=1e-5, atol=1e-6)
@@ -84,10 +84,10 @@ def test_sound_attack_follows_the_mean_over_draws():
     model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1).double()
     x, y = (value.double() if value.is_floating_point() else value for value in pixels())
     inputs = x.clone().requires_grad_()
-    answer = model.predict_chunk(inputs, robust.Draws.of(20), named_generator(7))
+    answer = model.predict_chunk(inputs, 4, 5, named_generator(7))
     assert isinstance(answer, CategoricalPredictive)
     (slope,) = torch.autograd.grad(-answer.probs[torch.arange(len(x)), y].log().sum(), inputs)
-    assert torch.equal(robust.signs(model, x, y, 20, named_generator(7)), slope.sign())
+    assert torch.equal(robust.signs(model, x, y, (4, 5), named_generator(7)), slope.sign())
 
 
 def test_stronger_attacks_are_stronger_and_random_ones_weaker():
@@ -102,7 +102,7 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
         optimizer.step()
     strengths = (0.0, 0.1)
     one = robust.sound(model, model, x, y, strengths, named_generator(0))
-    many = robust.multi_step(model, model, x, y, strengths, named_generator(0), draws=1, steps=10, restarts=1)
+    many = robust.multi_step(model, model, x, y, strengths, named_generator(0), draws=(1, 1), steps=10, restarts=1)
     random = robust.random_signs(model, x, y, strengths, named_generator(0))
     transferred = robust.transferred(model, model, x, y, strengths, named_generator(0))
     assert one.accuracy[0] > 0.95 and many.accuracy[0] == one.accuracy[0]
@@ -127,18 +127,18 @@ def test_attacks_of_a_very_sure_network_need_double_precision():
     y, sure = logits.argmax(-1), (first - second > 110) & (first - second < 700)
     expected = (weight[:, runner_up] - weight[:, y]).T.sign()
     exact = robust.exact(model)
-    answer = exact.predict_chunk(x.double(), robust.Draws.of(1), named_generator(0))
+    answer = exact.predict_chunk(x.double(), 1, 1, named_generator(0))
     assert_close(
         robust.odds(answer, y)[sure], (second - first)[sure].double(), rtol=1e-4, atol=1.0
     )  # a third class adds at most log 2
     assert sure.sum() > 50 and robust.precision(model) == torch.float32
-    assert not robust.signs(model, x, y, 1, named_generator(0))[sure].any()
-    assert torch.equal(robust.signs(exact, x, y, 1, named_generator(0))[sure], expected[sure])
+    assert not robust.signs(model, x, y, (1, 1), named_generator(0))[sure].any()
+    assert torch.equal(robust.signs(exact, x, y, (1, 1), named_generator(0))[sure], expected[sure])
     found = robust.multi_step(
-        model, exact, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+        model, exact, x[sure], y[sure], (0.4,), named_generator(0), draws=(1, 1), steps=1, restarts=1
     ).accuracy
     blind = robust.multi_step(
-        model, model, x[sure], y[sure], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+        model, model, x[sure], y[sure], (0.4,), named_generator(0), draws=(1, 1), steps=1, restarts=1
     ).accuracy
     assert found[0] < blind[0]
 
@@ -148,9 +148,8 @@ def test_every_method_can_be_attacked_in_double_precision(name):
     """With as many draws as it takes for the mean answers of both precisions, which draw other numbers, to agree."""
     model = build(Method(name, widths=(6,)), 4, TASK, 1)
     x, y = pixels(20)
-    draws = robust.Draws.of(4000)
-    single = model.predict_chunk(x, draws, named_generator(4)).probs
-    double = robust.exact(model).predict_chunk(x.double(), draws, named_generator(4)).probs
+    single = model.predict_chunk(x, 800, 5, named_generator(4)).probs
+    double = robust.exact(model).predict_chunk(x.double(), 800, 5, named_generator(4)).probs
     assert double.dtype == torch.float64
     assert_close(single.double(), double, atol=6 * 0.5 * (2 / 4000) ** 0.5, rtol=0)
-    assert robust.signs(robust.exact(model), x, y, 5, named_generator(0)).dtype == x.dtype
+    assert robust.signs(robust.exact(model), x, y, (5, 1), named_generator(0)).dtype == x.dtype

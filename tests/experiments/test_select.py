@@ -77,7 +77,7 @@ def test_choice_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.MonkeyP
     model, _ = ood.Ood.trained(
         experiments.load("ood-mnist"), replace(first.run, experiment="ood-mnist"), _place(tmp_path / "runs")
     )
-    answer = model.predict(held.x[-60:], 100, named_generator(0, "validation"))
+    answer = model.predict(held.x[-60:], named_generator(0, "validation"))
     assert first.metrics["accuracy"] == accuracy(answer, held.y[-60:])
     results = experiments.perform_all(choice.runs[1:2], tmp_path / "runs", None, 1)
     experiments.publish([*results, *choice.results], tmp_path / "page")

@@ -11,7 +11,7 @@ from scipy import integrate, stats
 from torch.distributions import Categorical, MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.bnn_lv import BNNLV, Noise, energy
 from compound.random import named_generator
 from compound.types import Batch, Task, make_dataset
@@ -282,7 +282,7 @@ def test_split_of_a_linear_model_is_the_closed_form():
         model.latents.mean.fill_(40.0)
     (layer,) = model.layers
     x, outer, inner = torch.tensor([[-2.0], [0.0], [1.5]]).double(), 8000, 5
-    p = model.predict(x, Draws(outer, inner), named_generator(1))
+    p = model.predict(x, named_generator(1), outer, inner)
     mean, variance = (
         layer.mean.detach().squeeze(-1),
         (0.5 * layer.rho.sigmoid()).detach().squeeze(-1),
@@ -309,7 +309,7 @@ def test_noise_is_all_there_is_without_x_and_z():
         for layer in model.layers:
             layer.mean.zero_()
             layer.rho.fill_(-80.0)
-    p = model.predict(torch.zeros(2, 1).double(), Draws(10, 5), named_generator(0))
+    p = model.predict(torch.zeros(2, 1).double(), named_generator(0), 10)
     assert_close(p.aleatoric, torch.full((2, 1), 900.0).double(), rtol=1e-12, atol=0)
     assert p.epistemic.max() < 1e-12
 
@@ -318,7 +318,7 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
     model = build(Method("bnn-lv", widths=(4,), latent_variance=3.0), 2, CLASSES, 0).double()
     random_posterior(model)
     x, g = torch.randn(6, 2, generator=named_generator(1)).double(), named_generator(7)
-    p = model.predict(x, Draws(30, 8), named_generator(7))
+    p = model.predict(x, named_generator(7), 30, 8)
     probs = torch.zeros(30, 8, 6, 3).double()
     for s in range(30):
         weights = []

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import DeepEnsemble, Draws, Method, build
+from compound.models import DeepEnsemble, Method, build
 from compound.nn.networks import Linear, Network, l2_penalty
 from compound.random import member_seed, named_generator
 from compound.train.loop import TrainConfig, fit
@@ -131,7 +131,10 @@ def test_one_member_is_the_plain_network(task, variance):
         fit(model, data, TrainConfig(steps=30, batch_size=10), 3)
     for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
-    mine, theirs = alone.predict(data.x, 5, named_generator(0)), plain.predict(data.x, 5, named_generator(0))
+    mine, theirs = (
+        alone.predict(data.x, named_generator(0), 5, 1),
+        plain.predict(data.x, named_generator(0), 5, 1),
+    )
     assert torch.equal(mine.log_prob(data.y), theirs.log_prob(data.y)) and torch.equal(
         mine.total, theirs.total
     )
@@ -161,7 +164,7 @@ def test_targets_are_the_even_mixture(variance):
         Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1
     )  # (rows, members), targets
     mixture = MixtureSameFamily(Categorical(torch.ones(30, 5, dtype=torch.float64)), parts)
-    p = model.predict(data.x, 7, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 7, 1)
     exact = {"rtol": 1e-12, "atol": 1e-12}
     assert_close(p.log_prob(data.y), mixture.log_prob(data.y), **exact)
     assert_close(p.mean, mixture.mean, **exact)
@@ -179,7 +182,7 @@ def test_targets_are_the_even_mixture(variance):
 def test_classes_are_the_mean_of_probabilities():
     model, data = ensemble(CLASSES, members=5), rows(CLASSES)
     each = torch.softmax(model.network(data.x).detach(), -1)  # (members, rows, classes)
-    p, mean = model.predict(data.x, 7, named_generator(0)), Categorical(each.mean(0))
+    p, mean = model.predict(data.x, named_generator(0), 7, 1), Categorical(each.mean(0))
     assert_close(p.probs, each.mean(0), rtol=1e-12, atol=1e-12)
     assert_close(p.log_prob(data.y), mean.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(p.aleatoric, Categorical(each).entropy().mean(0), rtol=1e-10, atol=1e-12)
@@ -194,15 +197,15 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
     if task.kind == "regression":
         with torch.no_grad():
             model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
-    before = model.predict(data.x, 1, named_generator(0))
-    for n in (7, 100, Draws(3, 4)):
+    before = model.predict(data.x, named_generator(0), 1, 1)
+    for counts in ((7, 1), (20, 5), (3, 4)):
         assert torch.equal(
-            model.predict(data.x, n, named_generator(1)).log_prob(data.y), before.log_prob(data.y)
+            model.predict(data.x, named_generator(1), *counts).log_prob(data.y), before.log_prob(data.y)
         )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter[[3, 1, 4, 0, 2]])
-    after = model.predict(data.x, 1, named_generator(0))
+    after = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(after.log_prob(data.y), before.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(after.epistemic, before.epistemic, rtol=1e-9, atol=1e-12)
 
@@ -227,7 +230,7 @@ def test_row_variance_learns_mean_and_variance_of_the_targets():
         return total
 
     optimizer.step(closure)
-    p = model.predict(data.x, 1, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.means, y.mean(0).expand(3, 50, 2), rtol=0, atol=1e-7)
     assert_close(p.variances, y.var(0, correction=0).expand(3, 50, 2), rtol=1e-6, atol=0)
 
@@ -305,7 +308,7 @@ def test_checks_judge_each_member_by_its_own_rows(task):
     for k in range(3):
         held = weight[k] == 0
         own.append(
-            -apart(model, k).predict(data.x[held], 1, named_generator(0)).log_prob(data.y[held]).mean()
+            -apart(model, k).predict(data.x[held], named_generator(0), 1, 1).log_prob(data.y[held]).mean()
         )
     check = replace(data, weight=(weight == 0).double())
     assert_close(model.nll(check, 20, named_generator(0)), torch.stack(own))

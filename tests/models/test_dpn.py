@@ -323,7 +323,7 @@ class TestNormalWishart:
         model = build(Method("dpn", widths=(6,)), 3, Task("regression", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
         model.on_fit_start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
-        return model.head.law(model.network(x)[0].detach()), model.predict(x, 1, named_generator(0)), y
+        return model.head.law(model.network(x)[0].detach()), model.predict(x, named_generator(0), 1, 1), y
 
     def test_answer_is_the_student_t(self):
         law, p, y = self.answer(1)

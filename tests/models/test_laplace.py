@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.laplace import DELTAS, probit
 from compound.random import named_generator
 from compound.train.loop import TrainConfig, fit
@@ -178,7 +178,7 @@ def test_laplace_torch_agrees(task, options):
     assert_close(model.log_evidence().detach(), other.log_marginal_likelihood().detach(), **EXACT)
     if task is CLASSES:
         assert_close(
-            model.predict(new, 1, named_generator(0)).probs,
+            model.predict(new, named_generator(0), 1, 1).probs,
             other(new, pred_type="glm", link_approx="probit").detach(),
             **EXACT,
         )
@@ -273,7 +273,7 @@ def test_linear_draws_have_the_covariance(options):
     model = random_model(TARGETS, noise=0.7, tune="none", **options)
     model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach()[0] for value in model.gaussian(data.x[:1]))
-    p = model.predict(data.x[:1], Draws(draws, 1), named_generator(1))
+    p = model.predict(data.x[:1], named_generator(1), draws, 1)
     within(p.means[:, 0], mean, spread)
     assert_close(p.component[0], torch.full((2,), 0.49))
     assert ((p.epistemic[0] - spread.diagonal()).abs() <= 5 * spread.diagonal() * math.sqrt(2 / draws)).all()
@@ -283,9 +283,7 @@ def test_linear_draws_have_the_covariance(options):
     mean, spread = (value.detach()[0] for value in classes.gaussian(data.x[:1]))
     torch.manual_seed(0)
     brute = torch.softmax(MultivariateNormal(mean, spread).sample((draws,)), -1)
-    p = classes.predict(
-        data.x[:1], Draws(draws // 5, 5), named_generator(1)
-    )  # inner draws are as good as outer ones
+    p = classes.predict(data.x[:1], named_generator(1), draws // 5)  # inner draws are as good as outer ones
     error = (2 * brute.var(0) / draws).sqrt()
     assert ((p.probs[0] - brute.mean(0)).abs() <= 5 * error).all()
     aleatoric = -torch.xlogy(brute, brute).sum(-1)
@@ -349,8 +347,8 @@ def test_doubt_falls_as_the_prior_narrows(task, options):
     assert all((after < before).all() for before, after in zip(spreads, spreads[1:], strict=False))
     model.delta.fill_(1e14)
     ours, plain = (
-        model.predict(data.x, 20, named_generator(0)),
-        model.plain.predict(data.x, 1, named_generator(0)),
+        model.predict(data.x, named_generator(0), 4),
+        model.plain.predict(data.x, named_generator(0), 1, 1),
     )
     assert_close(ours.log_prob(data.y), plain.log_prob(data.y), rtol=0, atol=1e-4)
     assert ours.epistemic.max() < 1e-8
@@ -390,15 +388,15 @@ def test_closed_answers():
     model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach() for value in model.gaussian(data.x))
     variance = spread.diagonal(dim1=1, dim2=2) + 0.49
-    p = model.predict(data.x, 1, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.log_prob(data.y), Normal(mean, variance.sqrt()).log_prob(data.y).sum(-1), **EXACT)
     assert_close(p.epistemic, spread.diagonal(dim1=1, dim2=2), **EXACT)
     assert_close(p.aleatoric, torch.full((30, 2), 0.49), **EXACT)
-    assert torch.equal(p.total, model.predict(data.x, 20, named_generator(1)).total)
+    assert torch.equal(p.total, model.predict(data.x, named_generator(1), 4).total)
 
     classes = random_model(CLASSES, tune="none", predictive="closed")
     classes.on_fit_end(problem(CLASSES), named_generator(0))
-    p = classes.predict(data.x, 1, named_generator(0))
+    p = classes.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.component, p.entropy(), **EXACT)
 
 
@@ -418,7 +416,7 @@ def test_dead_units_keep_their_prior(task):
     model._tune()
     assert (
         torch.isfinite(model.delta).all()
-        and torch.isfinite(model.predict(data.x, 20, named_generator(0)).total).all()
+        and torch.isfinite(model.predict(data.x, named_generator(0), 4).total).all()
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.limits import LARGEST, MULTIPLE, Limits
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
@@ -86,7 +86,7 @@ def test_rows_moved_out_of_the_data(name, options):
         for column in range(3):
             moved = x[:40].clone()
             moved[:, column] += distance * (x[:, column].amax() - x[:, column].amin())
-            p = model.predict(moved, Draws(20, 5), named_generator(1))
+            p = model.predict(moved, named_generator(1))
             assert (p.std <= 10 * y.std()).all()
             assert (p.mean >= 2 * low - high - 1e-5).all() and (p.mean <= 2 * high - low + 1e-5).all()
             share.append(p.epistemic / p.total)

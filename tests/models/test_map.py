@@ -51,7 +51,7 @@ def test_learnt_noise_is_the_residual_variance():
     to_the_minimum(model, make_dataset(x, y, model.task))
     residual = y - model.network(x)[0]
     assert_close(model.head.variance()[0], residual.square().mean(0), rtol=1e-6, atol=0)
-    p = model.predict(x, 1, named_generator(0))
+    p = model.predict(x, named_generator(0), 1, 1)
     assert_close(p.variance[0], residual.square().mean(0).detach(), rtol=1e-6, atol=0)
     assert (p.epistemic == 0).all()
 
@@ -64,7 +64,7 @@ def test_one_layer_of_classes_is_logistic_regression():
     wide = torch.cat([x, torch.ones(80, 1)], 1)
     theirs = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(wide, y)
     assert_close(
-        model.predict(x, 1, named_generator(0)).probs,
+        model.predict(x, named_generator(0), 1, 1).probs,
         torch.from_numpy(theirs.predict_proba(wide)),
         rtol=0,
         atol=1e-6,
@@ -107,7 +107,7 @@ def test_row_noise_is_a_normal_with_its_own_variance():
     )
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())
-    assert_close(model.predict(x, 1, named_generator(0)).log_prob(y), normal.log_prob(y).sum(-1).detach())
+    assert_close(model.predict(x, named_generator(0), 1, 1).log_prob(y), normal.log_prob(y).sum(-1).detach())
     assert_close(
         -model.loss(make_dataset(x, y, model.task), named_generator(0)).nll,
         normal.log_prob(y).sum(-1).mean().detach(),

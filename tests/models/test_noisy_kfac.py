@@ -236,8 +236,8 @@ def test_rotated_inputs_change_nothing():
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("regression", 2)).double()
     model, data = regression(x, y)
     assert_close(
-        model.predict(x, 1, named_generator(1)).mean,
-        fresh.predict(x, 1, named_generator(1)).mean,
+        model.predict(x, named_generator(1), 1, 1).mean,
+        fresh.predict(x, named_generator(1), 1, 1).mean,
         rtol=0,
         atol=1e-4,
     )  # sd 1e-6 at the start

@@ -47,7 +47,7 @@ def test_slope_of_the_held_out_nll_is_zero_at_the_temperature():
     (slope,) = torch.autograd.grad(nll, log_t)
     assert slope.abs() < 1e-8
     assert_close(
-        -model.predict(held_x, 1, named_generator(0)).log_prob(held_y).mean(),
+        -model.predict(held_x, named_generator(0), 1, 1).log_prob(held_y).mean(),
         nll.detach(),
         rtol=1e-12,
         atol=0,
@@ -89,7 +89,7 @@ def test_temperature_stays_within_bounds():
 def test_variance_scale_is_the_best_of_a_fine_grid():
     for options in ({}, {"variance": "rows"}):
         model, x, y = trained("regression", 30, **options)
-        p = model.plain.predict(x[:30], 1, named_generator(0))
+        p = model.plain.predict(x[:30], named_generator(0), 1, 1)
         grid = torch.logspace(-2, 4, 60_001, dtype=DOUBLE)
         square = (y[:30] - p.means[0]).square() / p.variances[0]  # (rows, targets)
         nll = 0.5 * (
@@ -97,10 +97,10 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
         )  # (targets, grid), up to what does not depend on it
         assert (model.temperature - 1).abs().max() > 0.1
         assert_close(model.temperature, grid[nll.argmin(-1)], rtol=2e-4, atol=0)
-        scaled = model.predict(x, 1, named_generator(0))
+        scaled = model.predict(x, named_generator(0), 1, 1)
         assert_close(
             scaled.variance,
-            model.temperature * model.plain.predict(x, 1, named_generator(0)).variance,
+            model.temperature * model.plain.predict(x, named_generator(0), 1, 1).variance,
             rtol=1e-12,
             atol=0,
         )
@@ -111,8 +111,10 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
 
 def test_each_target_has_its_own_scale():
     model, x, y = trained("regression", 30)
-    residual = (y[:30] - model.predict(x[:30], 1, named_generator(0)).mean).square().mean(0)
-    assert_close(model.predict(x, 1, named_generator(0)).variance, residual.expand(60, 3), rtol=1e-10, atol=0)
+    residual = (y[:30] - model.predict(x[:30], named_generator(0), 1, 1).mean).square().mean(0)
+    assert_close(
+        model.predict(x, named_generator(0), 1, 1).variance, residual.expand(60, 3), rtol=1e-10, atol=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
@@ -124,24 +126,24 @@ def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     for ours, others in zip(model.plain.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, others)
     assert torch.equal(
-        model.predict(x, 1, named_generator(0)).log_prob(y),
-        plain.predict(x, 1, named_generator(0)).log_prob(y),
+        model.predict(x, named_generator(0), 1, 1).log_prob(y),
+        plain.predict(x, named_generator(0), 1, 1).log_prob(y),
     )
     assert torch.equal(
-        model.predict(x, 1, named_generator(0)).total, plain.predict(x, 1, named_generator(0)).total
+        model.predict(x, named_generator(0), 1, 1).total, plain.predict(x, named_generator(0), 1, 1).total
     )
 
 
 def test_labels_never_change():
     model, x, _ = trained("classification", 30)
     wide = 5 * torch.randn(2000, 2, generator=named_generator(2), dtype=DOUBLE)
-    labels = model.plain.predict(wide, 1, named_generator(0)).label
+    labels = model.plain.predict(wide, named_generator(0), 1, 1).label
     for t in (0.05, 0.7, 20.0):
         model.temperature.fill_(t)
-        assert torch.equal(model.predict(wide, 1, named_generator(0)).label, labels)
+        assert torch.equal(model.predict(wide, named_generator(0), 1, 1).label, labels)
         logits = model.plain.network(x)[0]
         assert_close(
-            model.predict(x, 1, named_generator(0)).probs,
+            model.predict(x, named_generator(0), 1, 1).probs,
             torch.softmax(logits / t, -1).detach(),
             rtol=1e-10,
             atol=1e-14,

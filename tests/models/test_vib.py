@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from compound.distributions import log_mean_exp
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.vib import rate
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
@@ -115,7 +115,7 @@ def test_answer_is_that_of_draws_of_the_code(latent):
     probs = torch.softmax(
         outputs(model, batch.x, numbers(5, count, 1, latent)), -1
     ).detach()  # one noise for all rows
-    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
+    p = model.predict(batch.x, named_generator(6), 200, 200)
     error = 5 * math.sqrt(2 / count)
     assert ((p.probs - probs.mean(0)).abs() < error * probs.std(0)).all()
     entropies = -torch.xlogy(probs, probs).sum(-1)
@@ -129,7 +129,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
     """Two targets: the mean and covariance over draws are those of N(μ D + b, Dᵀ diag(s²) D)."""
     model, batch = noisy(TARGETS), batch_of(TARGETS)
     count = 40_000
-    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
+    p = model.predict(batch.x, named_generator(6), 200, 200)
     mean, std = model.encode(batch.x)
     weight = model.decoder.weight[0]
     for row in range(9):
@@ -155,7 +155,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
 
 def test_one_target_is_integrated():
     model, batch = noisy(Task("regression", 1)), batch_of(Task("regression", 1))
-    p, q = (model.predict(batch.x, n, named_generator(n)) for n in (1, 50))
+    p, q = (model.predict(batch.x, named_generator(n), n, 1) for n in (1, 50))
     mean, std = model.encode(batch.x)
     variance = std[0] ** 2 @ model.decoder.weight[0] ** 2
     exact = Normal(model.decoder(mean)[0], (variance + model.head.variance()[0]).sqrt())

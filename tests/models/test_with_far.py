@@ -54,8 +54,8 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
     held = (data.weight == 0).any(0)
     x, y = data.x[held], data.y[held]
     cost = (
-        plain.predict(x, 100, named_generator(1)).log_prob(y).mean()
-        - model.predict(x, 100, named_generator(1)).log_prob(y).mean()
+        plain.predict(x, named_generator(1)).log_prob(y).mean()
+        - model.predict(x, named_generator(1)).log_prob(y).mean()
     )
     assert (
         cost <= BUDGET + 1e-4
@@ -127,7 +127,7 @@ def test_few_judges_stand_for_all_rows():
 def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):
     (model, data), plain = pair
     x = 40 * data.x[:50]
-    p, q = model.predict(x, 100, named_generator(1)), plain.predict(x, 100, named_generator(1))
+    p, q = model.predict(x, named_generator(1)), plain.predict(x, named_generator(1))
     assert (p.aleatoric <= 1e-5 * p.total).all()  # nothing that far away is known to be noise
     if model.task.kind == "classification":
         assert (p.entropy() > 0.95 * math.log(3)).all() and p.probs.amax() < 0.45
@@ -151,8 +151,8 @@ def test_is_kept_with_the_model(pair, tmp_path):
     again = load_model(tmp_path / "model")
     assert isinstance(again, DistanceAware) and again.strength == 3.0
     assert torch.equal(
-        again.predict(10 * data.x, 20, named_generator(1)).total,
-        model.predict(10 * data.x, 20, named_generator(1)).total,
+        again.predict(10 * data.x, named_generator(1), 4).total,
+        model.predict(10 * data.x, named_generator(1), 4).total,
     )
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from compound.experiments.memory import keep_memory
 from compound.io.persist import write_atomic
-from compound.models import Draws, Method, Model, build
+from compound.models import Method, Model, build
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.loop import TrainConfig
@@ -289,7 +289,7 @@ def laplace() -> tuple[Callable[[], None], Callable[[], None]]:
 
 def asking(model: Model, x: Tensor) -> Callable[[], None]:
     def call() -> None:
-        model.predict(x, Draws(100, 1), named_generator(0, "draws"))
+        model.predict(x, named_generator(0, "draws"), 100, 1)
 
     return call
 

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from compound.compat import make_fx, untraced
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
-from compound.estimators.prediction import BLOCK, DRAWS
+from compound.estimators.prediction import BLOCK, N_INNER, N_SAMPLES
 from compound.io.persist import write_atomic
-from compound.models import Draws, Model
+from compound.models import Model
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 
@@ -62,7 +62,7 @@ def _check_rows(rows: int, model: Model) -> None:
         raise ValueError(
             f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks"
         )
-    row = TRACED * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
+    row = TRACED * 4 * (model.floats_per_row(N_SAMPLES[model.task.kind], N_INNER) + model.inputs)
     free = available()
     if free is not None and rows * row > free:
         fitting = f"give at most {free // row:,} rows" if free >= row else "free some memory"
@@ -84,8 +84,8 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
         with _Fixed(), torch.no_grad():
-            n = Draws.of(DRAWS[model.task.kind])
-            plain = model.predict_chunk(standard, n, named_generator(estimator.seed_, "ask"))
+            generator = named_generator(estimator.seed_, "ask")
+            plain = model.predict_chunk(standard, N_SAMPLES[model.task.kind], N_INNER, generator)
             distance = estimator.ood_detector_.scores(standard).double()
         answer = estimator._postprocess(plain)
         first = (answer.mean, answer.std) if isinstance(answer, GaussianPredictive) else (answer.probs,)  # type: ignore[attr-defined]

@@ -18,7 +18,8 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.random import named_generator
 
 BLOCK = 128  # rows answered together
-DRAWS = {"regression": 200, "classification": 100}
+N_SAMPLES = {"regression": 40, "classification": 20}
+N_INNER = 5
 
 P = TypeVar("P", bound=Predictive)
 
@@ -32,7 +33,8 @@ def padded(x: Tensor) -> Iterator[tuple[Tensor, int]]:
 def blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
     """The predictive of every block, padding included, in standard units; the same numbers at every call."""
     for block, rows in padded(x):
-        yield model.predict(block, DRAWS[model.task.kind], named_generator(seed, "ask")), rows
+        generator = named_generator(seed, "ask")
+        yield model.predict(block, generator, N_SAMPLES[model.task.kind], N_INNER), rows
 
 
 def answers(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:

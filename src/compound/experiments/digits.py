@@ -54,7 +54,7 @@ def work(run: Run, place: RunContext) -> Outcome:
     model = fitted(run, place, make_dataset(data.x_train, data.y_train, TASK, weight), TASK)
 
     def asked(x: Tensor) -> CategoricalPredictive:
-        return cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "predict")))
+        return cast(CategoricalPredictive, model.predict(x, named_generator(run.seed, "predict")))
 
     known = asked(data.x_test)
     rows = len(data.x_test)
@@ -72,7 +72,7 @@ def work(run: Run, place: RunContext) -> Outcome:
     }
     silent = without_far_noise(model)  # what does far noise cost?
     plain = cast(
-        CategoricalPredictive, silent.predict(data.x_test, 100, named_generator(run.seed, "predict"))
+        CategoricalPredictive, silent.predict(data.x_test, named_generator(run.seed, "predict"))
     )
     numbers["accuracy_cost"] = metrics.accuracy(plain, data.y_test) - numbers["accuracy"]
     numbers["nll_cost"] = numbers["nll"] - metrics.nll(plain, data.y_test)

@@ -11,7 +11,18 @@ from torch import Generator, Tensor
 
 from compound.attacks import gradient
 from compound.experiments.features import ROWS, FeatureExtractor, extracted
-from compound.experiments.robust import RANGE, Curve, ask, label_loss, odds, precision, surprise
+from compound.experiments.robust import (
+    HUNDRED,
+    ONE,
+    RANGE,
+    Curve,
+    Draws,
+    ask,
+    label_loss,
+    odds,
+    precision,
+    surprise,
+)
 from compound.models import Model
 
 Slopes = Callable[
@@ -20,7 +31,7 @@ Slopes = Callable[
 
 
 def signs(
-    front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator
+    front: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: Draws, generator: Generator
 ) -> Tensor:  # as x, int8
     """Where each pixel makes -log p(y | x) grow, p being the mean over draws."""
     state = generator.get_state()
@@ -61,7 +72,7 @@ def judged(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    n_eval: int = 100,
+    n_eval: Draws = HUNDRED,
 ) -> Curve:
     """The sound protocol, its directions given: `judges` fresh draws classify."""
     return Curve.from_probs(
@@ -86,8 +97,8 @@ def published(
         found = []
         for _ in range(draws):
             here = generator.get_state()
-            own = ask(model, z, 1, generator).argmax(-1)  # the label that this very pass gives
-            found.append(gradient(label_loss(model, own, 1, generator, here, surprise), z))
+            own = ask(model, z, ONE, generator).argmax(-1)  # the label that this very pass gives
+            found.append(gradient(label_loss(model, own, ONE, generator, here, surprise), z))
         return found
 
     moves, rows, which = _distinct(pulled(front, x, y, slopes))
@@ -95,7 +106,7 @@ def published(
     for strength in strengths:
         features = _moved(front, x[rows], moves, strength) if strength else extracted(front, x)[rows]
         probs.append(
-            torch.stack([ask(model, features[which[k]], 1, generator) for k in range(draws)]).mean(0)
+            torch.stack([ask(model, features[which[k]], ONE, generator) for k in range(draws)]).mean(0)
         )
     return Curve.from_probs(probs, y)
 

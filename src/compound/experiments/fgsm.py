@@ -23,7 +23,7 @@ STRENGTHS = tuple(round(0.1 * k, 1) for k in range(11))
 FEW = (0.1, 0.3, 1.0)  # strengths of attacks in many steps
 IMAGES = {"quick": 200, "paper": 1000}
 DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
-PASSES = (1, 10, 100)
+PASSES = {1: robust.ONE, 10: robust.TEN, 100: robust.HUNDRED}  # with as many draws of the sound attack
 SAMPLES = {"quick": (1, 3), "paper": (1, 3, 5, 10)}
 
 
@@ -105,19 +105,19 @@ class Fgsm:
         other, _ = self.in_dist.trained(plain, place)
         curves, single = {}, ood.without_far_noise(model)
         aim = robust.exact(single)
-        for passes in PASSES:
+        for passes, counts in PASSES.items():
             few = max(2, draws // passes)  # as many passes in all: the average of images is what is looked at
             curves[f"published, {passes} passes"] = robust.published(
                 model, x, y, STRENGTHS, stream("published", passes), few, passes
             )
             curves[f"sound, {passes} draws"] = robust.sound(
-                model, aim, x, y, STRENGTHS, stream("sound", passes), passes
+                model, aim, x, y, STRENGTHS, stream("sound", passes), counts
             )
         curves["single precision"] = robust.sound(
             model, single, x, y, STRENGTHS, stream("sound", 10), loss=robust.surprise
         )
         curves["many steps"] = robust.multi_step(
-            model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=5, steps=20, restarts=2
+            model, aim, x[:100], y[:100], FEW, stream("many steps"), draws=(5, 1), steps=20, restarts=2
         )
         curves["transferred"] = robust.transferred(
             model, robust.exact(ood.without_far_noise(other)), x, y, STRENGTHS, stream("transferred")

@@ -122,7 +122,7 @@ class FgsmCifar:
             robust.exact(ood.without_far_noise(model)),
             x,
             y,
-            10,
+            robust.TEN,
             named_generator(run.seed, "signs"),
         )
         sound = extractor_attacks.judged(

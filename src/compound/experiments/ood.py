@@ -156,7 +156,7 @@ def without_far_noise(model: Model) -> Model:
 def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredictive]:
     """What the model says without its far noise and, where it has some, with it, from the same draws."""
     silent = without_far_noise(model)
-    plain = cast(CategoricalPredictive, silent.predict(x, 100, named_generator(seed, "predict")))
+    plain = cast(CategoricalPredictive, silent.predict(x, named_generator(seed, "predict")))
     return (
         {"plain": plain}
         if silent is model

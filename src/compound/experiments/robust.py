@@ -16,12 +16,16 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import Function, direction, pgd
-from compound.models import Draws, Model
+from compound.models import Model
 from compound.predictive import CategoricalPredictive, entropy
 
 Loss = Callable[[CategoricalPredictive, Tensor], Tensor]  # of an answer and labels, (rows,)
 ROWS = 100  # attacked together: gradients keep every draw of every row
 RANGE = (0.0, 1.0)
+Draws = tuple[int, int]  # n_samples and n_inner of `Model.predict`
+ONE: Draws = (1, 1)
+TEN: Draws = (2, 5)
+HUNDRED: Draws = (20, 5)
 
 
 class Curve(NamedTuple):
@@ -39,8 +43,8 @@ class Curve(NamedTuple):
         )
 
 
-def ask(model: Model, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (rows, classes)
-    return cast(CategoricalPredictive, model.predict(x, draws, generator)).probs
+def ask(model: Model, x: Tensor, draws: Draws, generator: Generator) -> Tensor:  # (rows, classes)
+    return cast(CategoricalPredictive, model.predict(x, generator, *draws)).probs
 
 
 def surprise(answer: CategoricalPredictive, y: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ def precision(model: Model) -> torch.dtype:
 
 
 def signs(
-    model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, loss: Loss = odds
+    model: Model, x: Tensor, y: Tensor, draws: Draws, generator: Generator, loss: Loss = odds
 ) -> Tensor:  # as x
     """Where each pixel makes the loss of the mean over draws grow; found in the precision of the model."""
     state = generator.get_state()
@@ -75,13 +79,13 @@ def signs(
 
 
 def label_loss(
-    model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor, loss: Loss
+    model: Model, y: Tensor, draws: Draws, generator: Generator, state: Tensor, loss: Loss
 ) -> Function:
     """The loss of the mean over draws, always the same ones: those that begin at `state`."""
 
     def function(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)  # one set of draws, for all rows alike
-        return loss(cast(CategoricalPredictive, model.predict_chunk(x, Draws.of(draws), generator)), y)
+        return loss(cast(CategoricalPredictive, model.predict_chunk(x, *draws, generator)), y)
 
     return function
 
@@ -101,15 +105,15 @@ def published(
         up, down = torch.zeros_like(x), torch.zeros_like(x)  # shares of passes that brighten, darken a pixel
         for _ in range(passes):
             state = generator.get_state()
-            own = ask(model, x, 1, generator).argmax(-1)  # the label that this very pass gives
+            own = ask(model, x, ONE, generator).argmax(-1)  # the label that this very pass gives
             generator.set_state(state)
-            sign = signs(model, x, own, 1, generator, surprise)
+            sign = signs(model, x, own, ONE, generator, surprise)
             up += (sign > 0) / passes
             down += (sign < 0) / passes
         for number, strength in enumerate(strengths):
             brighter, darker = (x + strength).clamp(*RANGE), (x - strength).clamp(*RANGE)
             image = up * brighter + down * darker + (1 - up - down) * x  # the average of the clipped images
-            sums[number] = sums[number] + ask(model, image, 1, generator) / draws
+            sums[number] = sums[number] + ask(model, image, ONE, generator) / draws
     return Curve.from_probs(sums, y)
 
 
@@ -120,8 +124,8 @@ def sound(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    draws: int = 10,
-    n_eval: int = 100,
+    draws: Draws = TEN,
+    n_eval: Draws = HUNDRED,
     loss: Loss = odds,
 ) -> Curve:
     """`draws` is T; `judges` fresh draws classify. The attack sees `aim`: the exact model, without far noise, which changes no label."""
@@ -135,9 +139,9 @@ def transferred(
     model: Model, other: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator
 ) -> Curve:
     """Images made against another network."""
-    moves = signs(other, x, y, 10, generator)
+    moves = signs(other, x, y, TEN, generator)
     return Curve.from_probs(
-        [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
+        [ask(model, (x + strength * moves).clamp(*RANGE), HUNDRED, generator) for strength in strengths], y
     )
 
 
@@ -147,7 +151,7 @@ def random_signs(
     """A control that knows nothing of the model."""
     moves = torch.randint(2, x.shape, generator=generator, dtype=x.dtype) * 2 - 1
     return Curve.from_probs(
-        [ask(model, (x + strength * moves).clamp(*RANGE), 100, generator) for strength in strengths], y
+        [ask(model, (x + strength * moves).clamp(*RANGE), HUNDRED, generator) for strength in strengths], y
     )
 
 
@@ -158,7 +162,7 @@ def multi_step(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    draws: int = 10,
+    draws: Draws = TEN,
     steps: int = 40,
     restarts: int = 5,
 ) -> Curve:
@@ -170,16 +174,16 @@ def multi_step(
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
                 return odds(
-                    cast(CategoricalPredictive, aim.predict_chunk(x, Draws.of(draws), generator)), labels
+                    cast(CategoricalPredictive, aim.predict_chunk(x, *draws, generator)), labels
                 )
 
             parts.append(
                 pgd(loss, pixels, strength, generator, steps, restarts=restarts, clip=RANGE).to(x.dtype)
             )
-        probs.append(ask(model, torch.cat(parts), 100, generator))
+        probs.append(ask(model, torch.cat(parts), HUNDRED, generator))
     return Curve.from_probs(probs, y)
 
 
 def silent(model: Model, x: Tensor, y: Tensor, generator: Generator) -> float:
     """Share of rows where the gradient of -log p(y) is zero or no number in every pixel: attacks that follow it are blind there."""
-    return (signs(model, x, y, 10, generator, surprise) == 0).all(-1).double().mean().item()
+    return (signs(model, x, y, TEN, generator, surprise) == 0).all(-1).double().mean().item()

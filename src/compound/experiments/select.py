@@ -56,7 +56,7 @@ class Select:
         model, _ = self.in_dist.trained(run, place)
         train = images.load(self.in_dist.in_dist, "train", place.data_dir)
         x, y = train.x[-ood.HELD_OUT :], train.y[-ood.HELD_OUT :]
-        answer = cast(CategoricalPredictive, model.predict(x, 100, named_generator(run.seed, "validation")))
+        answer = cast(CategoricalPredictive, model.predict(x, named_generator(run.seed, "validation")))
         return Outcome(
             {"lam": lambda_of(run), "accuracy": metrics.accuracy(answer, y), "nll": metrics.nll(answer, y)},
             {},

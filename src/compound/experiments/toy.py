@@ -17,7 +17,7 @@ from compound.datasets.toy import VIEW, Toy, cubic, true_function
 from compound.experiments.runs import Outcome, Run, RunContext, fitted
 from compound.experiments.toy_page import draw as draw
 from compound.models import METHODS as ALL
-from compound.models import VBCDN, Draws
+from compound.models import VBCDN
 from compound.nn import MatrixGaussianLinear
 from compound.nn.matrix_gaussian import append_ones
 from compound.predictive import GaussianPredictive
@@ -101,10 +101,8 @@ def work(run: Run, place: RunContext) -> Outcome:
     model = fitted(run, place, data, TASK)
 
     x = torch.linspace(-VIEW[which], VIEW[which], POINTS).unsqueeze(1)
-    n = (
-        Draws(100, 1) if published else Draws(100, 5)
-    )  # the published summary does not part mixing from posterior
-    answer = model.predict((x - shift_x) / scale_x, n, named_generator(run.seed, "predict"))
+    n_inner = 1 if published else 5  # the published summary does not separate mixing from posterior
+    answer = model.predict((x - shift_x) / scale_x, named_generator(run.seed, "predict"), 100, n_inner)
     answer = cast(GaussianPredictive, answer).rescale(shift_y, scale_y)
     fixed = published and "noise" in run.options  # drawn without the noise it was given, as in the paper
     band = (answer.total - answer.component if fixed else answer.total).clamp_min(0).sqrt()

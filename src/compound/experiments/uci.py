@@ -63,7 +63,7 @@ QUICK_SPLITS, QUICK_STEPS, QUICK_ROWS = 1, 200, 500
 QUICK_PEERS = 1000  # rows up to which the quick preset has peers: they know no shorter training
 TASK = Task("regression", 1)
 HELD_OUT = 0.1
-DRAWS = 200
+N_SAMPLES = 40
 REGION = ", region"
 FALSE_ALARMS = 0.01
 STEP = 5.0  # length of the vector that moves a row, in standard units
@@ -144,7 +144,7 @@ def _learnt(run: Run, place: RunContext, x: Tensor, y: Tensor) -> Learnt:
     model = fitted(run, place, make_dataset(x, y, TASK, weight, outside), TASK)
 
     def ask(asked: Tensor) -> GaussianPredictive:
-        return cast(GaussianPredictive, model.predict(asked, DRAWS, named_generator(run.seed, "predict")))
+        return cast(GaussianPredictive, model.predict(asked, named_generator(run.seed, "predict"), N_SAMPLES))
 
     return Learnt(ask, ConformalIntervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
 

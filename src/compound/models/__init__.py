@@ -4,7 +4,6 @@ import dataclasses
 import typing
 from typing import Any
 
-from compound.models.base import Draws as Draws
 from compound.models.base import Loss as Loss
 from compound.models.base import Model as Model
 from compound.models.bbb import BBB as BBB

@@ -24,7 +24,6 @@ from torch.nn import functional
 from compound.distributions import log_mean_exp
 from compound.models.base import (
     WIDTHS,
-    Draws,
     Loss,
     Model,
     OptimizerSettings,
@@ -199,6 +198,7 @@ class BNNLV(Model):
     Config = BNNLVConfig
     source = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
     components = ("component", "mixing", "posterior")
+    eval_inner = 5
 
     def __init__(self, inputs: int, task: Task, config: BNNLVConfig, seed: int = 0):
         super().__init__()
@@ -276,28 +276,21 @@ class BNNLV(Model):
             total = weighted_row_mean(energy(exponents, alpha), batch.weight)
         return Loss(total.sum(), nll.detach(), (total - nll).detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         step = max(1, 2048 // len(x))  # draws of z computed together
         outer = []
-        for _ in range(n.outer):
+        for _ in range(n_samples):
             weights = [
                 layer.posterior.at(standard_normal(generator, layer.mean.shape, x)) for layer in self.layers
             ]  # (in + 1, out)
             z = math.sqrt(self.config.latent_variance) * standard_normal(
-                generator, (n.inner, 1, self.config.latents), x
+                generator, (n_inner, 1, self.config.latents), x
             )
             of_x = _of_inputs(x, weights[0])  # (rows, width)
             outer.append(
                 torch.cat([_outputs(of_x, part, weights) for part in z.split(step)])
             )  # (inner, rows, outputs)
         return self.head.predictive(torch.stack(outer).unsqueeze(0))
-
-    def floats_per_row(self, n: Draws) -> int:
-        return (
-            8 * n.outer * n.inner * self.head.outputs
-            + 2 * self.inputs
-            + 4 * max(self.config.widths, default=1)
-        )
 
 
 def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.distributions import log_mean_exp
-from compound.models.base import Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.distance_aware import calibration_rows, choose_ramp, fit_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundConfig, CompoundLinear, Gaussian
@@ -140,23 +140,23 @@ class _CDN(Model):
         log_prob = log_mean_exp(self.likelihood.log_prob(last, batch.y, generator), 1)
         return -weighted_row_mean(log_prob, batch.weight)
 
-    def _draws(self, x: Tensor, n: Draws, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Draws of the last layer (members, outer, inner, rows, size); a noise vector serves all rows."""
+    def _draws(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Draws of the last layer (members, n_samples, n_inner, rows, size); all rows share the noise."""
         x = clamp_inputs(x).expand(self.members, -1, -1)
         first, *rest = self.layers
         step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
         outer = []
-        for _ in range(n.outer):
+        for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
             noises = [
-                standard_normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest
+                standard_normal(generator, (self.members, n_inner, 1, layer.inputs), x) for layer in rest
             ]
-            last = self.likelihood.noise(self.members, n.inner, generator, x)
+            last = self.likelihood.noise(self.members, n_inner, generator, x)
             start = first.at(x, psi[0])
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
             inner = []
-            for begin in range(0, n.inner, step):
-                part = slice(begin, min(begin + step, n.inner))
+            for begin in range(0, n_inner, step):
+                part = slice(begin, min(begin + step, n_inner))
                 draws = part.stop - part.start
                 out = Gaussian(mean.expand(-1, draws, -1, -1), std.expand(-1, draws, -1, -1), start.kl)
                 for layer, weights, noise in zip(rest, psi[1:], noises, strict=True):
@@ -172,25 +172,28 @@ class _CDN(Model):
         means, spread = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, spread
 
-    def _divide(self, n: Draws) -> Draws:
-        """Draws per member. A maximum-likelihood ψ is a point: all of a member's draws are inner ones."""
-        outer = math.ceil(n.outer / self.members)
-        return Draws(outer, n.inner) if self.bayes else Draws(1, outer * n.inner)
+    def _per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
+        """Draws of ψ and of θ given ψ for each member. A maximum-likelihood ψ is a point: all draws are of θ."""
+        each = math.ceil(n_samples / self.members)
+        return (each, n_inner) if self.bayes else (1, each * n_inner)
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        draws = self._draws(x, self._divide(n), generator)
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        draws = self._draws(x, *self._per_member(n_samples, n_inner), generator)
         t = self.far(clamp_inputs(x)) if self.far.fitted else None
         return self.likelihood.predictive(draws, t)
 
-    def floats_per_row(self, n: Draws) -> int:
-        width = max(3 * layer.inputs + 2 * layer.outputs for layer in self.layers)
-        kept = 8 * (n.outer + self.members) * n.inner * self.task.size * self.config.last_draws
-        return kept + 6 * self.members * (width + self.inputs)
+    @property
+    def hidden(self) -> int:
+        return self.members * (2 * sum(self.config.widths) + len(self.layers) * sum(self.config.hyper))
+
+    @property
+    def outputs(self) -> int:
+        return super().outputs * self.config.last_draws
 
     @torch.no_grad()
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own predictive, before far noise."""
-        draws = self._draws(batch.x, self._divide(Draws(n * self.members, 1)), generator)
+        draws = self._draws(batch.x, *self._per_member(n_samples * self.members, 1), generator)
         return -weighted_row_mean(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
 
     @torch.no_grad()
@@ -204,7 +207,7 @@ class _CDN(Model):
         held = weight == 0  # (members, rows)
         some = bool(held.any())
         judges = calibration_rows(data, held, generator)
-        draws = self._draws(data.x[judges], self._divide(Draws(100 * self.members, 1)), generator)
+        draws = self._draws(data.x[judges], *self._per_member(100 * self.members, 1), generator)
         mask = held[:, judges] if some else torch.ones(self.members, len(judges), dtype=torch.bool)
         y = data.y[judges]
         if some:

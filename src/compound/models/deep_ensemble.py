@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import fgsm
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import head
 from compound.nn.networks import Network, clamp_inputs, l2_penalty
 from compound.predictive import Predictive
@@ -88,13 +88,10 @@ class DeepEnsemble(Model):
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)
         return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
 
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * self.inputs + self.members * (2 * sum(self.config.widths) + 8 * self.head.outputs)
-
     @torch.no_grad()
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own, on the rows it holds out."""
         return -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import Draws, Loss, Model, OptimizerSettings, train_mask
+from compound.models.base import Loss, Model, OptimizerSettings, train_mask
 from compound.models.limits import Limits
 from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
@@ -136,8 +136,8 @@ class DistanceAware(Model):
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         return self.inner.loss(batch, generator)
 
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:
-        return self.inner.nll(batch, n, generator)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:
+        return self.inner.nll(batch, n_samples, generator)
 
     def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
         return self.inner.optimizer(settings)
@@ -151,7 +151,7 @@ class DistanceAware(Model):
             else torch.zeros(1, len(data), dtype=torch.bool)
         )
         judges = calibration_rows(data, held, generator)
-        plain, y = self.inner.predict(data.x[judges], 100, generator), data.y[judges]
+        plain, y = self.inner.predict(data.x[judges], generator), data.y[judges]
         if isinstance(plain, GaussianPredictive):
             self.limits.fit(data.y[train_mask(data)], plain)
         if not self.strength:
@@ -162,8 +162,8 @@ class DistanceAware(Model):
 
         choose_ramp(self.far, self.task, fit_distance(self.far, data, judges, generator), scores)
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        plain = self.inner.predict_chunk(x, n, generator)
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        plain = self.inner.predict_chunk(x, n_samples, n_inner, generator)
         if isinstance(plain, GaussianPredictive):
             plain = self.limits(plain)
         return self._noisy(plain, self.far(clamp_inputs(x))) if self.far.fitted else plain
@@ -174,5 +174,5 @@ class DistanceAware(Model):
             return plain.with_far_noise(t, self.unit)
         return cast(CategoricalPredictive, plain).mix_with_uniform(t)
 
-    def floats_per_row(self, n: Draws) -> int:
-        return max(self.inner.floats_per_row(n), 3 * self.inputs)
+    def floats_per_row(self, n_samples: int, n_inner: int) -> int:
+        return self.inner.floats_per_row(n_samples, n_inner)

@@ -30,9 +30,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.likelihoods import noise_floor
-from compound.models.normal_wishart import NODES, NormalWishart, student_nodes
+from compound.models.normal_wishart import NormalWishart, student_nodes
 from compound.nn.networks import LIMIT, Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
@@ -102,11 +102,8 @@ class DPN(Model):
         ) / self.config.concentration
         return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[0])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * (self.inputs + sum(self.config.widths)) + self.head.numbers
 
 
 class _Head(nn.Module, ABC):
@@ -114,7 +111,6 @@ class _Head(nn.Module, ABC):
 
     outputs: int
     share: float  # weight of the negative log-likelihood in the loss
-    numbers: int  # held per row while predicting
 
     def on_fit_start(self, y: Tensor) -> None:
         """Constants from the training rows."""
@@ -138,7 +134,8 @@ class _Dirichlet(_Head):
 
     def __init__(self, classes: int, config: Any):
         super().__init__()
-        self.outputs, self.numbers, self.forward_kl = classes, 30 * classes, config.divergence == "forward"
+        self.outputs = classes
+        self.forward_kl = config.divergence == "forward"
         self.share = config.cross_entropy / config.concentration
         strength, e, eye = config.concentration, config.smoothing, torch.eye(classes, dtype=torch.float64)
         own, other = (
@@ -188,7 +185,8 @@ class _NormalWishart(_Head):
 
     def __init__(self, targets: int, config: Any):
         super().__init__()
-        self.outputs, self.numbers, self.targets = 2 * targets + 2, NODES * (6 * targets + 16), targets
+        self.outputs = 2 * targets + 2
+        self.targets = targets
         self.kappa, self.a = config.kappa, 0.5 * config.kappa + 1.5  # ν₀ = κ₀ + D + 2
         self.register_buffer("mean", torch.zeros(targets, dtype=torch.float32))
         self.register_buffer("variance", torch.ones(targets, dtype=torch.float32))

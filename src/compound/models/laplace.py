@@ -21,7 +21,7 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import Draws, Loss, Model, train_mask, with_defaults
+from compound.models.base import COPIES, Loss, Model, train_mask, with_defaults
 from compound.models.heads import HomoscedasticGaussian
 from compound.models.map import MAP, MAPConfig
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
@@ -107,9 +107,9 @@ class Laplace(Model):
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         return self.plain.loss(batch, generator)
 
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (1,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (1,)
         """Of the network being trained: its posterior comes at the end."""
-        return self.plain.nll(batch, n, generator)
+        return self.plain.nll(batch, n_samples, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
@@ -238,8 +238,8 @@ class Laplace(Model):
         )
         return f, torch.stack([block.covariance(h, g, delta) for block, h, g, delta in parts]).sum(0)
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        draws = n.outer * n.inner
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        draws = n_samples * n_inner
         if self.config.predictive == "sample" and self.config.subset == "all":
             return self.plain.head.predictive(self._networks(x, draws, generator)[None, :, None])
         if self.config.predictive == "closed":
@@ -283,12 +283,9 @@ class Laplace(Model):
             found.append(s)
         return torch.cat(found)
 
-    def floats_per_row(self, n: Draws) -> int:
-        outputs, width = self.task.size, max((self.inputs, *self.config.widths))
-        kept = sum(self.config.widths) + outputs  # of each output's Jacobian
-        if self.config.structure == "full":
-            kept += (self.layers[-1].inputs + 1) * outputs
-        return 4 * (self.inputs + width) + 8 * outputs * kept + 6 * n.outer * n.inner * outputs
+    def floats_per_row(self, n_samples: int, n_inner: int) -> int:
+        jacobian = (self.hidden + self.outputs) * self.outputs
+        return super().floats_per_row(n_samples, n_inner) + COPIES * jacobian
 
 
 def probit(f: Tensor, variance: Tensor) -> Tensor:

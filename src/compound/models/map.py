@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.networks import Network, l2_penalty
 from compound.predictive import Predictive
@@ -59,8 +59,5 @@ class MAP(Model):
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         return self.head.predictive(self.network(x)[:, None, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.head.outputs

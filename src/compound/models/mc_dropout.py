@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.networks import Linear, Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
@@ -99,9 +99,9 @@ class MCDropout(Model):
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         h, layers, rates = self._masked(x)
-        draws = n.outer * n.inner
+        draws = n_samples * n_inner
         masks = [
             mask(rate, (draws, 1, layer.inputs), h, generator)
             for layer, rate in zip(layers, rates, strict=True)
@@ -109,9 +109,6 @@ class MCDropout(Model):
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
         f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
         return self.head.predictive(f[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 4 * (self.inputs + sum(self.config.widths)) + 8 * n.outer * n.inner * self.head.outputs
 
 
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from compound.distributions import mixture_log_prob, weighted_log_sum, weighted_mean
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.likelihoods import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
@@ -45,8 +45,6 @@ class MDN(Model):
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        each = task.size if task.kind == "classification" else 2 * task.size  # logits, or means and ρ
-        self.outputs = config.components * (1 + each)
         self.network = Network(
             (inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")]
         )
@@ -96,7 +94,7 @@ class MDN(Model):
         nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         log_weights, rest = self.mixture(self.network(x)[0])
         if self.task.kind == "regression":
             means, variances = self.gaussians(rest)
@@ -111,5 +109,7 @@ class MDN(Model):
         within = torch.minimum(weighted_mean(entropy(logs.exp()), log_weights.squeeze(-1)), total)
         return CategoricalPredictive(within, total - within, torch.zeros_like(within), probs)
 
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.outputs
+    @property
+    def outputs(self) -> int:
+        """Of every component a weight, and logits or means and ρ."""
+        return self.config.components * (1 + super().outputs)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
@@ -96,8 +96,8 @@ class MNF(Model):
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x, draws = clamp_inputs(x), n.outer * n.inner
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        x, draws = clamp_inputs(x), n_samples * n_inner
         noises = [
             (layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x))
             for layer in self.layers
@@ -116,12 +116,3 @@ class MNF(Model):
                 h = torch.addcmul(layer.means(h, z), layer.std(h), noise)
             parts.append(h)
         return self.head.predictive(torch.cat(parts)[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        width = max(3 * layer.inputs + 4 * layer.outputs for layer in self.layers)
-        return (
-            2 * self.inputs
-            + 4 * max(self.config.widths, default=0)
-            + width
-            + 8 * n.outer * n.inner * self.head.outputs
-        )

@@ -20,7 +20,6 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import (
     WIDTHS,
-    Draws,
     Loss,
     Model,
     OptimizerSettings,
@@ -170,10 +169,10 @@ class Noisy(Model):
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         self.refresh()
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
         first, *rest = self.layers
-        draws, block = n.outer * n.inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
+        draws, block = n_samples * n_inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
         noises = [
             [standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers]
             for _ in range(draws)
@@ -190,10 +189,6 @@ class Noisy(Model):
                 f = centre + layer.mixed(width * noise)
             outputs.append(f)
         return self.head.predictive(torch.cat(outputs)[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        widest = max(sum(layer.mean.shape) for layer in self.layers)
-        return 8 * n.outer * n.inner * self.head.outputs + 4 * self.inputs + 8 * widest
 
 
 def _check(config: NoisyConfig) -> None:

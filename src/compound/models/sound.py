@@ -38,7 +38,7 @@ def trial(model: Model) -> str | None:
     try:
         return flaw(
             model.predict(
-                probe(model.inputs, next(model.parameters()).detach()), 10, named_generator(0, "try")
+                probe(model.inputs, next(model.parameters()).detach()), named_generator(0, "try"), 2
             )
         )
     except ValueError:

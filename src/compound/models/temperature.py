@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import Draws, Loss, Model
+from compound.models.base import Loss, Model
 from compound.models.map import MAP, MAPConfig
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators
@@ -76,15 +76,12 @@ class Temperature(Model):
             p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
             self.temperature.copy_(((y - p.means[0]).square() / p.variances[0]).mean(0).clamp_min(LEAST))
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         f = self.plain.network(x)[:, None, None]
         if self.task.kind == "classification":
             return self.plain.head.predictive(f / self.temperature)
         p = cast(GaussianPredictive, self.plain.head.predictive(f))
         return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)
-
-    def floats_per_row(self, n: Draws) -> int:
-        return self.plain.floats_per_row(n) + 2 * self.plain.head.outputs
 
 
 def best_temperature(f: Tensor, y: Tensor) -> float:

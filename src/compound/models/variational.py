@@ -14,7 +14,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.networks import Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -96,9 +96,9 @@ class Variational(Model):
         nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         x = clamp_inputs(x)
-        shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
+        shapes = [(n_samples * n_inner, 1, layer.mean.shape[1]) for layer in self.layers]
         noises = [standard_normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
         start = self.layers[0].moments(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
@@ -113,6 +113,3 @@ class Variational(Model):
             h = clipped_relu(torch.addcmul(mean, std, noise))  # (draws, rows, in)
             mean, std = (moment.unflatten(0, h.shape[:2]) for moment in layer.moments(h.flatten(0, 1)))
         return torch.addcmul(mean, std, noises[-1])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * self.inputs + 6 * sum(self.config.widths) + 8 * n.outer * n.inner * self.head.outputs

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import HomoscedasticGaussian, head
 from compound.nn.networks import Linear, Network
 from compound.ops.gaussian_noise import standard_normal
@@ -81,7 +81,7 @@ class VIB(Model):
         kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
         if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
@@ -94,20 +94,14 @@ class VIB(Model):
             _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
         )  # (rows, outputs, outputs or latent)
         noise = standard_normal(
-            generator, (n.outer * n.inner, factor.shape[-1]), centre
+            generator, (n_samples * n_inner, factor.shape[-1]), centre
         )  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
         return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
 
-    def floats_per_row(self, n: Draws) -> int:
-        outputs, latent = self.head.outputs, self.config.latent
-        factor = outputs * (4 * outputs if outputs <= latent else latent)
-        return (
-            2 * (self.inputs + sum(self.config.widths))
-            + 6 * latent
-            + factor
-            + 6 * n.outer * n.inner * outputs
-        )
+    @property
+    def hidden(self) -> int:
+        return super().hidden + 2 * self.config.latent  # type: ignore[operator]
 
 
 def rate(mean: Tensor, std: Tensor) -> Tensor:

@@ -463,7 +463,7 @@ def _sample(data: Batch, settings: TrainConfig, seed: int) -> Batch:
 def _refuse_diverged(model: Model, sample: Batch, settings: TrainConfig, seed: int, step: int) -> None:
     """A model whose answers to its own rows are no numbers has learnt nothing."""
     try:
-        answer = model.predict(sample.x, settings.eval_samples, named_generator(seed, "sample"))
+        answer = model.predict(sample.x, named_generator(seed, "sample"), settings.eval_samples, 1)
         # bounds on the answer keep the density finite where the variance is not
         found = -float(answer.log_prob(sample.y).mean()) if bool(answer.total.isfinite().all()) else math.nan
     except NoFactor:
