@@ -17,7 +17,7 @@ import torch
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators.base import Estimator
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 
 TEST = 500  # rows asked about per table
 TABLES = 200
@@ -131,7 +131,7 @@ def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: 
 
 
 def no_alarms(x: torch.Tensor, rate: float, generator: torch.Generator) -> OODDetector:
-    return OODDetector(DistanceAwareNoise(x.shape[1]), np.inf)
+    return OODDetector(Distance(x.shape[1]), np.inf)
 
 
 CASES: dict[str, Classes | Targets] = {

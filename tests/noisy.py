@@ -37,7 +37,7 @@ def linear(rows: int = 60, orthogonal: bool = False) -> tuple[Tensor, Tensor]:
 def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch]:
     """A linear model that is told of a noise of 0.3."""
     model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("regression", 2)).double()
-    model.head.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
+    model.likelihood.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
     data = make_dataset(x, y, model.task)
     model.on_fit_start(data, named_generator(0))
     return model, data

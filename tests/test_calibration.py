@@ -22,7 +22,7 @@ from compound.estimators.calibration import (
 from compound.estimators.prediction import answers, to_float64
 from compound.estimators.regressor import held_out, member
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.train.loop import holdout_weights
 
 
@@ -368,7 +368,7 @@ def test_alarms_of_classes_look_at_the_table_not_at_the_label():
 def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
     """n distances leave n + 1 gaps, each as likely for a new one: here at 1, 2, ... n, and even in between."""
     monkeypatch.setattr(
-        DistanceAwareNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0)
+        Distance, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0)
     )
     for rows, rate, promised in ((99, 0.01, False), (498, 0.01, False), (499, 0.01, True), (150, 0.05, True)):
         found = OODDetector.fit(torch.zeros(rows, 1), rate, named_generator(0))
@@ -387,7 +387,7 @@ def test_too_few_rows_flag_at_most_the_stated_rate(monkeypatch):
             np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000))
         )
         monkeypatch.setattr(
-            DistanceAwareNoise, "fit", lambda self, x, generator, known=known: torch.from_numpy(known)
+            Distance, "fit", lambda self, x, generator, known=known: torch.from_numpy(known)
         )
         rates.append((fresh > OODDetector.fit(torch.zeros(15, 1), 0.01, named_generator(0)).threshold).mean())
     assert abs(np.mean(rates) - 0.01) < 4 * np.std(rates) / 20

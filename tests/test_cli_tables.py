@@ -17,7 +17,7 @@ from compound import CompoundRegressor, Method, load, named_generator
 from compound.cli.app import main
 from compound.estimators import row_predictions
 from compound.io import persist
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
 from compound.tables import scores as judging
 
@@ -496,7 +496,7 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         assert found.shares[0].ood_share > 0.8
         assert sum(share.ood_share for share in found.shares) == pytest.approx(1)
         x = row_predictions.encoded(model, moved)[0]
-        far = model.ood_detector_.far
+        far = model.ood_detector_.distance
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
         assert found.distances[0] == pytest.approx(nearest)
@@ -506,7 +506,7 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
     x = torch.randn(300, 5, generator=named_generator(1)) @ torch.randn(
         5, 80, generator=named_generator(2)
     ) + 0.1 * torch.randn(300, 80, generator=named_generator(3))
-    far = DistanceAwareNoise(80)
+    far = Distance(80)
     far.fit(x, named_generator(4))
     assert far.whiten.shape[1] < 80
     asked = x[:5] + torch.randn(5, 80, generator=named_generator(5))
@@ -514,7 +514,7 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
         explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item()
         for row in asked
     ]
-    np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
+    np.testing.assert_allclose(nearest, far(asked), rtol=1e-4)
 
 
 def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.MonkeyPatch):

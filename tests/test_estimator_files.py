@@ -185,10 +185,10 @@ def test_labels_that_do_not_fit_their_type_are_refused(classifier, tmp_path, dty
 
 def test_distance_tensors_must_go_together(saved):
     parts = take_apart(saved)
-    for name in ("far.centres", "far.whiten"):
+    for name in ("distance.centres", "distance.whiten"):
         tensors = {**parts.tensors, name: parts.tensors[name][:, :-1].contiguous()}
         put_together(saved, parts._replace(tensors=tensors))
-        with pytest.raises(ValueError, match="far noise"):
+        with pytest.raises(ValueError, match="the distance has"):
             compound.load(saved)
 
 
@@ -204,8 +204,8 @@ def test_an_answer_that_is_none_is_not_given(regressor, saved):
 
 
 def test_another_layout_says_why_not(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 4)
-    with pytest.raises(ValueError, match="layout 3, this library reads 4"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 5)
+    with pytest.raises(ValueError, match="layout 4, this library reads 5"):
         compound.load(saved)
 
 

@@ -1,5 +1,6 @@
 """Far noise: the distance, its quantiles, and what it promises far away."""
 
+import copy
 import math
 
 import pytest
@@ -8,8 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.likelihoods import CategoricalLikelihood
+from compound.models.observation.last_layer import LastLayerCategorical
 from compound.ood import clusters
+from compound.ood.distance import Distance
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.whitening import RIDGE
 from compound.predictive import CategoricalPredictive
@@ -27,38 +29,38 @@ def blobs(rows: int, features: int, seed: int = 0) -> torch.Tensor:
 
 def test_distance_is_the_ridge_whitened_distance_to_the_nearest_centre():
     x = blobs(500, 5).double()
-    far = DistanceAwareNoise(5).double()
-    far.fit(x, named_generator(1))
+    distance = Distance(5).double()
+    distance.fit(x, named_generator(1))
     covariance = torch.cov(x.T)
     inverse = torch.linalg.inv(
         covariance + RIDGE[0] * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64)
     )
     values, vectors = torch.linalg.eigh(covariance)
     back = vectors.flip(1) * (values.flip(0) + RIDGE[0] * covariance.diagonal().mean()).sqrt()
-    centres = far.centres @ back.T + x.mean(0)  # in the original coordinates
+    centres = distance.centres @ back.T + x.mean(0)  # in the original coordinates
     y = blobs(20, 5, 3).double()
     gaps = y.unsqueeze(1) - centres
     naive = torch.einsum("bki,ij,bkj->bk", gaps, inverse, gaps).amin(-1).sqrt()
-    assert_close(far.distance(y), naive, rtol=1e-9, atol=1e-9)
+    assert_close(distance(y), naive, rtol=1e-9, atol=1e-9)
 
 
 def test_wide_inputs_keep_leading_directions_and_lose_little():
     g = named_generator(2)
     low = torch.randn(3000, 12, generator=g) @ torch.randn(12, 300, generator=g)
     x = (low + 0.05 * torch.randn(3000, 300, generator=g)).double()
-    far = DistanceAwareNoise(300).double()
-    far.fit(x[:2000], named_generator(1))
-    assert far.whiten.shape[1] < 40
+    distance = Distance(300).double()
+    distance.fit(x[:2000], named_generator(1))
+    assert distance.whiten.shape[1] < 40
     moved = x[2000:2500] + 0.5 * torch.randn(500, 300, generator=g, dtype=torch.float64)  # off the subspace
-    assert far.distance(moved).min() > far.ramp[1] > far.distance(x[2500:]).quantile(0.97)
+    assert distance(moved).min() > distance.quantiles[1] > distance(x[2500:]).quantile(0.97)
     ridge = RIDGE[1] * torch.cov(x[:2000].T).diagonal().mean()
     step = torch.randn(300, generator=g, dtype=torch.float64)
-    step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(
+    step -= distance.whiten @ torch.linalg.lstsq(distance.whiten, step.unsqueeze(-1)).solution.squeeze(
         -1
     )  # outside all leading directions
-    outside = far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
+    outside = distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
     assert (
-        abs(outside * ridge.sqrt() / far.residual_precision[far.centres.norm(dim=1).argmin()].sqrt() - 1)
+        abs(outside * ridge.sqrt() / distance.residual_precision[distance.centres.norm(dim=1).argmin()].sqrt() - 1)
         < 0.05
     )
 
@@ -68,29 +70,29 @@ def test_the_99_percent_distance_holds_for_new_rows(rows):
     """Cross-fitted: about 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through."""
     shares = []
     for seed in range(8):
-        far = DistanceAwareNoise(6)
-        far.fit(blobs(rows, 6, seed), named_generator(seed))
-        shares.append((far.distance(blobs(4000, 6, 100 + seed)) > far.ramp[1]).float().mean().item())
+        distance = Distance(6)
+        distance.fit(blobs(rows, 6, seed), named_generator(seed))
+        shares.append((distance(blobs(4000, 6, 100 + seed)) > distance.quantiles[1]).float().mean().item())
     share = sum(shares) / len(shares)
     assert share < 0.01 + 5 * math.sqrt(0.01 / (8 * rows)) + 0.006
 
 
 def test_tensors_lie_as_they_will_be_loaded():
-    far = DistanceAwareNoise(6)
-    far.fit(blobs(200, 6), named_generator(0))
+    distance = Distance(6)
+    distance.fit(blobs(200, 6), named_generator(0))
     assert all(
-        value.is_contiguous() for value in far.buffers()
+        value.is_contiguous() for value in distance.buffers()
     )  # products of another layout differ in the last bit
 
 
 def test_a_step_in_a_constant_column_is_far():
     x = blobs(400, 4)
     x[:, 2] = 7.0
-    far = DistanceAwareNoise(4)
-    far.fit(x, named_generator(0))
+    distance = Distance(4)
+    distance.fit(x, named_generator(0))
     moved = x[:50].clone()
     moved[:, 2] += 3.0
-    assert far.distance(moved).min() > far.ramp[1]
+    assert distance(moved).min() > distance.quantiles[1]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
     far = DistanceAwareNoise(6)
     far.fit(blobs(500, 6), named_generator(0))
     far.set_ramp(-8.0, 0.5, 14.0)
-    d50, d99, edge, *_ = far.ramp
+    d50, d99, edge = far.distance.quantiles
     assert_close(
         far.at(torch.stack([d50, d99, edge])),
         torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]),
@@ -142,18 +144,17 @@ def test_doubt_is_a_mixture_with_all_classes_alike():
 
 
 def test_scores_of_members_are_those_of_their_own_answers():
-    likelihood = CategoricalLikelihood(5, "sample", 2)
+    likelihood, far_std = LastLayerCategorical(5, "sample", 2), torch.ones(())
     logits = torch.randn(
         3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64
     )  # (members, outer, inner, rows, classes)
     y, t = torch.arange(40) % 5, torch.linspace(-20, 14, 40, dtype=torch.float64)
-    for loud in (None, t):
-        draws = (logits, torch.zeros_like(logits))
-        each, together = likelihood.under_noise(draws, y)(loud)
-        assert_close(together, likelihood.predictive(draws, loud).log_prob(y))
-        for k in range(3):
-            one = logits[k : k + 1]
-            assert_close(each[k], likelihood.predictive((one, torch.zeros_like(one)), loud).log_prob(y))
+    log_prob = likelihood.far_log_prob((logits, torch.zeros_like(logits)), y, far_std)
+    for k in range(3):
+        one = logits[k : k + 1]
+        p = likelihood.draws_predictive((one, torch.zeros_like(one)))
+        assert_close(log_prob(None)[k], p.log_prob(y))
+        assert_close(log_prob(t)[k], p.with_far_noise(t, far_std).log_prob(y))
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +183,15 @@ def moved(model, x: torch.Tensor, factor: float, seed: int) -> torch.Tensor:
     low, high = torch.zeros(len(x), 1), torch.full((len(x), 1), 1e4)
     for _ in range(60):
         middle = 0.5 * (low + high)
-        beyond = (model.far.distance(x + middle * direction) > factor * model.far.ramp[1]).unsqueeze(-1)
+        beyond = (model.distance(x + middle * direction) > factor * model.distance.quantiles[1]).unsqueeze(-1)
         low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
     return x + high * direction
+
+
+def without_far_noise(model):
+    model = copy.deepcopy(model)
+    model.far.noise = DistanceAwareNoise(model.inputs)
+    return model
 
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
@@ -192,16 +199,14 @@ def moved(model, x: torch.Tensor, factor: float, seed: int) -> torch.Tensor:
 def test_classes_far_away_are_doubtful(classifier, name, factor):
     models, x, _ = classifier
     model = models[name]
-    ramp, moved_x = model.far.ramp, moved(model, x[:100], factor, factor)
+    moved_x = moved(model, x[:100], factor, factor)
     p = model.predict(moved_x, named_generator(1))
     assert p.entropy().min() >= 0.85 * math.log(4)
-    model.far.ramp = torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    silent = model.predict(moved_x, named_generator(1))
-    model.far.ramp = ramp
+    without = without_far_noise(model).predict(moved_x, named_generator(1))
     assert_close(
-        p.aleatoric, torch.sigmoid(-model.far(moved_x)) * silent.aleatoric, rtol=1e-3, atol=1e-5
+        p.aleatoric, torch.sigmoid(-model.far.noise(moved_x)) * without.aleatoric, rtol=1e-3, atol=1e-5
     )  # the rest is epistemic
-    assert (p.posterior >= silent.posterior).all()
+    assert (p.posterior >= without.posterior).all()
 
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
@@ -209,9 +214,7 @@ def test_far_noise_costs_no_more_than_its_budget(classifier, name):
     models, x, y = classifier
     model = models[name]
     with_noise = model.predict(x[:200], named_generator(2), 40)
-    ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    without = model.predict(x[:200], named_generator(2), 40)
-    model.far.ramp = ramp
+    without = without_far_noise(model).predict(x[:200], named_generator(2), 40)
     cost = (without.log_prob(y[:200]) - with_noise.log_prob(y[:200])).mean()
     assert cost <= 0.003 + 0.002  # other draws than those the ramp was chosen with
     assert torch.equal(with_noise.label, without.label)
@@ -250,7 +253,7 @@ def test_rows_are_measured_as_if_they_were_new(monkeypatch):
     )  # exact, where mini-batches are not
     raw = blobs(5, 3).double()
     x = (raw - raw.mean(0)) / raw.std(0, correction=0)
-    found = DistanceAwareNoise(3).double().fit(x, named_generator(0))
+    found = Distance(3).double().fit(x, named_generator(0))
     for row in range(5):
         others = torch.cat([raw[:row], raw[row + 1 :]])
         shift, scale = others.mean(0), others.std(0, correction=0)
@@ -260,10 +263,10 @@ def test_rows_are_measured_as_if_they_were_new(monkeypatch):
         assert_close(found[row], (gap @ torch.linalg.solve(covariance + ridge, gap)).sqrt())
 
 
-def test_unfitted_far_noise_is_silent():
+def test_unfitted_far_noise_is_none():
     assert not DistanceAwareNoise(3).fitted
     assert torch.equal(DistanceAwareNoise(3)(torch.zeros(4, 3)), torch.full((4,), -torch.inf))
-    with pytest.raises(ValueError, match="far noise knows no rows yet"):
+    with pytest.raises(ValueError, match="the distance is not fitted: call fit"):
         DistanceAwareNoise(3).distance(torch.zeros(4, 3))
     model = build(Method("ml-cdn", far=0.0), 3, Task("classification", 2), 0)
     x = torch.randn(30, 3, generator=named_generator(0))
@@ -281,7 +284,7 @@ def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
         return k_means(u, count, seed)
 
     monkeypatch.setattr(clusters, "k_means", watched)
-    DistanceAwareNoise(2).fit(torch.randn(100, 2, generator=named_generator(0)), named_generator(1))
+    Distance(2).fit(torch.randn(100, 2, generator=named_generator(0)), named_generator(1))
     assert seen == 20 * [(95, 33)] + [(100, 33)]
 
 
@@ -317,55 +320,41 @@ def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
 def test_what_only_another_cluster_does_is_far():
     """A step of one length, along the direction in which the cluster's own rows differ, and along that of the other's."""
     x, which = leaning(2000, 0)
-    far = DistanceAwareNoise(70).double()
-    far.fit(x, named_generator(0))
+    distance = Distance(70).double()
+    distance.fit(x, named_generator(0))
     some = x[which == 0][:50]
     step = torch.zeros(70, dtype=torch.float64)
     step[1] = 3.0
-    assert far.distance(some + step).min() > far.ramp[1]
-    assert far.distance(some + step.roll(-1)).median() < far.ramp[1]
+    assert distance(some + step).min() > distance.quantiles[1]
+    assert distance(some + step.roll(-1)).median() < distance.quantiles[1]
 
 
 def test_rows_together_are_measured_as_one_by_one_and_under_a_trace():
     x, _ = leaning(500, 0)
-    far = DistanceAwareNoise(70).double()
-    far.fit(x, named_generator(0))
+    distance = Distance(70).double()
+    distance.fit(x, named_generator(0))
     asked = leaning(60, 1)[0]
-    together = far.distance(asked)
-    assert_close(torch.cat([far.distance(row.unsqueeze(0)) for row in asked]), together)
-    traced = make_fx(lambda rows: far.distance(rows))(asked)
+    together = distance(asked)
+    assert_close(torch.cat([distance(row.unsqueeze(0)) for row in asked]), together)
+    traced = make_fx(lambda rows: distance(rows))(asked)
     other = leaning(60, 2)[0]  # near to other centres
-    assert_close(traced(other), far.distance(other))
-    assert torch.autograd.gradcheck(far.distance, asked[:9].requires_grad_())
+    assert_close(traced(other), distance(other))
+    assert torch.autograd.gradcheck(distance, asked[:9].requires_grad_())
 
 
-def test_shapes_are_loaded_as_they_were_saved():
-    far, again = DistanceAwareNoise(70), DistanceAwareNoise(70)
-    far.fit(leaning(500, 0)[0].float(), named_generator(0))
-    again.load_state_dict(far.state_dict())
+def test_covariances_are_loaded_as_they_were_saved():
+    distance, again = Distance(70), Distance(70)
+    distance.fit(leaning(500, 0)[0].float(), named_generator(0))
+    again.load_state_dict(distance.state_dict())
     asked = leaning(60, 1)[0].float()
-    assert len(again.precision_roots) and torch.equal(again.distance(asked), far.distance(asked))
+    assert len(again.precision_roots) and torch.equal(again(asked), distance(asked))
 
 
 @pytest.mark.parametrize("mine,theirs", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
 def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
-    far, again = DistanceAwareNoise(70), DistanceAwareNoise(70).to(mine)
-    far.fit(leaning(500, 0)[0].float(), named_generator(0))
-    again.load_state_dict({name: value.to(theirs) for name, value in far.state_dict().items()})
+    distance, again = Distance(70), Distance(70).to(mine)
+    distance.fit(leaning(500, 0)[0].float(), named_generator(0))
+    again.load_state_dict({name: value.to(theirs) for name, value in distance.state_dict().items()})
     assert {value.dtype for value in again.buffers()} == {mine}
     asked = leaning(60, 1)[0]
-    assert_close(again.distance(asked.to(mine)).float(), far.distance(asked.float()), rtol=1e-4, atol=1e-4)
-
-
-def test_a_file_without_shapes_is_measured_without_them():
-    far = DistanceAwareNoise(70).double()
-    far.fit(leaning(500, 0)[0], named_generator(0))
-    old = {
-        name: value
-        for name, value in far.state_dict().items()
-        if name not in ("precision_roots", "residual_precision")
-    }
-    far.load_state_dict(old)
-    asked = leaning(20, 1)[0]
-    u, outside = far.whitening(asked)
-    assert_close(far.distance(asked), (torch.cdist(u, far.centres).amin(1).square() + outside).sqrt())
+    assert_close(again(asked.to(mine)).float(), distance(asked.float()), rtol=1e-4, atol=1e-4)

@@ -486,7 +486,7 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
     """Compiled loops read and write it as float32: beyond its end, were it taken as it is."""
     model = build(Method("mnf", widths=(4,), flow_hidden=3), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
-    for name in ("stack.0.bias", "stack.1.flow.weight", "head.log_noise"):
+    for name in ("stack.0.bias", "stack.1.flow.weight", "likelihood.log_noise"):
         sealed(tmp_path / "m", tensors={**model.state_dict(), name: model.state_dict()[name].to(dtype)})
         with pytest.raises(ValueError, match=r"float|F8"):
             load_model(tmp_path / "m")

@@ -189,7 +189,7 @@ def test_draws_have_the_dtype_they_are_asked_for(double_by_default):
 
 
 MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "tensor", "eye", "linspace"}
-TAKEN = {"digits.py", "row_predictions.py", "noise.py"}  # of numpy arrays, or replaced by what is fitted
+TAKEN = {"digits.py", "row_predictions.py"}  # of numpy arrays, or replaced by what is fitted
 
 
 def test_new_tensors_say_their_dtype():
@@ -206,11 +206,11 @@ def test_new_tensors_say_their_dtype():
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("mdn", "dpn")])
 def test_a_noise_floor_nobody_knows_is_refused(method):
-    """A head that has not seen the training rows would take another floor than after them."""
+    """An observation model that has not seen the training rows would take another floor than after them."""
     data, model = rows(TARGETS), build(method, 5, TARGETS)
     if method == "bnn-lv":  # its rows come first
         model.latents.on_fit_start(len(data), len(data))
-    with pytest.raises(ValueError, match="smallest noise of the targets is not known yet"):
+    with pytest.raises(ValueError, match="noise floor of the targets is not known yet"):
         model.loss(data, tuple(named_generator(k) for k in range(model.members)))
     with pytest.raises(ValueError, match="not known yet"):
         model.predict(X, named_generator(0), 2)

@@ -182,7 +182,7 @@ def few_and_many(name: str, kind: str, monkeypatch):
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
     if kind == "regression":
-        getattr(model, "likelihood", getattr(model, "head", None)).on_fit_start(
+        model.likelihood.on_fit_start(
             torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE)
         )
     x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)
@@ -195,8 +195,8 @@ def few_and_many(name: str, kind: str, monkeypatch):
 
         return spy
 
-    monkeypatch.setattr(predictive, "variance_parts", spied(variance_parts))
-    monkeypatch.setattr(predictive, "entropy_parts", spied(entropy_parts))
+    monkeypatch.setattr(predictive.gaussian, "variance_parts", spied(variance_parts))
+    monkeypatch.setattr(predictive.categorical, "entropy_parts", spied(entropy_parts))
     for k in range(150):
         model.predict(x, named_generator(k, "few"), 16)
     model.predict(x, named_generator(0, "many"), 1200, 60)

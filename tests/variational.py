@@ -71,7 +71,7 @@ def elbo(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Of a linear model with Gaussian noise, exactly."""
     (layer,) = model.layers
     mean, std = layer.moments(x)
-    return model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(
+    return model.likelihood.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(
         layer
     )
 
@@ -98,7 +98,7 @@ def maximise(model: Model, x: Tensor, y: Tensor) -> None:
 
 def exact_posterior(model: Model, x: Tensor, y: Tensor, prior: float = 1.0) -> LinearGaussian:
     """With the model's own noise, which was rounded to float32."""
-    return LinearGaussian(x, y, model.head.variance()[0, 0].item(), prior)
+    return LinearGaussian(x, y, model.likelihood.variance()[0, 0].item(), prior)
 
 
 def distance(model: Model, exact: LinearGaussian) -> Tensor:

@@ -35,7 +35,7 @@ def linear(rows: int, seed: int = 0, **options) -> tuple[BNNLV, Batch]:
     model = build(Method("bnn-lv", **{"widths": (), "noise": 0.8} | options), 1, ONE).double()
     data = make_dataset(x, y, ONE)
     model.on_fit_start(data, named_generator(0))
-    torch.nn.init.constant_(model.head.log_noise, math.log(model.config.noise))  # was rounded to float32
+    torch.nn.init.constant_(model.likelihood.log_noise, math.log(model.config.noise))  # was rounded to float32
     random_posterior(model, seed)
     return model, data
 
@@ -245,7 +245,7 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
             likelihood = (
                 Categorical(logits=f)
                 if task.kind == "classification"
-                else Normal(f, model.head.variance()[0].sqrt())
+                else Normal(f, model.likelihood.variance()[0].sqrt())
             )
             log_probs[s, i] = likelihood.log_prob(y[n]).sum()
             local = (
@@ -343,7 +343,7 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
 
 def test_learnt_noise_starts_small():
     model = floored(build(Method("bnn-lv"), 3, Task("regression", 2)))
-    assert_close(model.head.variance().log(), torch.full((1, 2), -5.0), rtol=1e-6, atol=0)
+    assert_close(model.likelihood.variance().log(), torch.full((1, 2), -5.0), rtol=1e-6, atol=0)
 
 
 class TestRows:

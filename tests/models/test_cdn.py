@@ -10,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.likelihoods import rounding
+from compound.models.observation.noise_floor import rounding_step
 from compound.nn import Gaussian
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import member_seed, named_generator
@@ -61,7 +61,7 @@ def test_one_sample_objective_is_its_closed_form():
 def test_without_noise_it_is_a_plain_network(name, monkeypatch):
     for room in (
         "compound.models.cdn",
-        "compound.models.likelihoods",
+        "compound.models.observation.last_layer",
         "compound.nn.matrix_gaussian",
         "compound.nn.compound",
     ):
@@ -187,12 +187,12 @@ def test_exact_last_layer_is_the_limit_of_many_logit_draws():
     y = torch.tensor([0, 1, 2, 0, 1, 2])
     exact = (
         build(Method("ml-cdn", last_layer="integrate"), 4, CLASSES)
-        .likelihood.log_prob(last, y, named_generator(3))
+        .likelihood.last_log_prob(last, y, named_generator(3))
         .exp()
     )
     draws = (
         build(Method("ml-cdn", last_draws=20_000), 4, CLASSES)
-        .likelihood.log_prob(last, y, named_generator(3))
+        .likelihood.last_log_prob(last, y, named_generator(3))
         .exp()
     )
     error = draws.std(1) / math.sqrt(draws.shape[1])
@@ -211,12 +211,12 @@ def test_sampled_and_integrated_targets_agree():
     many = Gaussian(last.mean.expand(1, n, 5, 1), last.std.expand(1, n, 5, 1), last.kl)
     exact = (
         floored(build(Method("ml-cdn", members=1), 4, TARGET))
-        .likelihood.log_prob(last, y, named_generator(4))
+        .likelihood.last_log_prob(last, y, named_generator(4))
         .exp()
     )
     draws = (
         floored(build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET))
-        .likelihood.log_prob(many, y, named_generator(4))
+        .likelihood.last_log_prob(many, y, named_generator(4))
         .exp()
     )
     assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * draws.std(1) / math.sqrt(n)).all()
@@ -235,8 +235,8 @@ def test_a_single_ml_cdn_without_far_noise_has_no_posterior():
 
 def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
     scores = torch.randint(3, 9, (500,), generator=named_generator(1)).double()
-    assert rounding(scores) == 1.0
-    assert rounding(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
+    assert rounding_step(scores) == 1.0
+    assert rounding_step(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
     model = build("ml-cdn", 4, TARGET)
     model.on_fit_start(
         make_dataset(torch.randn(500, 4, generator=named_generator(3)), scores.float().unsqueeze(-1), TARGET),

@@ -158,8 +158,8 @@ def test_targets_are_the_even_mixture(variance):
         mean, spread = f[..., :2], nn.functional.softplus(f[..., 2:]) + 1e-6
     else:
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
-        mean, spread = f, (2 * model.head.log_noise.detach()).exp()[:, None].expand_as(f)
+            model.likelihood.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
+        mean, spread = f, (2 * model.likelihood.log_noise.detach()).exp()[:, None].expand_as(f)
     parts = Independent(
         Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1
     )  # (rows, members), targets
@@ -196,7 +196,7 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
     model, data = ensemble(task, members=5, variance="one"), rows(task)
     if task.kind == "regression":
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
+            model.likelihood.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
     before = model.predict(data.x, named_generator(0), 1, 1)
     for counts in ((7, 1), (20, 5), (3, 4)):
         assert torch.equal(

@@ -61,7 +61,7 @@ class TestDirichlet:
     def test_divergences_are_those_of_another_library(self, divergence):
         head = build(
             Method("dpn", divergence=divergence, cross_entropy=1.0), 2, Task("classification", 4)
-        ).head
+        ).likelihood
         f, y = numbers(1, 1, 12, 4), labels(2, 7, 4)
         taught = torch.cat([head.taught[y], torch.ones(5, 4, dtype=torch.float64)])
         ours, theirs = Dirichlet(f[0].exp()), Dirichlet(taught)
@@ -80,7 +80,7 @@ class TestDirichlet:
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 1.0])
         batch = make_dataset(numbers(1, 7, 3), labels(2, 7, 4), model.task, weight, x_ood=numbers(3, 5, 3))
         inside, outside = (Dirichlet(model.network(x)[0].exp()) for x in (batch.x, batch.x_ood))
-        taught, flat = Dirichlet(model.head.taught[batch.y]), Dirichlet(torch.ones(5, 4, dtype=torch.float64))
+        taught, flat = Dirichlet(model.likelihood.taught[batch.y]), Dirichlet(torch.ones(5, 4, dtype=torch.float64))
         pairs = (
             [(taught, inside), (flat, outside)]
             if divergence == "forward"
@@ -93,10 +93,10 @@ class TestDirichlet:
         assert_close(loss.nll.sum(), nll.detach(), rtol=1e-10, atol=0)
 
     def test_targets_have_the_concentrations_asked_for(self):
-        forward = build(Method("dpn"), 2, Task("classification", 5)).head.taught
+        forward = build(Method("dpn"), 2, Task("classification", 5)).likelihood.taught
         assert_close(forward.sum(-1), torch.tensor([1000.0] * 5 + [5.0], dtype=torch.float64))
         assert_close(forward[2], 1000 * torch.tensor([0.01, 0.01, 0.96, 0.01, 0.01], dtype=torch.float64))
-        reverse = build(Method("dpn", divergence="reverse"), 2, Task("classification", 5)).head.taught
+        reverse = build(Method("dpn", divergence="reverse"), 2, Task("classification", 5)).likelihood.taught
         assert_close(reverse.sum(-1), torch.tensor([105.0] * 5 + [5.0], dtype=torch.float64))
         assert_close(reverse[2], torch.tensor([1.0, 1.0, 101.0, 1.0, 1.0], dtype=torch.float64))
 
@@ -120,7 +120,7 @@ class TestDirichlet:
         assert abs(float(expected_entropy(torch.from_numpy(alpha))) - exact) < 1e-8
 
     def test_mutual_information_is_that_of_draws(self):
-        head = build(Method("dpn"), 2, Task("classification", 3)).head
+        head = build(Method("dpn"), 2, Task("classification", 3)).likelihood
         p = head.predictive(ALPHAS.log())
         gamma = np.random.default_rng(0).standard_gamma(ALPHAS.numpy(), (500_000, 4, 3))
         draws = torch.from_numpy(gamma / gamma.sum(-1, keepdims=True))
@@ -134,7 +134,7 @@ class TestDirichlet:
         assert (p.mixing == 0).all()
 
     def test_mutual_information_of_sharp_laws_is_small_and_positive(self):
-        head = build(Method("dpn"), 2, Task("classification", 3)).head
+        head = build(Method("dpn"), 2, Task("classification", 3)).likelihood
         for total in (1e4, 1e6, 1e8):
             f = (total * torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)).log()
             assert_close(
@@ -197,7 +197,7 @@ class TestDirichlet:
         method = Method("dpn", widths=(), concentration=1e6, smoothing=0.1, ood_weight=0.0)
         small, x = build(method, 1, Task("classification", 3)), torch.zeros(3, 1)
         with torch.no_grad():
-            small.network.layers[0].bias.copy_(small.head.taught[1].log() + torch.tensor([1e-3, -1e-3, 0.0]))
+            small.network.layers[0].bias.copy_(small.likelihood.taught[1].log() + torch.tensor([1e-3, -1e-3, 0.0]))
         large = build(method, 1, Task("classification", 3)).double()
         large.load_state_dict(small.state_dict())
         y = torch.ones(3, dtype=torch.long)
@@ -212,7 +212,7 @@ class TestDirichlet:
             requires_grad=True,
         )
         alpha = concentrations(f)
-        probs = build(Method("dpn"), 2, Task("classification", 3)).head.predictive(f.detach()).probs
+        probs = build(Method("dpn"), 2, Task("classification", 3)).likelihood.predictive(f.detach()).probs
         assert_close(probs, torch.softmax(f.detach(), -1))
         assert_close(alpha[0] / alpha[0].sum(), torch.softmax(f[0], -1))
         assert (alpha > math.exp(-52)).all() and (alpha < math.exp(21)).all()
@@ -275,7 +275,7 @@ class TestNormalWishart:
         model, data = constant(method, torch.zeros(9, 1, dtype=torch.float64), y, Task("regression", 1))
         shifted = replace(data, y=y + 3)  # the prior has seen other rows
         to_the_minimum(model, shifted)
-        law = NormalWishart(*(part[0].detach() for part in model.head.law(model.network(data.x)[0])))
+        law = NormalWishart(*(part[0].detach() for part in model.likelihood.law(model.network(data.x)[0])))
         m0, m, a0 = y.mean(), shifted.y.mean(), 0.5 * kappa + 1.5
         assert_close(law.kappa, torch.tensor([kappa + strength], dtype=torch.float64), rtol=1e-5, atol=0)
         assert_close(law.a, torch.tensor([a0 + strength / 2], dtype=torch.float64), rtol=1e-5, atol=0)
@@ -292,11 +292,11 @@ class TestNormalWishart:
             make_dataset(numbers(10, 20, 2), y, model.task, weight, x_ood=numbers(11, 4, 2)),
             named_generator(0),
         )
-        prior = model.head.prior()
+        prior = model.likelihood.prior()
         assert_close(prior.mean, y[8:].mean(0))
         assert_close(prior.precision(), 1 / y[8:].var(0, correction=0))
         assert_close(2 * prior.a + 2, torch.tensor([0.01 + 3 + 2], dtype=torch.float64))  # ν = κ + D + 2
-        nll, kl = model.head.parts(torch.zeros(1, 4, 8, dtype=torch.float64), y[:1])
+        nll, kl = model.likelihood.parts(torch.zeros(1, 4, 8, dtype=torch.float64), y[:1])
         assert kl.abs().max() < 1e-7  # but for the floor of the variance
         assert_close(nll[0], -prior.expected_log_prob(y[:1]), rtol=1e-6, atol=0)
 
@@ -306,8 +306,8 @@ class TestNormalWishart:
         ).double()
         batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
         model.on_fit_start(batch, named_generator(0))
-        inside, outside = (model.head.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
-        prior = model.head.prior()
+        inside, outside = (model.likelihood.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
+        prior = model.likelihood.prior()
         nll = -inside.expected_log_prob(batch.y).mean()
         loss = model.loss(batch, named_generator(0))
         assert_close(
@@ -317,13 +317,13 @@ class TestNormalWishart:
             atol=0,
         )
         f = numbers(4, 1, 6, 6).requires_grad_()
-        assert torch.autograd.gradcheck(lambda f: model.head.parts(f, batch.y[:4]), (f,))
+        assert torch.autograd.gradcheck(lambda f: model.likelihood.parts(f, batch.y[:4]), (f,))
 
     def answer(self, targets: int):
         model = build(Method("dpn", widths=(6,)), 3, Task("regression", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
         model.on_fit_start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
-        return model.head.law(model.network(x)[0].detach()), model.predict(x, named_generator(0), 1, 1), y
+        return model.likelihood.law(model.network(x)[0].detach()), model.predict(x, named_generator(0), 1, 1), y
 
     def test_answer_is_the_student_t(self):
         law, p, y = self.answer(1)

@@ -51,7 +51,7 @@ def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
 def _exact_noise(model) -> None:
     """A given noise to the last bit of float64."""
     if model.task.kind == "regression" and model.config.noise:
-        model.plain.head.log_noise.data.fill_(math.log(model.config.noise))
+        model.base_model.likelihood.log_noise.data.fill_(math.log(model.config.noise))
 
 
 def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **options):
@@ -60,7 +60,7 @@ def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **option
     floored(model)
     _exact_noise(model)
     with torch.no_grad():
-        for layer in model.plain.network.layers:
+        for layer in model.base_model.network.layers:
             layer.bias.copy_(torch.randn(layer.bias.shape, generator=named_generator(4)))
     return model
 
@@ -74,7 +74,7 @@ def learnt_model(task: Task, **options):
 
 def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
     """Covariance of each layer's (in + 1, out) weights, row by row: every matrix built, Jacobians from autograd."""
-    layers, n = model.plain.network.layers, len(data)
+    layers, n = model.base_model.network.layers, len(data)
     covariances = []
     for k, delta in zip(range(-len(model.delta), 0), model.delta, strict=True):
         h = data.x
@@ -93,7 +93,7 @@ def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
             p = torch.softmax(f, -1)
             curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
         else:
-            curvature = torch.diag(1 / model.plain.head.variance()[0]).expand(n, -1, -1)
+            curvature = torch.diag(1 / model.base_model.likelihood.variance()[0]).expand(n, -1, -1)
         outer = (g.mT @ curvature @ g).sum(0)
         inner = torch.block_diag((h.T @ h) / n, torch.ones(1, 1))
         if factored:
@@ -127,7 +127,7 @@ def test_linear_regression_is_exact(options, shift):
         Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS
     ).double()
     _exact_noise(model)
-    (layer,) = model.plain.network.layers
+    (layer,) = model.base_model.network.layers
     with torch.no_grad():
         layer.weight.copy_(exact.mean[:-1])
         layer.bias.copy_(exact.mean[-1:])
@@ -147,7 +147,7 @@ def test_linear_regression_is_exact(options, shift):
 
 def as_theirs(model) -> torch.nn.Sequential:
     parts = []
-    for layer in model.plain.network.layers:
+    for layer in model.base_model.network.layers:
         linear = torch.nn.Linear(layer.inputs, layer.outputs)
         linear.load_state_dict({"weight": layer.weight[0].T.contiguous(), "bias": layer.bias[0, 0]})
         parts += [linear, torch.nn.ReLU()]
@@ -197,12 +197,12 @@ def test_predictive_covariance_is_that_of_the_matrices_written_out(task, options
     model = random_model(task, noise=0.7, precision=0.8, tune="none", **options)
     model.on_fit_end(data, named_generator(0))
     x = data.x[:4]
-    layers = model.plain.network.layers
+    layers = model.base_model.network.layers
     names = [name for k in range(3) for name in (f"stack.{k}.weight", f"stack.{k}.bias")]
 
     def outputs(weights, row):
         return torch.func.functional_call(
-            model.plain.network, dict(zip(names, weights, strict=True)), row[None]
+            model.base_model.network, dict(zip(names, weights, strict=True)), row[None]
         )[0, 0]
 
     weights = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
@@ -248,7 +248,7 @@ def test_drawn_networks_have_the_posterior(options):
     lift = torch.kron(wide(row), torch.eye(3))  # (3, 18): vec by rows -> f
     (covariance,) = written_out(linear, data, bool(options))
     found = linear._networks(row, draws, named_generator(1))[:, 0].detach()
-    within(found, linear.plain.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
+    within(found, linear.base_model.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
 
     deep = random_model(CLASSES, widths=(4,), precision=2.0, tune="none", predictive="sample", **options)
     deep.on_fit_end(data, named_generator(0))
@@ -303,9 +303,9 @@ def test_tuned_precision_is_mackays_fixed_point(task, options):
         gammas.append(((precisions - delta) / precisions).sum())
         square = sum(p.detach().square().sum() for p in layer.parameters())
         assert_close(gammas[-1], delta * square, rtol=1e-5, atol=0)
-    f = model.plain.network(data.x)[0].detach()
+    f = model.base_model.network(data.x)[0].detach()
     if task is TARGETS:
-        misfit = ((data.y - f).square() / model.plain.head.variance()).sum().detach()
+        misfit = ((data.y - f).square() / model.base_model.likelihood.variance()).sum().detach()
         assert_close(misfit, 120 - sum(gammas), rtol=1e-5, atol=0)
     top = model.log_evidence().detach()
     model.fit_curvature(data)  # at the tuned noise
@@ -329,7 +329,7 @@ def test_factored_precision_is_tuned_to_the_top():
 
 def test_given_noise_is_not_tuned():
     model, _ = learnt_model(TARGETS, noise=0.4)
-    assert_close(model.plain.head.variance().detach(), torch.full((1, 2), 0.16))
+    assert_close(model.base_model.likelihood.variance().detach(), torch.full((1, 2), 0.16))
     free, _ = learnt_model(TARGETS, tune="none")
     assert (free.delta == 1).all()
 
@@ -348,7 +348,7 @@ def test_doubt_falls_as_the_prior_narrows(task, options):
     model.delta.fill_(1e14)
     ours, plain = (
         model.predict(data.x, named_generator(0), 4),
-        model.plain.predict(data.x, named_generator(0), 1, 1),
+        model.base_model.predict(data.x, named_generator(0), 1, 1),
     )
     assert_close(ours.log_prob(data.y), plain.log_prob(data.y), rtol=0, atol=1e-4)
     assert ours.epistemic.max() < 1e-8
@@ -359,7 +359,7 @@ def test_curvature_of_one_softmax_layer_is_the_hessian():
     data = problem(CLASSES)
     model = random_model(CLASSES, widths=(), tune="none", **FULL)
     model.on_fit_end(data, named_generator(0))
-    (layer,) = model.plain.network.layers
+    (layer,) = model.base_model.network.layers
     start = torch.cat([layer.weight[0], layer.bias[0]]).detach().T  # (out, in + 1)
     for labels in (data.y, (data.y + 1) % 3):
 
@@ -405,13 +405,13 @@ def test_dead_units_keep_their_prior(task):
     data = problem(task)
     model = random_model(task, widths=(6,), precision=2.0, tune="none")
     with torch.no_grad():
-        model.plain.network.layers[0].bias[..., 2] = -1e3
+        model.base_model.network.layers[0].bias[..., 2] = -1e3
     model.on_fit_end(data, named_generator(0))
     block = model.blocks[0]
     covariance = block.output_vectors / block.precisions(model.delta[0])[0] @ block.output_vectors.T
     assert_close(covariance[2], 0.5 * torch.eye(6)[2], **EXACT)
     with torch.no_grad():
-        model.plain.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
+        model.base_model.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
     model.fit_curvature(data)
     model._tune()
     assert (

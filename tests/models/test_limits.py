@@ -95,16 +95,3 @@ def test_rows_moved_out_of_the_data(name, options):
         assert all(b >= a - 1e-6 for a, b in zip(shares, shares[1:], strict=False)) and shares[-1] > 0.999
     else:  # one network without far noise: what lies beyond its bounds is all it can call epistemic
         assert shares[-1] > 0.3
-
-
-def test_old_files_have_no_bounds():
-    limits = Limits(2)
-    limits.fit(
-        torch.randn(20, 2, generator=named_generator(0)),
-        GaussianPredictive.from_draws(*torch.rand(3, 2, 1, 4, 2, generator=named_generator(1)).unbind()),
-    )
-    old = build(Method("ml-cdn"), 3, Task("regression", 1)).state_dict()
-    old = {name: value for name, value in old.items() if "limits" not in name}
-    model = build(Method("ml-cdn"), 3, Task("regression", 1), seed=1)
-    model.load_state_dict(old)
-    assert float(model.likelihood.limits.high) > 1e20

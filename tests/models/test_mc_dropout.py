@@ -66,7 +66,7 @@ def test_draws_have_the_moments_of_all_masks(method):
     products = draws.unsqueeze(-1) * draws.unsqueeze(-2)  # (n, rows, 2, 2)
     assert ((products.mean(0) - covariance).abs() < 4 * products.std(0) / math.sqrt(n)).all()
     assert_close(p.epistemic, draws.var(0), rtol=1e-10, atol=1e-12)  # every draw is posterior
-    assert_close(p.component, model.head.variance().expand(3, 2).detach(), rtol=1e-12, atol=0)
+    assert_close(p.component, model.likelihood.variance().expand(3, 2).detach(), rtol=1e-12, atol=0)
     assert p.mixing.abs().max() < 1e-12
 
 

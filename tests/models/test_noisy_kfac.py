@@ -152,7 +152,7 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     n = 40_000
     logits = randn(3, seed=1)
     g = scores(
-        build("noisy-kfac", 3, Task("classification", 3)).head, logits.expand(1, n, 3), named_generator(2)
+        build("noisy-kfac", 3, Task("classification", 3)).likelihood, logits.expand(1, n, 3), named_generator(2)
     )[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
@@ -160,7 +160,7 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
         (products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs()
         < 4 * products.std(0) / math.sqrt(n) + 1e-12
     ).all()
-    head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().head
+    head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().likelihood
     g = scores(head, torch.zeros(1, n, 2, dtype=REAL), named_generator(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - EYE / 0.09).abs() < 4 * products.std(0) / math.sqrt(n)).all()
@@ -312,16 +312,16 @@ def test_heavy_ball_and_noise_are_torch_s_own():
     optimizer = model.optimizer(TrainConfig(lr=0.05))
     copy, noise = (
         mean.detach().clone().requires_grad_(),
-        model.head.log_noise.detach().clone().requires_grad_(),
+        model.likelihood.log_noise.detach().clone().requires_grad_(),
     )
     sgd, adam = torch.optim.SGD([copy], 0.05, momentum=0.9), torch.optim.Adam([noise], 0.25)
     for step in range(8):
         copy.grad, noise.grad = randn(3, 2, seed=step), randn(1, 2, seed=20 + step)
-        mean.grad, model.head.log_noise.grad = copy.grad.clone(), noise.grad.clone()
+        mean.grad, model.likelihood.log_noise.grad = copy.grad.clone(), noise.grad.clone()
         for each in (optimizer, sgd, adam):
             each.step()
     assert_close(mean, copy)
-    assert_close(model.head.log_noise, noise)
+    assert_close(model.likelihood.log_noise, noise)
 
 
 def test_mean_of_gradients_is_corrected_for_its_start():

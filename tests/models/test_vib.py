@@ -54,7 +54,7 @@ def outputs(model, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:  # (dr
 def log_prob(model, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (draws, rows)
     if model.task.kind == "classification":
         return torch.log_softmax(f, -1).gather(-1, y.expand(f.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return Normal(f, model.head.variance()[0].sqrt()).log_prob(y).sum(-1)
+    return Normal(f, model.likelihood.variance()[0].sqrt()).log_prob(y).sum(-1)
 
 
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
@@ -142,7 +142,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
         assert (
             (products.mean(0) - law.covariance_matrix).abs() < 4 * products.std(0) / math.sqrt(count)
         ).all()
-    noise = model.head.variance()[0].detach()
+    noise = model.likelihood.variance()[0].detach()
     assert_close(p.component, noise.expand(9, 2))
     assert_close(p.mixing, p.means.var(0))
     drawn = outputs(model, batch.x, numbers(5, count, 1, 6))
@@ -158,7 +158,7 @@ def test_one_target_is_integrated():
     p, q = (model.predict(batch.x, named_generator(n), n, 1) for n in (1, 50))
     mean, std = model.encode(batch.x)
     variance = std[0] ** 2 @ model.decoder.weight[0] ** 2
-    exact = Normal(model.decoder(mean)[0], (variance + model.head.variance()[0]).sqrt())
+    exact = Normal(model.decoder(mean)[0], (variance + model.likelihood.variance()[0]).sqrt())
     for answer in (p, q):
         assert_close(answer.log_prob(batch.y), exact.log_prob(batch.y)[:, 0].detach(), rtol=1e-12, atol=0)
         assert_close(answer.mixing, variance.detach(), rtol=1e-10, atol=0)

@@ -7,9 +7,11 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.distance_aware import BUDGET, SCALES, DistanceAware, choose_ramp, fit_distance
+from compound.models.distance_aware import DistanceAware
+from compound.models.far_noise import calibration_distances
 from compound.models.files import load_model, save_model
 from compound.ood.noise import DistanceAwareNoise
+from compound.ood.ramp import BUDGET, GRIDS, choose_ramp
 from compound.random import named_generator
 from compound.train.loop import TrainConfig, fit, holdout_weights
 from compound.types import Task, make_dataset
@@ -75,9 +77,9 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
         return torch.stack([-0.005 * (loudness - best).square(), -0.003 * (loudness - best - 0.2).square()])
 
     choose_ramp(
-        far, task, distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100)
+        far, GRIDS[task.kind], distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100)
     )  # every row alike: no error
-    chosen, (levels, kappas, cap) = far.ramp[3:5].tolist(), SCALES[task.kind]
+    chosen, (levels, kappas, cap) = far.ramp[:2].tolist(), GRIDS[task.kind]
     tried = {}
     for level in levels:
         for kappa in kappas:
@@ -94,16 +96,16 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
 
 def test_the_luck_of_one_row_in_few_is_no_gain():
     """Noise costs 44 rows a little and gains a lot on one: on average a gain, but within its standard error of none."""
-    far, task = DistanceAwareNoise(3), TARGETS
+    far, grid = DistanceAwareNoise(3), GRIDS["regression"]
     far.fit(torch.randn(200, 3, generator=named_generator(0)), named_generator(1))
-    distance = far.ramp[:1].expand(1, 45)  # all at the median
+    distance = far.distance.quantiles[:1].expand(1, 45)  # all at the median
 
     def scores(t):
         loudness = 0.0 if t is None else t.exp()
         return (torch.full((45,), -10.0).index_fill(0, torch.tensor(7), 600.0) * loudness).unsqueeze(0)
 
-    choose_ramp(far, task, distance, scores)
-    level, loudest = float(far.ramp[3]), max(SCALES["regression"].levels)
+    choose_ramp(far, grid, distance, scores)
+    level, loudest = float(far.ramp[0]), max(grid.levels)
     assert scores(torch.full((45,), loudest)).mean() > 0 and level < loudest
     cost = -scores(torch.full((45,), level)).squeeze()
     assert cost.mean() + cost.std() / math.sqrt(45) <= BUDGET
@@ -114,13 +116,13 @@ def test_few_judges_stand_for_all_rows():
     x = torch.randn(400, 3, generator=named_generator(0))
     data, far = make_dataset(x, x[:, :2], TARGETS), DistanceAwareNoise(3)
     judges = torch.arange(40)
-    own, *shares = fit_distance(far, data, judges, named_generator(1))
+    own, *shares = calibration_distances(far, data, judges, named_generator(1))
     everyone, distance = DistanceAwareNoise(3).fit(x, named_generator(1)), torch.stack(shares)
     assert len(shares) == 10 and torch.equal(own, everyone[judges])
     assert torch.equal(distance.mean(0).argsort(), everyone[judges].argsort())
     assert_close(distance.flatten().sort().values, torch.quantile(everyone, torch.arange(0.5, 400) / 400))
     assert torch.equal(
-        fit_distance(far, data, torch.arange(300), named_generator(1)), everyone[:300].unsqueeze(0)
+        calibration_distances(far, data, torch.arange(300), named_generator(1)), everyone[:300].unsqueeze(0)
     )  # nearly all: themselves
 
 
@@ -149,7 +151,7 @@ def test_is_kept_with_the_model(pair, tmp_path):
     (model, data), _ = pair
     save_model(model, tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert isinstance(again, DistanceAware) and again.strength == 3.0
+    assert isinstance(again, DistanceAware) and again.far.strength == 3.0
     assert torch.equal(
         again.predict(10 * data.x, named_generator(1), 4).total,
         model.predict(10 * data.x, named_generator(1), 4).total,

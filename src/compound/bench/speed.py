@@ -18,6 +18,7 @@ from torch.nn import functional
 from compound.experiments.memory import keep_memory
 from compound.io.persist import write_atomic
 from compound.models import Method, Model, build
+from compound.models.far_noise import FarNoise
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.loop import TrainConfig
@@ -131,7 +132,7 @@ def measure(rounds: int) -> Iterator[Row]:
         )
     silent = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
     loud = build(Method("ml-cdn", hyper=(50,), last_draws=1, members=1), FEATURES, TASK)
-    fit_far(cast(DistanceAwareNoise, loud.far))
+    fit_far(cast(FarNoise, loud.far).noise)
     yield compare(
         "predict with far noise / without",
         asking(loud, many),

@@ -24,6 +24,7 @@ from compound.estimators import memory
 from compound.estimators.encoder import Encoder, all_numbers, as_frame, refuse_times
 from compound.estimators.prediction import BLOCK, blocks, first, padded, sound
 from compound.models import Method, Model
+from compound.models.base import train_mask
 from compound.ood.detector import OODDetector
 from compound.predictive import Predictive
 from compound.random import named_generator
@@ -156,9 +157,9 @@ class Estimator(BaseEstimator, ABC):
         weight = self._hold_out(truth, members)
         held = weight == 0
         weight = weight * torch.from_numpy(weights / weights.mean()).float()
-        outside = (
-            synthetic_outliers(x, named_generator(self.seed_, "outside")) if method.name == "dpn" else None
-        )
+        outside = None
+        if self.model_.needs_ood_rows:
+            outside = synthetic_outliers(x, named_generator(self.seed_, "outside"))
         with ExitStack() as stack:
             watches = [
                 *(self.callbacks or ()),
@@ -166,13 +167,26 @@ class Estimator(BaseEstimator, ABC):
             ]
             data = make_dataset(x, truth, task, weight, outside)
             self.history_ = fit(self.model_, data, settings, self.seed_, callback=_to_all(watches))
-        self.ood_detector_ = OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
-        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.ood_detector_.far.buffers()):
+        self.ood_detector_ = self._fit_detector(x, train_mask(data))
+        distance = self.ood_detector_.distance
+        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *distance.buffers()):
             tensor.data = (
                 tensor.data.contiguous()
             )  # as it will be loaded: products of another layout differ in the last bit
         self._calibrate(x, truth, held, torch.from_numpy(weights))
         return self
+
+    def _fit_detector(self, x: Tensor, trained_on: Tensor) -> OODDetector:
+        """The model's own distance with a threshold; a distance is fitted here where the model has none.
+
+        The threshold comes from distances of rows as if they were new: cross-fitted ones of rows that the model was trained on,
+        True in trained_on (rows,), and those of the others.
+        """
+        distance = self.model_.distance
+        if distance is None or distance.cross_fitted is None:
+            return OODDetector.fit(x, self.false_alarms, named_generator(self.seed_, "strange"))
+        distances = torch.cat([distance.cross_fitted, distance(x[~trained_on])])
+        return OODDetector.from_distances(distance, distances, self.false_alarms)
 
     def decompose(self, X: Any) -> Decomposition:
         """How much each row is in doubt, and why: aleatoric (noise in the data) and epistemic (what more data would settle)."""

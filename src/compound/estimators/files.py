@@ -49,7 +49,7 @@ from compound.models.files import (
 from compound.models.files import check as check_model
 from compound.models.sound import probe
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.train.loop import History
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LAYOUT = 3  # of the words below; raised when an older library could not make sense of them
+LAYOUT = 4  # of the words below; raised when an older library could not make sense of them
 LABEL = 10_000  # characters that a type of labels may be wide, whatever they need
 CALIBRATION = (
     "scores",
@@ -150,7 +150,7 @@ def save(estimator: "Estimator", path: str | Path, report: bytes | None = None) 
         "best_step": estimator.history_.best_step,
     }
     tensors = {f"model.{name}": tensor for name, tensor in estimator.model_.state_dict().items()}
-    tensors |= {f"far.{name}": tensor for name, tensor in estimator.ood_detector_.far.state_dict().items()}
+    tensors |= {f"distance.{name}": tensor for name, tensor in estimator.ood_detector_.distance.state_dict().items()}
     if isinstance(estimator, CompoundRegressor):
         words |= {
             "shift": estimator.shift_.tolist(),
@@ -230,8 +230,8 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     if words["names"] and words["names"] != [column.name for column in encoder.columns]:
         raise ValueError("its names are not those of its columns")
     with without_memory():
-        far = DistanceAwareNoise(inputs)
-    compare_module(far, _under(found, "far."))
+        distance = Distance(inputs)
+    compare_module(distance, _under(found, "distance."))
     for name in CALIBRATION:
         spec = found.get(name)
         if (
@@ -243,7 +243,7 @@ def _check(words: Any, found: Mapping[str, Spec]) -> None:
     if found["scores"].shape != found["weights"].shape:
         raise ValueError(f"there are {found['scores'].shape} scores and {found['weights'].shape} weights")
     for name in found:
-        if not name.startswith(("model.", "far.")) and name not in CALIBRATION:
+        if not name.startswith(("model.", "distance.")) and name not in CALIBRATION:
             raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
 
 
@@ -271,11 +271,11 @@ def _restored(bundle: persist.Bundle) -> Any:
         Method(name, **_options(options)) if options else name, **parameters
     )
     estimator._checked()
-    far = DistanceAwareNoise(words["model"]["inputs"])
-    far.load_state_dict(_under(bundle.tensors, "far."))
+    distance = Distance(words["model"]["inputs"])
+    distance.load_state_dict(_under(bundle.tensors, "distance."))
     estimator.model_ = rebuild(persist.Bundle(words["model"], _under(bundle.tensors, "model.")))
     estimator.encoder_ = Encoder.from_config(words["encoder"])
-    estimator.ood_detector_ = OODDetector(far, words["threshold"], words.get("promised", True))
+    estimator.ood_detector_ = OODDetector(distance, words["threshold"], words.get("promised", True))
     estimator.seed_, estimator.n_features_in_ = words["seed"], words["columns"]
     if words["names"]:
         estimator.feature_names_in_ = np.array(words["names"], dtype=object)
@@ -298,8 +298,8 @@ def _restored(bundle: persist.Bundle) -> Any:
             TemperatureScaler(words["temperature"]),
             ConformalSets(scores, weights),
         )
-    distances = estimator.ood_detector_.scores(probe(words["model"]["inputs"], far.shift))
-    if not far.fitted or not bool(torch.isfinite(distances).all()):
+    distances = estimator.ood_detector_.scores(probe(words["model"]["inputs"], distance.shift))
+    if not distance.fitted or not bool(torch.isfinite(distances).all()):
         raise ValueError("the distance from its training rows is not a number")
     return estimator
 

@@ -100,7 +100,7 @@ class FgsmCifar:
     def work(self, run: Run, place: RunContext) -> Outcome:
         scale = next(scale for scale in SCALES.values() if run.data.startswith(f"cifar10/{scale.train}/"))
         sets = _sets(run, place, scale)
-        outside = sets.outliers if run.method == "dpn" else None
+        outside = sets.outliers if ALL[run.method].needs_ood_rows else None
         model = fitted(
             run, place, make_dataset(sets.train, sets.labels, ood.TASK, sets.weight, outside), ood.TASK
         )

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compound.experiments.runs import Result
+from compound.models import METHODS
 from compound.report.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
 from compound.report.page import Cell, Claim, Page
 
@@ -265,7 +266,7 @@ def _bars(results: Sequence[Result]) -> list[Claim]:
     others = [
         fmean(m["sound"]["entropy"][at] for m in found)
         for label, found in groups.items()
-        if "cdn" not in label and label != "dpn"
+        if "cdn" not in label and not (label in METHODS and METHODS[label].needs_ood_rows)
     ]
     if not others:
         return []

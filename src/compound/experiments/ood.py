@@ -19,6 +19,7 @@ from compound.experiments.ood_page import draw_page
 from compound.experiments.runs import Numbers, Outcome, Result, Run, RunContext, fitted
 from compound.models import METHODS as ALL
 from compound.models import Model
+from compound.models.far_noise import FarNoise
 from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
 from compound.predictive import CategoricalPredictive
@@ -103,7 +104,9 @@ class Ood:
         train, test = (images.load(self.in_dist, part, place.data_dir) for part in ("train", "test"))
         weight = torch.ones(len(train.x))
         weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
-        outside = images.load(self.outliers, "train", place.data_dir).x if run.method == "dpn" else None
+        outside = None
+        if ALL[run.method].needs_ood_rows:
+            outside = images.load(self.outliers, "train", place.data_dir).x
         return fitted(run, place, make_dataset(train.x, train.y, TASK, weight, outside), TASK), test
 
     def work(self, run: Run, place: RunContext) -> Outcome:
@@ -145,11 +148,10 @@ def preset_of(run: Run) -> str:
 
 def without_far_noise(model: Model) -> Model:
     """The same without its far noise; the model itself where it has none."""
-    far = getattr(model, "far", None)
-    if not (isinstance(far, DistanceAwareNoise) and far.fitted):
+    if model.distance is None:
         return model
     model = copy.deepcopy(model)
-    model.far = DistanceAwareNoise(model.inputs)
+    cast(FarNoise, model.far).noise = DistanceAwareNoise(model.inputs)
     return model
 
 
@@ -162,7 +164,7 @@ def answers(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredicti
         if silent is model
         else {
             "plain": plain,
-            "far": plain.mix_with_uniform(cast(DistanceAwareNoise, model.far)(clamp_inputs(x))),
+            "far": plain.mix_with_uniform(cast(FarNoise, model.far).noise(clamp_inputs(x))),
         }
     )
 

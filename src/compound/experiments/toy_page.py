@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from compound.datasets.toy import VIEW
 from compound.experiments.runs import Result, Run
+from compound.models import METHODS
 from compound.report.page import Cell, Claim, Page
 
 # what is said of the methods the CDNs are compared with
@@ -45,7 +46,7 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
             "wider than the right. The noisy methods go without a clip of the gradient's norm. results/README.md has the numbers of the "
             "common setting."
         )
-        if any(result.run.method == "dpn" for result in results):
+        if any(METHODS[result.run.method].needs_ood_rows for result in results if result.run.method in METHODS):
             page.text(
                 "dpn trains on inputs from outside [-4, 4] as well, without targets: its band there is taught, not found."
             )

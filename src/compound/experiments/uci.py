@@ -139,7 +139,7 @@ def _learnt(run: Run, place: RunContext, x: Tensor, y: Tensor) -> Learnt:
             ),
             None,
         )
-    outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
+    outside = x + STEP * directions(x, run.seed, "outside") if ALL[run.method].needs_ood_rows else None
     weight = held_out(len(x), _members(run.method), HELD_OUT, run.seed)
     model = fitted(run, place, make_dataset(x, y, TASK, weight, outside), TASK)
 

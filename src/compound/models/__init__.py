@@ -75,15 +75,13 @@ class Method:
         config = self.config()
         model = METHODS[self.name](inputs, task, config, seed)  # type: ignore[call-arg]
         far = self.options.get("far")
-        return model if hasattr(config, "far") or far is None else DistanceAware(model, far)
+        return model if model.has_far_noise or far is None else DistanceAware(model, far)
 
     def with_limits(self) -> "Method":
         """The same with bounds on its answers about targets (see limits.py). CDNs always have them."""
-        return (
-            self
-            if "far" in self.options or hasattr(self.config(), "far")
-            else Method(self.name, **self.options, far=0.0)
-        )
+        if "far" in self.options or METHODS[self.name].has_far_noise:
+            return self
+        return Method(self.name, **self.options, far=0.0)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         return {"name": self.name, **self.options}

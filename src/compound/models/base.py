@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.adam import Adam
+from compound.ood.distance import Distance
 from compound.precision import full_precision
 from compound.predictive import Predictive
 from compound.random import Generators
@@ -46,6 +47,8 @@ class Model(nn.Module, ABC):
     source: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
+    has_far_noise: ClassVar[bool] = False  # far noise is an option of its Config, not added by `DistanceAware`
+    needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
     config: Any  # those of this model
     inputs: int
     task: Task
@@ -78,6 +81,11 @@ class Model(nn.Module, ABC):
 
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         """Once, after training, on the same rows as `on_fit_start`: far noise, Laplace, temperature."""
+
+    @property
+    def distance(self) -> Distance | None:
+        """The distance from the training rows, where far noise has fitted one."""
+        return None
 
     def lr_multipliers(self) -> dict[str, float]:
         """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""

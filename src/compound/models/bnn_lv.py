@@ -31,7 +31,7 @@ from compound.models.base import (
     weighted_row_mean,
     with_defaults,
 )
-from compound.models.heads import HomoscedasticGaussian, head
+from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.nn.networks import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
@@ -205,11 +205,11 @@ class BNNLV(Model):
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind], "samples": SAMPLES[task.kind]})
         _check(self.config)
-        self.head = head(task, 1, config.noise)
-        if isinstance(self.head, HomoscedasticGaussian) and not config.noise:
-            nn.init.constant_(self.head.log_noise, 0.5 * config.noise_start)
+        self.likelihood = observation_model(task, 1, config.noise)
+        if isinstance(self.likelihood, HomoscedasticGaussian) and not config.noise:
+            nn.init.constant_(self.likelihood.log_noise, 0.5 * config.noise_start)
         widths, stream = (
-            (inputs + config.latents, *self.config.widths, self.head.outputs),
+            (inputs + config.latents, *self.config.widths, self.likelihood.outputs),
             named_generator(seed, "weights"),
         )
         self.stack = nn.ModuleList(
@@ -223,13 +223,13 @@ class BNNLV(Model):
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         seen = train_mask(data)
-        self.head.on_fit_start(data.y[seen])
+        self.likelihood.on_fit_start(data.y[seen])
         self.latents.on_fit_start(int(data.index.max()) + 1, int(seen.sum()))
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
         parts = (
             (self.stack, 1.0),
-            (self.head, self.config.noise_rate),
+            (self.likelihood, self.config.noise_rate),
             (self.latents, self.config.latent_rate),
         )
         groups = [
@@ -257,7 +257,7 @@ class BNNLV(Model):
             for q, w, own in zip(posteriors, weights, noise.weights, strict=True)
         ]
         f = _outputs(_of_inputs(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
-        log_prob = self.head.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
+        log_prob = self.likelihood.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
         return Pairs(log_prob, torch.stack(ratios).sum(0), local.log_ratio(z, noise.latents).sum(-1))
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
@@ -290,7 +290,7 @@ class BNNLV(Model):
             outer.append(
                 torch.cat([_outputs(of_x, part, weights) for part in z.split(step)])
             )  # (inner, rows, outputs)
-        return self.head.predictive(torch.stack(outer).unsqueeze(0))
+        return self.likelihood.predictive(torch.stack(outer).unsqueeze(0))
 
 
 def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none

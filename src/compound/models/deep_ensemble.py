@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from compound.attacks import fgsm
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.heads import head
+from compound.models.observation import observation_model
 from compound.nn.networks import Network, clamp_inputs, l2_penalty
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
@@ -58,14 +58,14 @@ class DeepEnsemble(Model):
             raise ValueError(f"noise is {config.noise}: a given noise needs variance='one'")
         self.inputs, self.task, self.members = inputs, task, config.members
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, self.members, config.noise, config.variance)
+        self.likelihood = observation_model(task, self.members, config.noise, config.variance)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
+        self.network = Network((inputs, *self.config.widths, self.likelihood.outputs), streams)
         self.register_buffer("fgsm_eps", torch.zeros(inputs, dtype=torch.float32))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         rows = train_mask(data)
-        self.head.on_fit_start(data.y[rows])
+        self.likelihood.on_fit_start(data.y[rows])
         x = clamp_inputs(data.x[rows])
         self.fgsm_eps.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
 
@@ -74,7 +74,7 @@ class DeepEnsemble(Model):
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
         """Log-densities of y under each member; x is theirs in common, (rows, inputs), or one for each."""
-        return self.head.log_prob(self.network(x), y)
+        return self.likelihood.log_prob(self.network(x), y)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         nll = -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
@@ -89,7 +89,7 @@ class DeepEnsemble(Model):
         return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        return self.head.predictive(self.network(x)[:, None, None])
+        return self.likelihood.predictive(self.network(x)[:, None, None])
 
     @torch.no_grad()
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)

@@ -31,8 +31,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.likelihoods import noise_floor
 from compound.models.normal_wishart import NormalWishart, student_nodes
+from compound.models.observation import noise_floor
 from compound.nn.networks import LIMIT, Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
@@ -62,6 +62,7 @@ class DPN(Model):
     Config = DPNConfig
     source = "Malinin and Gales (2018)"
     components = ("component", "posterior")
+    needs_ood_rows = True
 
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
@@ -76,34 +77,34 @@ class DPN(Model):
         strength = 100.0 if task.kind == "classification" and config.divergence == "reverse" else 1000.0
         self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
-        self.head: _Head = (
+        self.likelihood: _Head = (
             _Dirichlet(task.size, self.config)
             if task.kind == "classification"
             else _NormalWishart(task.size, self.config)
         )
         self.network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         _outside(data)
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         x = batch.x.new_empty(len(batch) + len(_outside(batch)), self.inputs)
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_outside(batch), -LIMIT, LIMIT, out=x[len(batch) :])
         f = self.network.within(x)  # (1, rows + rows', outputs)
-        each, divergence = self.head.parts(f, batch.y)
+        each, divergence = self.likelihood.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
         kl = (
             weighted_row_mean(inside, batch.weight) + self.config.ood_weight * outside.mean(-1)
         ) / self.config.concentration
-        return Loss((self.head.share * nll + kl).sum(), nll.detach(), kl.detach())
+        return Loss((self.likelihood.share * nll + kl).sum(), nll.detach(), kl.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        return self.head.predictive(self.network(x)[0])
+        return self.likelihood.predictive(self.network(x)[0])
 
 
 class _Head(nn.Module, ABC):

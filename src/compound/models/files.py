@@ -35,7 +35,7 @@ from compound.io.schema import (
 from compound.models.base import Model
 from compound.models.distance_aware import DistanceAware
 from compound.models.sound import trial as trial
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import SIZED_BY_DATA, Distance
 from compound.types import Task
 
 SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
@@ -89,7 +89,7 @@ def describe(model: Model) -> dict[str, Any]:
     config: Any = model.config
     task, options = dataclasses.asdict(model.task), dataclasses.asdict(config)
     if isinstance(model, DistanceAware):
-        options["far"] = model.strength
+        options["far"] = model.far.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 
@@ -136,8 +136,8 @@ def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
     """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
     compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
     for name, part in module.named_modules():
-        if isinstance(part, DistanceAwareNoise):
-            _compare_far(found, f"{name}." if name else "")
+        if isinstance(part, Distance):
+            _compare_distance(found, f"{name}." if name else "")
 
 
 def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
@@ -154,22 +154,18 @@ def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
             raise ValueError(f"the tensor {reprlib.repr(name)} has shape {mine}, it does not fit {shape}")
 
 
-def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
-    """The sizes that data decide go together: one rank, and as many shapes as centres or none."""
-    if missing := {prefix + "whiten", prefix + "centres"} - found.keys():
+def _compare_distance(found: Mapping[str, Spec], prefix: str) -> None:
+    """The sizes that data decide go together: one rank, and as many covariances as centres or none."""
+    names = [prefix + name for name in SIZED_BY_DATA]
+    if missing := set(names) - found.keys():
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
-    (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
+    (features, width), (count, rank), *covariances = (found[name].shape for name in names)
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(
-            f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}"
+            f"the distance has {count} centres of rank {rank} and whitens {features} inputs to {width}"
         )
-    shapes = tuple(
-        found[prefix + name].shape
-        for name in ("precision_roots", "residual_precision")
-        if prefix + name in found
-    )
-    if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
-        raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
+    if tuple(covariances) not in (((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
+        raise ValueError(f"the distance has {count} centres of rank {rank}, but covariances {covariances}")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

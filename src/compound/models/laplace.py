@@ -22,8 +22,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import COPIES, Loss, Model, train_mask, with_defaults
-from compound.models.heads import HomoscedasticGaussian
 from compound.models.map import MAP, MAPConfig
+from compound.models.observation import HomoscedasticGaussian
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
 from compound.nn.networks import Linear, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -72,10 +72,10 @@ class Laplace(Model):
         super().__init__()
         _check(config)
         self.inputs, self.task = inputs, task
-        self.plain = MAP(
+        self.base_model = MAP(
             inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed
         )
-        self.config = with_defaults(config, {"widths": self.plain.config.widths})
+        self.config = with_defaults(config, {"widths": self.base_model.config.widths})
         self.curvature = nn.ModuleList(
             Dense(layer.inputs, layer.outputs)
             if config.structure == "full"
@@ -91,7 +91,7 @@ class Laplace(Model):
     @property
     def layers(self) -> list[Linear]:
         """Those that have a posterior."""
-        layers = self.plain.network.layers
+        layers = self.base_model.network.layers
         return layers if self.config.subset == "all" else layers[-1:]
 
     @property
@@ -99,17 +99,17 @@ class Laplace(Model):
         return cast(list[Kronecker | Dense], list(self.curvature))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.plain.on_fit_start(data, generator)
+        self.base_model.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return self.plain.lr_multipliers()
+        return self.base_model.lr_multipliers()
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        return self.plain.loss(batch, generator)
+        return self.base_model.loss(batch, generator)
 
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (1,)
         """Of the network being trained: its posterior comes at the end."""
-        return self.plain.nll(batch, n_samples, generator)
+        return self.base_model.nll(batch, n_samples, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
@@ -120,7 +120,7 @@ class Laplace(Model):
     @torch.no_grad()
     def fit_curvature(self, data: Batch, chunk: int | None = None) -> None:
         """H of every layer at θ*, from the training rows, `chunk` at a time; a row's weight is how often it counts."""
-        network, head = self.plain.network, self.plain.head
+        network, likelihood = self.base_model.network, self.base_model.likelihood
         chunk = chunk or max(1, NUMBERS // (self.task.size * max(layer.outputs for layer in network.layers)))
         sums = [block.zeros() for block in self.blocks]
         totals = torch.zeros(3, dtype=torch.float64)
@@ -138,10 +138,10 @@ class Laplace(Model):
                 self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True
             ):
                 block.add(own, h, g, weight)
-            scores = weight * head.log_prob(f.unsqueeze(0), y)[0]
+            scores = weight * likelihood.log_prob(f.unsqueeze(0), y)[0]
             misfit = (
                 (root.diagonal(dim1=1, dim2=2) * (y - f)).square()
-                if isinstance(head, HomoscedasticGaussian)
+                if isinstance(likelihood, HomoscedasticGaussian)
                 else scores.new_zeros(())
             )
             totals += torch.stack([values.double().sum() for values in (weight, scores, misfit)])
@@ -152,9 +152,9 @@ class Laplace(Model):
 
     def _root(self, f: Tensor) -> Tensor:  # (rows, outputs, outputs)
         """R with R^T R = Λ: diag p - p p^T for classes, I / σ² for targets."""
-        head = self.plain.head
-        if isinstance(head, HomoscedasticGaussian):
-            return torch.diag(head.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
+        likelihood = self.base_model.likelihood
+        if isinstance(likelihood, HomoscedasticGaussian):
+            return torch.diag(likelihood.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
         p = torch.softmax(f, -1)
         return torch.diag_embed(p.sqrt()) - p.sqrt().unsqueeze(2) * p.unsqueeze(1)
 
@@ -182,9 +182,9 @@ class Laplace(Model):
         """δ of every layer and, where the noise is learnt, τ: at the top of the evidence."""
         from scipy.optimize import minimize
 
-        count, head = len(self.blocks), self.plain.head
+        count, likelihood = len(self.blocks), self.base_model.likelihood
         start, bounds = self.delta.log().tolist(), [DELTAS] * count
-        learnt = head if isinstance(head, HomoscedasticGaussian) and not head.fixed else None
+        learnt = likelihood if isinstance(likelihood, HomoscedasticGaussian) and not likelihood.fixed else None
         if learnt is not None:
             start.append(0.0)
             bounds.append(
@@ -212,7 +212,7 @@ class Laplace(Model):
         if learnt is not None:
             self._rescale_noise(learnt, logs[count])
 
-    def _rescale_noise(self, head: HomoscedasticGaussian, log_factor: Tensor) -> None:
+    def _rescale_noise(self, likelihood: HomoscedasticGaussian, log_factor: Tensor) -> None:
         factor = log_factor.exp()
         self.log_likelihood -= 0.5 * (
             self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1)
@@ -220,15 +220,15 @@ class Laplace(Model):
         self.misfit /= factor
         for block in self.blocks:
             block.rescale(1 / factor)
-        rest = factor * head.variance() - head.floor
-        head.log_noise.copy_(0.5 * rest.clamp_min(torch.finfo(rest.dtype).tiny).log())
+        rest = factor * likelihood.variance() - likelihood.floor
+        likelihood.log_noise.copy_(0.5 * rest.clamp_min(torch.finfo(rest.dtype).tiny).log())
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
         """f* (rows, outputs) and the posterior covariance Σ (rows, outputs, outputs), float64, of the linearised network.
 
         `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf all others.
         """
-        network, count = self.plain.network, len(self.blocks)
+        network, count = self.base_model.network, len(self.blocks)
         inputs, f = layer_inputs(network, x)
         inputs = inputs[-count:]
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
@@ -241,7 +241,7 @@ class Laplace(Model):
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         draws = n_samples * n_inner
         if self.config.predictive == "sample" and self.config.subset == "all":
-            return self.plain.head.predictive(self._networks(x, draws, generator)[None, :, None])
+            return self.base_model.likelihood.predictive(self._networks(x, draws, generator)[None, :, None])
         if self.config.predictive == "closed":
             f, spread = self.gaussian(x)
             return self._closed(f, spread.diagonal(dim1=1, dim2=2).to(f.dtype))
@@ -251,14 +251,14 @@ class Laplace(Model):
         root = torch.linalg.cholesky(spread + ridge[:, None, None] * eye).to(f.dtype)
         noise = standard_normal(generator, (draws, f.shape[-1]), f)
         shift = (root @ noise.T).permute(2, 0, 1)  # (draws, rows, outputs)
-        return self.plain.head.predictive((f + shift)[None, :, None])
+        return self.base_model.likelihood.predictive((f + shift)[None, :, None])
 
     def _closed(self, f: Tensor, variance: Tensor) -> Predictive:
-        head = self.plain.head
-        if isinstance(head, HomoscedasticGaussian):
-            noise = head.variance()[None, None]  # (1, 1, 1, targets)
+        likelihood = self.base_model.likelihood
+        if isinstance(likelihood, HomoscedasticGaussian):
+            noise = likelihood.variance()[None, None]  # (1, 1, 1, targets)
             return GaussianPredictive.from_draws(f[None, None], noise, torch.zeros_like(noise), variance)
-        return head.predictive(probit(f, variance)[None, None, None])
+        return likelihood.predictive(probit(f, variance)[None, None, None])
 
     def _networks(self, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (draws, rows, outputs)
         """f of networks drawn from the posterior; a noise vector per layer and draw serves all rows."""

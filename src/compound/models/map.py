@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.observation import observation_model
 from compound.nn.networks import Network, l2_penalty
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator
@@ -43,21 +43,21 @@ class MAP(Model):
             raise ValueError(f"precision is {config.precision}: give a number >= 0")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
         self.network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = self.head.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
+        nll = self.likelihood.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        return self.head.predictive(self.network(x)[:, None, None])
+        return self.likelihood.predictive(self.network(x)[:, None, None])

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.observation import observation_model
 from compound.nn.networks import Linear, Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
@@ -57,14 +57,14 @@ class MCDropout(Model):
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
         self.network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -93,7 +93,7 @@ class MCDropout(Model):
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
             h = clipped_relu(h) if k else h
             h = layer.alone(h * mask(rate, h.shape, h, stream) if rate else h)
-        nll = self.head.nll(h, batch.y, batch.weight)
+        nll = self.likelihood.nll(h, batch.y, batch.weight)
         if not self.config.length_scale:
             return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))
         kl = self.kl() / batch.size
@@ -108,7 +108,7 @@ class MCDropout(Model):
         ]
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
         f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
-        return self.head.predictive(f[None, :, None])
+        return self.likelihood.predictive(f[None, :, None])
 
 
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from compound.distributions import mixture_log_prob, weighted_log_sum, weighted_mean
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.likelihoods import noise_floor
+from compound.models.observation import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
 from compound.random import Generators, named_generator

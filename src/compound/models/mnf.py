@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.observation import observation_model
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -61,8 +61,8 @@ class MNF(Model):
             raise ValueError(f"anneal is {config.anneal}: give a part of training between 0 and 1")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
-        widths, generator = (inputs, *self.config.widths, self.head.outputs), named_generator(seed, "weights")
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
+        widths, generator = (inputs, *self.config.widths, self.likelihood.outputs), named_generator(seed, "weights")
         flows = (config.flows_q, config.flows_r)
         self.stack = nn.ModuleList(
             MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
@@ -74,7 +74,7 @@ class MNF(Model):
         return cast(list[MultiplicativeLinear], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -89,7 +89,7 @@ class MNF(Model):
         for layer in rest:
             h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
-        nll = self.head.nll(
+        nll = self.likelihood.nll(
             h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight
         )  # () or (S,) or (1,)
         nll = nll.mean() if nll.ndim else nll
@@ -115,4 +115,4 @@ class MNF(Model):
                 h = clipped_relu(h)
                 h = torch.addcmul(layer.means(h, z), layer.std(h), noise)
             parts.append(h)
-        return self.head.predictive(torch.cat(parts)[None, :, None])
+        return self.likelihood.predictive(torch.cat(parts)[None, :, None])

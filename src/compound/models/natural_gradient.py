@@ -25,7 +25,7 @@ class NaturalGradient(torch.optim.Optimizer):
         self.model = model
         factor = model.config.noise_rate
         groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": rate}]
-        noise = [parameter for parameter in model.head.parameters() if parameter.requires_grad]
+        noise = [parameter for parameter in model.likelihood.parameters() if parameter.requires_grad]
         if noise:
             groups.append({"params": noise, "lr": rate * factor, "factor": factor})
         super().__init__(groups, {"lr": rate})

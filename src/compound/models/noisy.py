@@ -27,9 +27,9 @@ from compound.models.base import (
     weighted_row_mean,
     with_defaults,
 )
-from compound.models.heads import Head, HomoscedasticGaussian, head
 from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
+from compound.models.observation import HomoscedasticGaussian, ObservationModel, observation_model
 from compound.nn.matrix_gaussian import append_ones
 from compound.nn.networks import LIMIT, Network, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -76,9 +76,9 @@ class Noisy(Model):
         config = with_defaults(config, defaults)
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
-        self.head: Head = head(task, 1, config.noise)
+        self.likelihood: ObservationModel = observation_model(task, 1, config.noise)
         network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
@@ -103,7 +103,7 @@ class Noisy(Model):
         return Prior(self.config.lam / float(self.size), self.config.prior_variance)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
         self.count.zero_()
         self.size.fill_(float(data.size))
 
@@ -125,7 +125,7 @@ class Noisy(Model):
         for weight in weights[1:]:
             inputs.append(append_ones(clipped_relu(f)))
             f = _times(inputs[-1], weight)
-        nll = -weighted_row_mean(self.head.log_prob(f, batch.y), batch.weight).mean()
+        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y), batch.weight).mean()
         if int(self.count) % self.config.stats_every == 0:
             self._collect(inputs, weights, f, batch, stream)
         kl = self.config.lam * torch.stack([layer.kl(self.prior) for layer in self.layers]).sum() / batch.size
@@ -146,7 +146,7 @@ class Noisy(Model):
         decay = min(
             self.config.decay, past / (past + 1)
         )  # a plain mean at first: nothing stays of where F began
-        g = scores(self.head, f, generator)
+        g = scores(self.likelihood, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)
             self.layers[k].collect(a.flatten(0, 1), g.flatten(0, 1), share, decay)
@@ -188,7 +188,7 @@ class Noisy(Model):
                 centre, width = layer.moments(append_ones(clipped_relu(f)))
                 f = centre + layer.mixed(width * noise)
             outputs.append(f)
-        return self.head.predictive(torch.cat(outputs)[None, :, None])
+        return self.likelihood.predictive(torch.cat(outputs)[None, :, None])
 
 
 def _check(config: NoisyConfig) -> None:
@@ -208,10 +208,10 @@ def _check(config: NoisyConfig) -> None:
         raise ValueError(f"velocity is {config.velocity!r}: use 'sum' or 'mean'")
 
 
-def scores(head: Head, f: Tensor, generator: Generator) -> Tensor:
+def scores(likelihood: ObservationModel, f: Tensor, generator: Generator) -> Tensor:
     """∂ log p(ŷ | f) / ∂f (samples, rows, out), one ŷ ~ p(. | f) per row."""
-    if isinstance(head, HomoscedasticGaussian):
-        return standard_normal(generator, f.shape, f) / head.variance().sqrt()
+    if isinstance(likelihood, HomoscedasticGaussian):
+        return standard_normal(generator, f.shape, f) / likelihood.variance().sqrt()
     p = torch.softmax(f, -1)
     u = torch.rand((*f.shape[:-1], 1), generator=generator, dtype=f.dtype)
     labels = (p.cumsum(-1) < u).sum(-1).clamp_max(f.shape[-1] - 1)

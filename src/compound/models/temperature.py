@@ -42,8 +42,8 @@ class Temperature(Model):
 
     def __init__(self, inputs: int, task: Task, config: TemperatureConfig, seed: int = 0):
         super().__init__()
-        self.plain = MAP(inputs, task, config, seed)
-        self.inputs, self.task, self.config = inputs, task, self.plain.config
+        self.base_model = MAP(inputs, task, config, seed)
+        self.inputs, self.task, self.config = inputs, task, self.base_model.config
         self.register_buffer(
             "temperature",
             torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32),
@@ -51,13 +51,13 @@ class Temperature(Model):
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)
-        self.plain.on_fit_start(data, generator)
+        self.base_model.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return self.plain.lr_multipliers()
+        return self.base_model.lr_multipliers()
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        return self.plain.loss(batch, generator)
+        return self.base_model.loss(batch, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
@@ -67,20 +67,20 @@ class Temperature(Model):
         if not bool(held.any()):
             return
         f = torch.cat(
-            [self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]
+            [self.base_model.network(rows)[0] for rows in data.x[held].split(ROWS)]
         ).double()  # (rows, outputs)
         y = data.y[held]
         if self.task.kind == "classification":
             self.temperature.fill_(best_temperature(f, y))
         else:
-            p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
+            p = cast(GaussianPredictive, self.base_model.likelihood.predictive(f[None, None, None]))
             self.temperature.copy_(((y - p.means[0]).square() / p.variances[0]).mean(0).clamp_min(LEAST))
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        f = self.plain.network(x)[:, None, None]
+        f = self.base_model.network(x)[:, None, None]
         if self.task.kind == "classification":
-            return self.plain.head.predictive(f / self.temperature)
-        p = cast(GaussianPredictive, self.plain.head.predictive(f))
+            return self.base_model.likelihood.predictive(f / self.temperature)
+        p = cast(GaussianPredictive, self.base_model.likelihood.predictive(f))
         return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.observation import observation_model
 from compound.nn.networks import Network, clamp_if_needed, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
@@ -57,8 +57,8 @@ class Variational(Model):
             raise ValueError(f"prior is {config.prior!r}: give a variance above 0, or 'scaled'")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise)
-        start = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        self.likelihood = observation_model(task, 1, config.noise)
+        start = Network((inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")])
         means = [
             torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers
         ]  # (in + 1, out)
@@ -75,7 +75,7 @@ class Variational(Model):
         return cast(list[Layer], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -92,7 +92,7 @@ class Variational(Model):
             h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
         f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
-        nll = self.head.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
+        nll = self.likelihood.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
         nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 
@@ -103,7 +103,7 @@ class Variational(Model):
         start = self.layers[0].moments(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         blocks = zip(*(noise.split(step) for noise in noises), strict=True)
-        return self.head.predictive(
+        return self.likelihood.predictive(
             torch.cat([self._through(*start, block) for block in blocks])[None, :, None]
         )
 

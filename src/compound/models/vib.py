@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.heads import HomoscedasticGaussian, head
+from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.nn.networks import Linear, Network
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
@@ -56,13 +56,13 @@ class VIB(Model):
                 raise ValueError(f"{name} is {getattr(self.config, name)}: give at least 1")
         if not 0 <= config.beta < math.inf:
             raise ValueError(f"beta is {config.beta}: give a number >= 0")
-        self.head = head(task, 1, config.noise)
+        self.likelihood = observation_model(task, 1, config.noise)
         stream = named_generator(seed, "weights")
         self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
-        self.decoder = Linear(self.config.latent, self.head.outputs, [stream], gain=1.0)
+        self.decoder = Linear(self.config.latent, self.likelihood.outputs, [stream], gain=1.0)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -77,19 +77,19 @@ class VIB(Model):
         noise = standard_normal(only_generator(generator), (self.config.samples, *mean.shape[1:]), mean)
         z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
         f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
-        nll = -weighted_row_mean(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
+        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
         kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
-        if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
+        if isinstance(self.likelihood, HomoscedasticGaussian) and self.task.size == 1:
             spread = std[0].square() @ weight.square()
             return GaussianPredictive.from_draws(
-                centre[None, None], self.head.variance()[:, None, None], spread[None, None]
+                centre[None, None], self.likelihood.variance()[:, None, None], spread[None, None]
             )
-        short = self.head.outputs <= self.config.latent
+        short = self.likelihood.outputs <= self.config.latent
         factor = (
             _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
         )  # (rows, outputs, outputs or latent)
@@ -97,7 +97,7 @@ class VIB(Model):
             generator, (n_samples * n_inner, factor.shape[-1]), centre
         )  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
-        return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
+        return self.likelihood.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
 
     @property
     def hidden(self) -> int:

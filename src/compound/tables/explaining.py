@@ -29,7 +29,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.encoder import Category, Encoder
 from compound.estimators.encoder import Number as NumberColumn
 from compound.estimators.row_predictions import encoded, epistemic, predict_frame
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.random import named_generator
 from compound.tables.reading import asked_table, load_estimator
 
@@ -76,7 +76,7 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
     """`row` is a table of one row."""
     x, encoder = encoded(estimator, row), estimator.encoder_
-    far = estimator.ood_detector_.far
+    far = estimator.ood_detector_.distance
     centres, near = centre_rows(far), near_centres(far, x[0])
     parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
     rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
@@ -99,27 +99,27 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     return Explanation(predict_frame(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
 
 
-def centre_rows(far: DistanceAwareNoise) -> Tensor:  # (centres, width) float64
+def centre_rows(far: Distance) -> Tensor:  # (centres, width) float64
     """The centres as encoded rows: whitening undone; directions that whitening leaves out stay at the mean."""
     whiten = far.whiten.double()
     lengths = whiten.square().sum(0)  # eigenvectors have length 1
     return far.shift.double() + far.centres.double() @ (whiten / lengths).T
 
 
-def near_centres(far: DistanceAwareNoise, x: Tensor) -> list[int]:
+def near_centres(far: Distance, x: Tensor) -> list[int]:
     """The PROTOTYPES nearest ones, in ordinary whitened length; the first is the one that the score is measured from."""
     u = (x.double() - far.shift.double()) @ far.whiten.double()
     return (u - far.centres.double()).square().sum(-1).argsort()[:PROTOTYPES].tolist()
 
 
-def contributions(far: DistanceAwareNoise, x: Tensor, k: int) -> Tensor:  # (width,)
+def contributions(far: Distance, x: Tensor, k: int) -> Tensor:  # (width,)
     """Squares that add up to the squared distance of x (encoded) from centre k."""
     whiten = far.whiten.double()
     length = whiten.square().sum(0).sqrt()
     vectors = whiten / length  # (width, rank), orthonormal
     difference = x.double() - far.shift.double()
     along = difference @ vectors
-    gap, rest = along * length - far.centres[k].double(), far.rest.double()
+    gap, rest = along * length - far.centres[k].double(), far.residual_scale.double()
     if len(far.precision_roots):
         gap, rest = gap @ far.precision_roots[k].double(), rest * far.residual_precision[k].double().sqrt()
     return (gap @ vectors.T + rest * (difference - along @ vectors.T)).square()
