@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from compound import metrics
 from compound.estimators.base import Array, Estimator
 from compound.estimators.calibration import aps_score, quantile, score
 from compound.estimators.prediction import blocks, first, sound
@@ -175,7 +176,7 @@ def _compared(answer: Predictive, y: Tensor) -> tuple[Array, Array, Array, Array
     else:
         assert isinstance(answer, CategoricalPredictive)
         likelier = aps_score(answer.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        distance = (answer.probs - torch.nn.functional.one_hot(y, answer.probs.shape[-1])).square().sum(-1)
+        distance = metrics.brier_scores(answer.probs, y)
         found = (-answer.log_prob(y), (answer.label != y).double(), likelier, distance)
     a, b, c, d = (value.double().numpy() for value in found)
     return a, b, c, d

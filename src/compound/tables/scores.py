@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pandas.api import types as kinds
 from torch import Generator
 
+from compound import metrics
 from compound.estimators.row_predictions import RowScores
 
 Array = NDArray[Any]
@@ -181,7 +182,7 @@ def _at(level: float, levels: Array) -> int:
 
 
 def _places(confidence: Array) -> Array:
-    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    return metrics.confidence_bins(torch.tensor(confidence), BINS).numpy()
 
 
 def _binned(confidence: Array, values: Array) -> Array:  # (rows, bins)
@@ -214,11 +215,7 @@ def wilson(share: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def _aurocs(low: Array, high: Array, here: Bootstrap, there: Bootstrap) -> Array:  # (samples,)
-    """For every sample the probability that one of `high` exceeds one of `low`; ties count half."""
-    order = np.argsort(low, kind="stable")
-    below, upto = np.searchsorted(low[order], high, "left"), np.searchsorted(low[order], high, "right")
-    out = []
-    for mine, theirs in zip(here.counts(), there.counts(), strict=False):
-        sums = np.concatenate([[0.0], np.cumsum(mine[order])])
-        out.append((theirs * (sums[below] + sums[upto])).sum() / (2 * here.rows * there.rows))
-    return np.array(out)
+    """AUROC of every bootstrap sample."""
+    pairs = zip(here.counts(), there.counts(), strict=False)
+    counts = ((torch.from_numpy(mine), torch.from_numpy(theirs)) for mine, theirs in pairs)
+    return metrics.resampled_auroc(torch.tensor(low), torch.tensor(high), counts).numpy()
