@@ -262,13 +262,13 @@ def methods(name: str | None) -> None:
         )
 
     for found in entries() if name is None else [entry(name)]:
-        click.echo(f"{found.name:<15}{found.words} {found.source}")
+        click.echo(f"{found.name:<15}{found.description} {found.source}")
         click.echo(lines(f"tasks: classes, targets; captures: {', '.join(found.components)}", 15))
         if name is None:
             click.echo(lines(", ".join(f"{option.name}={option.default}" for option in found.options), 15))
     if name is not None:
         for option in entry(name).options:
-            click.echo(f"  {option.name:<18}{option.default!s:<12} {option.words}")
+            click.echo(f"  {option.name:<18}{option.default!s:<12} {option.description}")
         return
     click.echo(
         lines(

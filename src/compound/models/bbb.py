@@ -20,7 +20,15 @@ from compound.types import Task
 
 @dataclass(frozen=True)
 class BBBConfig(VariationalConfig):
-    log_std: float = -5.0  # where log S starts
+    """Options of `bbb`.
+
+    Parameters
+    ----------
+    log_std : float, default=-5.0
+        Initial log S.
+    """
+
+    log_std: float = -5.0
 
 
 class BBB(Variational):

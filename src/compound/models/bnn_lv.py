@@ -43,20 +43,42 @@ SAMPLES = {"classification": 10, "regression": 25}
 
 @dataclass(frozen=True)
 class BNNLVConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    alpha: float = 0.5  # α of the divergence; 0: the evidence bound
-    samples: int | None = None  # S, pairs (W, z) per row in training; None: 25 for targets, 10 for classes
-    prior_variance: float = 1.0  # λ, of every weight
-    latents: int = 1  # numbers in z
-    latent_variance: float = 1.0  # g, of each of them
-    latent_rate: float = (
-        1.0  # factor on the learning rate of q(z), besides N / B for rows seen once in N / B steps
-    )
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_start: float = (
-        -5.0
-    )  # log-variance of the learnt noise before training: a large one would leave nothing to z
-    noise_rate: float = 1.0  # factor on the learning rate of the learnt noise
+    """Options of `bnn-lv`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    alpha : float, default=0.5
+        α of the divergence; 0: the evidence bound.
+    samples : int, optional
+        S, pairs (W, z) per row in training; None: 25 for targets, 10 for classes.
+    prior_variance : float, default=1.0
+        λ, prior variance of every weight.
+    latents : int, default=1
+        Dimensions of z.
+    latent_variance : float, default=1.0
+        g, prior variance of z.
+    latent_rate : float, default=1.0
+        Factor on the learning rate of q(z), besides N / B for rows that are in one of N / B batches.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_start : float, default=-5.0
+        Initial log-variance of the learnt noise; with a large one z would not be used.
+    noise_rate : float, default=1.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    alpha: float = 0.5
+    samples: int | None = None
+    prior_variance: float = 1.0
+    latents: int = 1
+    latent_variance: float = 1.0
+    latent_rate: float = 1.0
+    noise: float = 0.0
+    noise_start: float = -5.0
+    noise_rate: float = 1.0
 
 
 class Posterior(NamedTuple):

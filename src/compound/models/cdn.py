@@ -173,7 +173,9 @@ class _CDN(Model):
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         """Fit τ, bounds and far noise on rows that members held out, or on training rows where none did."""
         shape = (self.members, len(data))
-        held_out = torch.zeros(shape, dtype=torch.bool) if data.weight is None else (data.weight == 0).expand(shape)
+        held_out = (
+            torch.zeros(shape, dtype=torch.bool) if data.weight is None else (data.weight == 0).expand(shape)
+        )
         rows = calibration_rows(data, held_out, generator)
         draws = self._draws(data.x[rows], *self._per_member(100 * self.members, 1), generator)
         y = data.y[rows]

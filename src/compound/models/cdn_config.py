@@ -9,37 +9,83 @@ from compound.types import Task
 
 @dataclass(frozen=True)
 class Config:
-    """Options of both CDNs; None means: as the task asks, see `_COMMON`."""
+    """Options of both CDNs; None stands for the default of the task, see `DEFAULTS`.
 
-    widths: tuple[int, ...] | None = None  # hidden layers of the predictive network
-    hyper: tuple[int, ...] | None = None  # hidden layers of each hypernetwork
-    samples: int | None = None  # S, draws of θ per row in training
-    last_layer: Literal["integrate", "sample"] | None = None  # its Gaussian taken whole, or drawn from
-    last_draws: int = 2  # antithetic draws of the logits per hidden draw
-    parametrization: Literal["scaled", "paper"] = "scaled"  # weight variances over fan-in, or as published
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    log_col: tuple[float, ...] | None = (
-        None  # where each layer's column log-variances start; the last serves the layers after
-    )
-    members: int | None = None  # networks trained side by side, as one batched computation
-    far: float = 3.0  # far noise; targets: its standard deviation far away, in those of the target; 0: none
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Hidden layers of the predictive network.
+    hyper : tuple of int, optional
+        Hidden layers of each hypernetwork.
+    samples : int, optional
+        S, draws of θ per row in training.
+    last_layer : {'integrate', 'sample'}, optional
+        The last layer's Gaussian is integrated, or sampled.
+    last_draws : int, default=2
+        Antithetic draws of the logits per hidden draw.
+    parametrization : {'scaled', 'paper'}, default='scaled'
+        Weight variances over fan-in, or as published.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    log_col : tuple of float, optional
+        Initial column log-variances of the layers; the last entry holds for all later layers.
+    members : int, optional
+        Networks of the ensemble, trained as one batched computation.
+    far : float, default=3.0
+        Far noise; targets: its standard deviation far away, in standard deviations of the target; 0: none.
+    """
+
+    widths: tuple[int, ...] | None = None
+    hyper: tuple[int, ...] | None = None
+    samples: int | None = None
+    last_layer: Literal["integrate", "sample"] | None = None
+    last_draws: int = 2
+    parametrization: Literal["scaled", "paper"] = "scaled"
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    log_col: tuple[float, ...] | None = None
+    members: int | None = None
+    far: float = 3.0
 
 
 @dataclass(frozen=True)
 class MLConfig(Config):
-    lam: float | tuple[float, float] | None = None  # λ, or a geometric path from first to last over training
-    activation: Literal["relu", "tanh"] = "relu"  # of the hypernetworks
-    basis: Literal["point", "map"] = "point"  # V without a prior, or with N(0, 2 / fan-in)
+    """Options of `ml-cdn`.
+
+    Parameters
+    ----------
+    lam : float or pair of floats, optional
+        λ, or a geometric path from first to last over training.
+    activation : {'relu', 'tanh'}, default='relu'
+        Activation of the hypernetworks.
+    basis : {'point', 'map'}, default='point'
+        V without a prior, or with N(0, 2 / fan-in).
+    """
+
+    lam: float | tuple[float, float] | None = None
+    activation: Literal["relu", "tanh"] = "relu"
+    basis: Literal["point", "map"] = "point"
 
 
 @dataclass(frozen=True)
 class VBConfig(Config):
-    objective: Literal["elbo", "official", "joint"] = (
-        "elbo"  # ψ shared by a row's draws of θ; heads only; not at all
-    )
-    activation: Literal["relu", "tanh"] = "tanh"  # of the hypernetworks
-    basis: Literal["point", "map", "vmg"] = "point"  # "vmg": V has a matrix-Gaussian posterior of its own
+    """Options of `vb-cdn`.
+
+    Parameters
+    ----------
+    objective : {'elbo', 'official', 'joint'}, default='elbo'
+        A row's draws of θ share ψ ('elbo'), share only the last map of each hypernetwork ('official'), or none ('joint').
+    activation : {'relu', 'tanh'}, default='tanh'
+        Activation of the hypernetworks.
+    basis : {'point', 'map', 'vmg'}, default='point'
+        'map': V with the prior N(0, 2 / fan-in); 'vmg': V with a matrix-Gaussian posterior.
+    """
+
+    objective: Literal["elbo", "official", "joint"] = "elbo"
+    activation: Literal["relu", "tanh"] = "tanh"
+    basis: Literal["point", "map", "vmg"] = "point"
 
 
 # What None stands for. Targets: the same for all nine UCI sets. Log-variances start low, close to a plain network.

@@ -27,15 +27,33 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class DeepEnsembleConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    members: int = 5  # M
-    adversarial: float = (
-        0.0  # ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training
-    )
-    precision: float = 0.0  # δ, of the prior of every weight
-    variance: Literal["one", "rows"] = "rows"  # targets: a variance per row from the network, or one for all
-    noise: float = 0.0  # with one variance: standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of `deep-ensemble`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    members : int, default=5
+        M, networks of the ensemble.
+    adversarial : float, default=0.0
+        ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training.
+    precision : float, default=0.0
+        δ, prior precision of every weight.
+    variance : {'one', 'rows'}, default='rows'
+        Targets: a variance per row from the network, or one for all.
+    noise : float, default=0.0
+        With one variance: standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    members: int = 5
+    adversarial: float = 0.0
+    precision: float = 0.0
+    variance: Literal["one", "rows"] = "rows"
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class DeepEnsemble(Model):

@@ -42,17 +42,33 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class DPNConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    divergence: Literal["forward", "reverse"] | None = (
-        None  # None: forward for classes; targets have only the reverse one
-    )
-    concentration: float | None = (
-        None  # P (forward) or T (reverse) of rows of the data; None: 1000, 100 for classes with reverse
-    )
-    smoothing: float = 0.01  # e, classes with forward: what b_y gives every other class
-    ood_weight: float = 1.0  # γ, weight of the rows from outside
-    cross_entropy: float = 0.0  # c, classes: weight of the negative log-likelihood beside the divergences
-    kappa: float = 0.01  # κ₀, targets: how many observations of the mean the prior is worth
+    """Options of `dpn`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    divergence : {'forward', 'reverse'}, optional
+        None: forward for classes; targets have only the reverse one.
+    concentration : float, optional
+        P (forward) or T (reverse) of training rows; None: 1000, or 100 for classes with reverse.
+    smoothing : float, default=0.01
+        e, classes with forward: part of b_y that every other class gets.
+    ood_weight : float, default=1.0
+        γ, weight of the out-of-distribution rows.
+    cross_entropy : float, default=0.0
+        c, classes: weight of the negative log-likelihood beside the divergences.
+    kappa : float, default=0.01
+        κ₀, targets: weight of the prior of the mean, in observations.
+    """
+
+    widths: tuple[int, ...] | None = None
+    divergence: Literal["forward", "reverse"] | None = None
+    concentration: float | None = None
+    smoothing: float = 0.01
+    ood_weight: float = 1.0
+    cross_entropy: float = 0.0
+    kappa: float = 0.01
 
 
 class DPN(Model):

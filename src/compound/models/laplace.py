@@ -38,19 +38,39 @@ NUMBERS = 2**20  # held per array while the curvature is summed
 
 @dataclass(frozen=True)
 class LaplaceConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    precision: float = 1.0  # δ in training, and where tuning starts
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt, then tuned
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    subset: Literal["all", "last"] = "all"  # layers that have a posterior; the others stay at θ*
-    structure: Literal["kron", "full"] = "kron"  # "full": only where subset is "last"
-    damping: Literal["exact", "factored"] = "exact"  # δ added to A ⊗ G, or √δ to each factor
-    tune: Literal["marglik", "none"] = (
-        "marglik"  # prior precision of each layer, and the noise, by the evidence; or as they were trained
-    )
-    predictive: Literal["linear", "sample", "closed"] = (
-        "linear"  # draws of f; draws of networks; probit, or a Gaussian
-    )
+    """Options of `laplace`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    precision : float, default=1.0
+        δ, prior precision in training, and initial value of its tuning.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt, then tuned.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    subset : {'all', 'last'}, default='all'
+        Layers that have a posterior; others stay at θ*.
+    structure : {'kron', 'full'}, default='kron'
+        Form of the curvature; 'full' only where subset is 'last'.
+    damping : {'exact', 'factored'}, default='exact'
+        δ added to A ⊗ G, or √δ to each factor.
+    tune : {'marglik', 'none'}, default='marglik'
+        Prior precisions and noise by the evidence, or as in training.
+    predictive : {'linear', 'sample', 'closed'}, default='linear'
+        Draws of f ('linear'), draws of networks ('sample'), or probit or a Gaussian ('closed').
+    """
+
+    widths: tuple[int, ...] | None = None
+    precision: float = 1.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    subset: Literal["all", "last"] = "all"
+    structure: Literal["kron", "full"] = "kron"
+    damping: Literal["exact", "factored"] = "exact"
+    tune: Literal["marglik", "none"] = "marglik"
+    predictive: Literal["linear", "sample", "closed"] = "linear"
 
 
 class Laplace(Model):
@@ -184,7 +204,9 @@ class Laplace(Model):
 
         count, likelihood = len(self.blocks), self.base_model.likelihood
         start, bounds = self.delta.log().tolist(), [DELTAS] * count
-        learnt = likelihood if isinstance(likelihood, HomoscedasticGaussian) and not likelihood.fixed else None
+        learnt = (
+            likelihood if isinstance(likelihood, HomoscedasticGaussian) and not likelihood.fixed else None
+        )
         if learnt is not None:
             start.append(0.0)
             bounds.append(

@@ -22,11 +22,27 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MAPConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    precision: float = 1.0  # δ, of the prior of every weight
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `map`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    precision : float, default=1.0
+        δ, prior precision of every weight.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    precision: float = 1.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MAP(Model):

@@ -29,13 +29,33 @@ TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
 
 @dataclass(frozen=True)
 class MCDropoutConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    rate: float = 0.5  # p, the part of the hidden units that is dropped
-    input_rate: float = 0.0  # the same of the inputs
-    length_scale: float = 0.0  # ℓ, one over the prior's standard deviation; 0: no penalty
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `mc-dropout`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    rate : float, default=0.5
+        p, fraction of the hidden units that is dropped.
+    input_rate : float, default=0.0
+        Fraction of the inputs that is dropped.
+    length_scale : float, default=0.0
+        ℓ, one over the prior's standard deviation; 0: no penalty.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    rate: float = 0.5
+    input_rate: float = 0.0
+    length_scale: float = 0.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MCDropout(Model):

@@ -26,8 +26,18 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MDNConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    components: int = 5  # K
+    """Options of `mdn`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    components : int, default=5
+        K, components of the mixture.
+    """
+
+    widths: tuple[int, ...] | None = None
+    components: int = 5
 
 
 class MDN(Model):

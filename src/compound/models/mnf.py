@@ -28,18 +28,48 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MNFConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    flows_q: int = 2  # steps of the flow behind z; 0: z is Gaussian
-    flows_r: int = 2  # steps of the flow that guesses z from W
-    flow_hidden: int = 50  # width of the steps of both flows
-    groups: int = 2  # z per training step, shared by the rows in turn
-    samples: int = 1  # draws of W per row in training
-    prior: float = 1.0  # variance of every weight
-    log_std: float = -9.0  # where log S starts
-    anneal: float = 0.0  # part of training over which the weight of the divergence rises from 0 to 1
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `mnf`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    flows_q : int, default=2
+        Steps of the flow of q(z); 0: z is Gaussian.
+    flows_r : int, default=2
+        Steps of the flow of the auxiliary posterior r(z | W).
+    flow_hidden : int, default=50
+        Width of the steps of both flows.
+    groups : int, default=2
+        Draws of z per training step; rows share them in turn.
+    samples : int, default=1
+        Draws of W per row in training.
+    prior : float, default=1.0
+        Prior variance of every weight.
+    log_std : float, default=-9.0
+        Initial log S.
+    anneal : float, default=0.0
+        Fraction of training over which the weight of the KL rises from 0 to 1.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    flows_q: int = 2
+    flows_r: int = 2
+    flow_hidden: int = 50
+    groups: int = 2
+    samples: int = 1
+    prior: float = 1.0
+    log_std: float = -9.0
+    anneal: float = 0.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MNF(Model):
@@ -62,7 +92,10 @@ class MNF(Model):
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.likelihood = observation_model(task, 1, config.noise, config.variance)
-        widths, generator = (inputs, *self.config.widths, self.likelihood.outputs), named_generator(seed, "weights")
+        widths, generator = (
+            (inputs, *self.config.widths, self.likelihood.outputs),
+            named_generator(seed, "weights"),
+        )
         flows = (config.flows_q, config.flows_r)
         self.stack = nn.ModuleList(
             MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)

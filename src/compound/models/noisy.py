@@ -42,19 +42,51 @@ WARM = (0, 10, 20, 50, 100)  # steps with a posterior of their own: early statis
 
 @dataclass(frozen=True)
 class NoisyConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    lam: float = 1.0  # λ, weight of the KL
-    prior_variance: float | None = None  # η; 0.1 for classes, 1 for targets
-    step_damping: float = 1e-3  # added to γ in the step, not in the posterior
-    kl_clip: float = 1e-3  # trust region of a step; 0: none
-    velocity: Literal["sum", "mean"] = "sum"  # momentum: heavy ball, or mean of gradients
-    momentum: float = 0.9  # β, what is kept of the velocity
-    decay: float = 0.99  # of the running statistics
-    stats_every: int = 10  # steps between statistics
-    refresh_every: int = 50  # steps between posteriors; more often at first
-    samples: int | None = None  # draws of W per step; 1 for classes, 10 for targets
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of both noisy methods.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    lam : float, default=1.0
+        λ, weight of the KL.
+    prior_variance : float, optional
+        η, prior variance of every weight; None: 0.1 for classes, 1 for targets.
+    step_damping : float, default=0.001
+        Added to γ in the step, not in the posterior.
+    kl_clip : float, default=0.001
+        Trust region of a step; 0: none.
+    velocity : {'sum', 'mean'}, default='sum'
+        Momentum: heavy ball, or mean of gradients.
+    momentum : float, default=0.9
+        β, decay of the velocity.
+    decay : float, default=0.99
+        Decay of the running statistics.
+    stats_every : int, default=10
+        Steps between statistics.
+    refresh_every : int, default=50
+        Steps between posteriors; more often at first.
+    samples : int, optional
+        Draws of W per step; 1 for classes, 10 for targets.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    lam: float = 1.0
+    prior_variance: float | None = None
+    step_damping: float = 0.001
+    kl_clip: float = 0.001
+    velocity: Literal["sum", "mean"] = "sum"
+    momentum: float = 0.9
+    decay: float = 0.99
+    stats_every: int = 10
+    refresh_every: int = 50
+    samples: int | None = None
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class Noisy(Model):

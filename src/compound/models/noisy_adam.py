@@ -20,9 +20,21 @@ from compound.models.noisy_layer import Layer, ema_update
 
 @dataclass(frozen=True)
 class NoisyAdamConfig(NoisyConfig):
-    kl_clip: float = 1e-4  # trust region of a step; 0: none
-    decay: float = 0.995  # of the running squares
-    refresh_every: int = 10  # steps between posteriors
+    """Options of `noisy-adam`.
+
+    Parameters
+    ----------
+    kl_clip : float, default=0.0001
+        Trust region of a step; 0: none.
+    decay : float, default=0.995
+        Decay of the running squares.
+    refresh_every : int, default=10
+        Steps between posteriors.
+    """
+
+    kl_clip: float = 0.0001
+    decay: float = 0.995
+    refresh_every: int = 10
 
 
 class DiagonalLayer(Layer):

@@ -27,8 +27,18 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class NoisyKFACConfig(NoisyConfig):
-    damping: Literal["unfactored", "factored"] = "unfactored"  # exact, or as published
-    cache: bool = True  # keep the rotated training rows: memory of the inputs once more, for a step several times as fast
+    """Options of `noisy-kfac`.
+
+    Parameters
+    ----------
+    damping : {'unfactored', 'factored'}, default='unfactored'
+        Exact damping, or as published.
+    cache : bool, default=True
+        Keep the rotated training rows: twice the memory of the inputs, for steps several times as fast.
+    """
+
+    damping: Literal["unfactored", "factored"] = "unfactored"
+    cache: bool = True
 
 
 class KroneckerLayer(Layer):

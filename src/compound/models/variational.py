@@ -25,13 +25,27 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class VariationalConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    samples: int = 1  # S, draws per row in training
-    prior: float | Literal["scaled"] = (
-        1.0  # variance of every weight; "scaled": 1 / (inputs of the layer + 1)
-    )
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of both variational methods.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    samples : int, default=1
+        S, draws per row in training.
+    prior : float or {'scaled'}, default=1.0
+        Prior variance of every weight; 'scaled': 1 / (inputs of the layer + 1).
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    samples: int = 1
+    prior: float | Literal["scaled"] = 1.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class Layer(Protocol):
@@ -58,7 +72,9 @@ class Variational(Model):
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
         self.likelihood = observation_model(task, 1, config.noise)
-        start = Network((inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")])
+        start = Network(
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
+        )
         means = [
             torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers
         ]  # (in + 1, out)

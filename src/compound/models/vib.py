@@ -31,12 +31,30 @@ LATENT = {"classification": 100, "regression": 10}
 
 @dataclass(frozen=True)
 class VIBConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers of the encoder
-    latent: int | None = None  # numbers in z; None: 100 for classes, 10 for targets
-    beta: float = 1e-3  # β, price of a nat of KL per row
-    samples: int = 1  # S, draws of z per row in training
-    noise: float = 0.0  # standard deviation of targets given z; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of `vib`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Hidden layers of the encoder.
+    latent : int, optional
+        Dimensions of z; None: 100 for classes, 10 for targets.
+    beta : float, default=0.001
+        β, weight of the KL of every row.
+    samples : int, default=1
+        S, draws of z per row in training.
+    noise : float, default=0.0
+        Standard deviation of targets given z; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    latent: int | None = None
+    beta: float = 0.001
+    samples: int = 1
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class VIB(Model):
@@ -97,7 +115,9 @@ class VIB(Model):
             generator, (n_samples * n_inner, factor.shape[-1]), centre
         )  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
-        return self.likelihood.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
+        return self.likelihood.predictive(
+            f[None, None]
+        )  # several targets are drawn, too: the code correlates them
 
     @property
     def hidden(self) -> int:

@@ -20,7 +20,15 @@ from compound.types import Task
 
 @dataclass(frozen=True)
 class VMGConfig(VariationalConfig):
-    log_variance: float = -3.0  # where log a and log b start
+    """Options of `vmg`.
+
+    Parameters
+    ----------
+    log_variance : float, default=-3.0
+        Initial log a and log b.
+    """
+
+    log_variance: float = -3.0
 
 
 class VMG(Variational):

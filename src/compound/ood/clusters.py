@@ -56,7 +56,9 @@ class Clusters(NamedTuple):
 
 def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the precision root of its centre."""
-    if len(index) < BLOCK or is_tracing():  # a trace may not depend on which centres these rows are nearest to
+    if (
+        len(index) < BLOCK or is_tracing()
+    ):  # a trace may not depend on which centres these rows are nearest to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
     order = index.argsort()  # one product per centre: a gathered root per row would move (rows, rank, rank)
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)

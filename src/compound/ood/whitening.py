@@ -21,7 +21,9 @@ class Whitening(NamedTuple):
 
     shift: Tensor  # (features,) m
     whiten: Tensor  # (features, rank) A'
-    residual_scale: Tensor  # () one over the standard deviation of the directions beyond the rank, 0 without any
+    residual_scale: (
+        Tensor  # () one over the standard deviation of the directions beyond the rank, 0 without any
+    )
 
     @classmethod
     def fit(cls, x: Tensor) -> Self:

@@ -39,7 +39,9 @@ class LastLayerModel(ABC):
     """What a compound density network asks of its observation model."""
 
     @abstractmethod
-    def last_log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:  # (members, draws, rows)
+    def last_log_prob(
+        self, last: Gaussian, y: Tensor, generator: Generators
+    ) -> Tensor:  # (members, draws, rows)
         """Log-densities of y under the last layer (members, draws, rows, outputs)."""
 
     @abstractmethod
