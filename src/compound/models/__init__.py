@@ -20,7 +20,7 @@ from compound.models.mdn import MDN as MDN
 from compound.models.mnf import MNF as MNF
 from compound.models.noisy_adam import NoisyAdam as NoisyAdam
 from compound.models.noisy_kfac import NoisyKFAC as NoisyKFAC
-from compound.models.options import fitted
+from compound.models.options import check_option
 from compound.models.temperature import Temperature as Temperature
 from compound.models.vib import VIB as VIB
 from compound.models.vmg import VMG as VMG
@@ -68,7 +68,7 @@ class Method:
             if option not in known and option != "far":
                 raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(known)}")
         hints = {"far": float, **typing.get_type_hints(kind)}
-        values = {option: fitted(option, value, hints[option]) for option, value in self.options.items()}
+        values = {option: check_option(option, value, hints[option]) for option, value in self.options.items()}
         return kind(**{name: value for name, value in values.items() if name in known})
 
     def build(self, inputs: int, task: Task, seed: int) -> Model:
