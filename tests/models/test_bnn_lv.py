@@ -35,7 +35,9 @@ def linear(rows: int, seed: int = 0, **options) -> tuple[BNNLV, Batch]:
     model = build(Method("bnn-lv", **{"widths": (), "noise": 0.8} | options), 1, ONE).double()
     data = make_dataset(x, y, ONE)
     model.on_fit_start(data, named_generator(0))
-    torch.nn.init.constant_(model.likelihood.log_noise, math.log(model.config.noise))  # was rounded to float32
+    torch.nn.init.constant_(
+        model.likelihood.log_noise, math.log(model.config.noise)
+    )  # was rounded to float32
     random_posterior(model, seed)
     return model, data
 

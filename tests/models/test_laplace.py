@@ -411,7 +411,9 @@ def test_dead_units_keep_their_prior(task):
     covariance = block.output_vectors / block.precisions(model.delta[0])[0] @ block.output_vectors.T
     assert_close(covariance[2], 0.5 * torch.eye(6)[2], **EXACT)
     with torch.no_grad():
-        model.base_model.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
+        model.base_model.network.layers[0].bias.fill_(
+            -1e3
+        )  # all of them: no curvature at all in the first layer
     model.fit_curvature(data)
     model._tune()
     assert (

@@ -25,6 +25,8 @@ def test_command_prints_every_method_and_one():
     done = CliRunner().invoke(main, ["methods"], env={"COLUMNS": "200"})
     assert done.exit_code == 0 and all(name in done.output for name in METHODS)
     done = CliRunner().invoke(main, ["methods", "ml-cdn"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0 and all(option.description in done.output for option in entry("ml-cdn").options)
+    assert done.exit_code == 0 and all(
+        option.description in done.output for option in entry("ml-cdn").options
+    )
     done = CliRunner().invoke(main, ["methods", "mlcdn"])
     assert done.exit_code == 2 and "choose one of ml-cdn" in done.output

@@ -152,7 +152,9 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     n = 40_000
     logits = randn(3, seed=1)
     g = scores(
-        build("noisy-kfac", 3, Task("classification", 3)).likelihood, logits.expand(1, n, 3), named_generator(2)
+        build("noisy-kfac", 3, Task("classification", 3)).likelihood,
+        logits.expand(1, n, 3),
+        named_generator(2),
     )[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)

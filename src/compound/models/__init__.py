@@ -68,7 +68,9 @@ class Method:
             if option not in known and option != "far":
                 raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(known)}")
         hints = {"far": float, **typing.get_type_hints(kind)}
-        values = {option: check_option(option, value, hints[option]) for option, value in self.options.items()}
+        values = {
+            option: check_option(option, value, hints[option]) for option, value in self.options.items()
+        }
         return kind(**{name: value for name, value in values.items() if name in known})
 
     def build(self, inputs: int, task: Task, seed: int) -> Model:

@@ -13,13 +13,11 @@ A draw: outer = W from q(W), inner = z from its prior, which no amount of data n
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
 from compound.distributions import log_mean_exp
 from compound.models.base import (
@@ -31,7 +29,9 @@ from compound.models.base import (
     weighted_row_mean,
     with_defaults,
 )
+from compound.models.bnn_lv_posteriors import Latents, Weights
 from compound.models.observation import HomoscedasticGaussian, observation_model
+from compound.models.row_adam import RowAdam
 from compound.nn.networks import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
@@ -79,114 +79,6 @@ class BNNLVConfig:
     noise: float = 0.0
     noise_start: float = -5.0
     noise_rate: float = 1.0
-
-
-class Posterior(NamedTuple):
-    """Independent Gaussians N(mean, prior sigmoid(rho)) beside their prior N(0, prior)."""
-
-    mean: Tensor
-    rho: Tensor
-    prior: float  # a variance
-
-    def at(self, noise: Tensor) -> Tensor:
-        """The values that standard normal numbers stand for."""
-        return torch.addcmul(self.mean, (self.prior * torch.sigmoid(self.rho)).sqrt(), noise)
-
-    def log_ratio(self, value: Tensor, noise: Tensor) -> Tensor:
-        """log p / q of each value that came from this noise."""
-        return 0.5 * (functional.logsigmoid(self.rho) - value.square() / self.prior + noise.square())
-
-    def kl(self) -> Tensor:
-        """KL of each Gaussian to its prior."""
-        return 0.5 * (
-            torch.sigmoid(self.rho) + self.mean.square() / self.prior - 1 - functional.logsigmoid(self.rho)
-        )
-
-
-class Weights(nn.Module):
-    """q(W) of one affine map, the bias as last row."""
-
-    def __init__(self, inputs: int, outputs: int, prior: float, stream: Generator):
-        super().__init__()
-        self.prior = prior
-        self.mean = nn.Parameter(
-            0.1 * torch.randn(inputs + 1, outputs, generator=stream, dtype=torch.float32)
-        )
-        self.rho = nn.Parameter(torch.full((inputs + 1, outputs), -10.0, dtype=torch.float32))
-
-    @property
-    def posterior(self) -> Posterior:
-        return Posterior(self.mean, self.rho, self.prior)
-
-
-class Latents(nn.Module):
-    """q(z_n) of every training row; how many there are is known when training starts."""
-
-    size: Tensor  # () rows that are trained on
-
-    def __init__(self, latents: int, prior: float):
-        super().__init__()
-        self.prior = prior
-        self.mean = nn.Parameter(torch.zeros(0, latents, dtype=torch.float32))
-        self.rho = nn.Parameter(torch.zeros(0, latents, dtype=torch.float32))
-        self.register_buffer("size", torch.zeros((), dtype=torch.float32))
-
-    def on_fit_start(self, rows: int, size: int) -> None:
-        self._resize(rows)
-        self.size.fill_(size)
-
-    def at(self, index: Tensor) -> Posterior:
-        return Posterior(self.mean.index_select(0, index), self.rho.index_select(0, index), self.prior)
-
-    def _resize(self, rows: int) -> None:
-        self.mean.data = self.mean.new_zeros(rows, self.mean.shape[1])
-        self.rho.data = self.rho.new_full((rows, self.rho.shape[1]), 5.0)  # almost the prior
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        saved = state_dict.get(f"{prefix}mean")
-        if saved is not None and saved.ndim == 2:
-            self._resize(len(saved))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class RowAdam(torch.optim.Adam):
-    """Adam that moves, in groups with `size` = N, only the B rows that have a gradient, at N / B times the rate.
-
-    Every row counts its own steps: its path is Adam's over the batches it was in, and no momentum moves it in between.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        local = [
-            (p, p.grad, group)
-            for group in self.param_groups
-            if "size" in group
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        for parameter, _, _ in local:
-            parameter.grad = None  # hidden from the dense step
-        loss = super().step(closure)
-        for parameter, gradient, group in local:
-            parameter.grad = gradient
-            self._move(parameter, gradient, group)
-        return loss
-
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, (first, second) = self.state[parameter], group["betas"]
-        if not state:
-            state["step"] = torch.zeros(len(gradient), 1, dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        rows = gradient.any(1).nonzero().squeeze(1)
-        g = gradient[rows]
-        count = state["step"][rows].double() + 1
-        mean = torch.lerp(state["exp_avg"][rows], g, 1 - first)
-        square = torch.lerp(state["exp_avg_sq"][rows], g.square(), 1 - second)
-        rate = group["lr"] * group["size"] / max(len(rows), 1)
-        parameter[rows] -= (
-            rate * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
-        )
-        state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = count.float(), mean, square
 
 
 class Noise(NamedTuple):

@@ -15,13 +15,13 @@ A draw: outer = f from N(f*, Σ), or a network from the posterior; there are no 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.base import COPIES, Loss, Model, train_mask, with_defaults
+from compound.models.laplace_config import LaplaceConfig, check
 from compound.models.map import MAP, MAPConfig
 from compound.models.observation import HomoscedasticGaussian
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
@@ -34,43 +34,6 @@ from compound.types import Batch, Task
 DELTAS = (1e-4, 1e6)  # bounds of a tuned δ: a layer without curvature, or without weights, has no optimum
 FACTORS = (1e-4, 1e4)  # bounds of τ
 NUMBERS = 2**20  # held per array while the curvature is summed
-
-
-@dataclass(frozen=True)
-class LaplaceConfig:
-    """Options of `laplace`.
-
-    Parameters
-    ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
-    precision : float, default=1.0
-        δ, prior precision in training, and initial value of its tuning.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt, then tuned.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
-    subset : {'all', 'last'}, default='all'
-        Layers that have a posterior; others stay at θ*.
-    structure : {'kron', 'full'}, default='kron'
-        Form of the curvature; 'full' only where subset is 'last'.
-    damping : {'exact', 'factored'}, default='exact'
-        δ added to A ⊗ G, or √δ to each factor.
-    tune : {'marglik', 'none'}, default='marglik'
-        Prior precisions and noise by the evidence, or as in training.
-    predictive : {'linear', 'sample', 'closed'}, default='linear'
-        Draws of f ('linear'), draws of networks ('sample'), or probit or a Gaussian ('closed').
-    """
-
-    widths: tuple[int, ...] | None = None
-    precision: float = 1.0
-    noise: float = 0.0
-    noise_rate: float = 5.0
-    subset: Literal["all", "last"] = "all"
-    structure: Literal["kron", "full"] = "kron"
-    damping: Literal["exact", "factored"] = "exact"
-    tune: Literal["marglik", "none"] = "marglik"
-    predictive: Literal["linear", "sample", "closed"] = "linear"
 
 
 class Laplace(Model):
@@ -90,7 +53,7 @@ class Laplace(Model):
 
     def __init__(self, inputs: int, task: Task, config: LaplaceConfig, seed: int = 0):
         super().__init__()
-        _check(config)
+        check(config)
         self.inputs, self.task = inputs, task
         self.base_model = MAP(
             inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed
@@ -313,26 +276,3 @@ class Laplace(Model):
 def probit(f: Tensor, variance: Tensor) -> Tensor:
     """Logits whose softmax is about E softmax of N(f, variance), for independent logits (MacKay 1992)."""
     return f * (1 + math.pi / 8 * variance).rsqrt()
-
-
-def _check(config: LaplaceConfig) -> None:
-    choices = {
-        "subset": ("all", "last"),
-        "structure": ("kron", "full"),
-        "damping": ("exact", "factored"),
-        "tune": ("marglik", "none"),
-        "predictive": ("linear", "sample", "closed"),
-    }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(map(repr, known))}")
-    if not config.precision > 0:
-        raise ValueError(
-            f"precision is {config.precision}: the posterior needs a prior, give a number above 0"
-        )
-    if config.structure == "full" and config.subset == "all":
-        raise ValueError(
-            "structure is 'full' with subset 'all': use subset='last', all layers together would be too large"
-        )
-    if config.structure == "full" and config.damping == "factored":
-        raise ValueError("damping is 'factored' with structure 'full': there are no factors, use 'exact'")
