@@ -58,7 +58,7 @@ def check_mean_of_the_posterior(model: Noisy, data: Batch, mean: Tensor) -> None
         layer.mean.copy_(mean)
     for _ in range(2):  # W and its mirror image: their gradients are opposite
         model.loss(data, named_generator(5)).total.backward()
-        layer.spread.neg_()
+        layer.std.neg_()
     assert_close(layer.mean.grad, torch.zeros_like(layer.mean), rtol=0, atol=1e-11)
 
 

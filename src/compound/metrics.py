@@ -1,6 +1,7 @@
-"""Scores of predictive distributions: accuracy, calibration, and the separation of outliers from in-distribution rows.
+"""Scores of predictive distributions: accuracy, calibration, and separation of outliers from other rows.
 
-Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets of rows, (rows,) each.
+Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets
+of rows, (rows,) each.
 """
 
 import math
@@ -94,7 +95,7 @@ def auroc(in_dist: Tensor, ood: Tensor) -> float:
 
 
 def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """AUROC (resamples,) when rows count as often as each pair of float64 counts says, such as bootstrap resamples."""
+    """AUROC (resamples,) with rows counted as often as each pair of float64 counts says."""
     below, up_to = _counts(in_dist, ood)
     order = in_dist.argsort(stable=True)
     found = []

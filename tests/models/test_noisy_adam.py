@@ -34,7 +34,7 @@ def test_precision_is_the_diagonal_of_the_posterior_s(lam, orthogonal):
     (layer,) = model.layers
     oracle = LinearGaussian(x, y, 0.09, 2.0 / lam)
     wanted = lam / oracle.precision.diagonal()
-    assert_close(layer.spread.square(), wanted.unsqueeze(1).expand(-1, 2), rtol=1e-12, atol=0)
+    assert_close(layer.std.square(), wanted.unsqueeze(1).expand(-1, 2), rtol=1e-12, atol=0)
     gap = (lam * oracle.covariance.diagonal() - wanted).abs().max()
     assert gap < 1e-12 if orthogonal else gap > 1e-5
     noisy.check_mean_of_the_posterior(model, data, oracle.mean)
@@ -93,7 +93,7 @@ def test_loss_is_the_tempered_bound_per_row():
     model, data = regression(x, y, lam=0.3, samples=4)
     exact(model, x)
     (layer,) = model.layers
-    noisy.check_loss(model, data, wide(x) @ (layer.mean + layer.spread * randn(4, 4, 2, seed=2)))
+    noisy.check_loss(model, data, wide(x) @ (layer.mean + layer.std * randn(4, 4, 2, seed=2)))
 
 
 @pytest.mark.parametrize(("velocity", "bound"), [("sum", 0.0), ("mean", 0.0), ("sum", 1e-4)])

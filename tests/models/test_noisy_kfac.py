@@ -120,7 +120,7 @@ def test_prediction_has_the_moments_of_drawn_weights(damping):
     mean, std = layer.moments(a)
     assert_close(mean, a @ layer.mean)
     for row, own in zip(a, std, strict=True):
-        root = layer.mixed(torch.diag(own))  # (noise, out)
+        root = layer.outputs_from_basis(torch.diag(own))  # (noise, out)
         lift = torch.kron(row, torch.eye(3, dtype=REAL))  # (out, weights)
         assert_close(root.T @ root, lift @ covariance(layer) @ lift.T, rtol=1e-10, atol=1e-14)
 
@@ -140,7 +140,7 @@ def test_loss_is_the_tempered_bound_per_row():
     model, data = regression(x, y, lam=0.3, samples=4)
     model.refresh()
     (layer,) = model.layers
-    noisy.check_loss(model, data, model.widened(x) @ layer.draw(randn(4, *layer.mean.shape, seed=2)))
+    noisy.check_loss(model, data, model.augmented_inputs(x) @ layer.draw(randn(4, *layer.mean.shape, seed=2)))
 
 
 def test_gradient_is_that_of_the_loss():
@@ -187,7 +187,7 @@ def test_statistics_are_means_of_outer_products(monkeypatch):
         sums = dict.fromkeys(names, 0.0)
         for s in range(2):
             for row in range(7):
-                a, inputs, outputs = model.widened(data.x[row : row + 1])[0], [], []
+                a, inputs, outputs = model.augmented_inputs(data.x[row : row + 1])[0], [], []
                 for k, w in enumerate(weights):
                     inputs.append(a)
                     outputs.append((a @ w[s]).requires_grad_() if k == 0 else a @ w[s])
@@ -220,7 +220,7 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
     model.refresh()
     model.count.fill_(1)
     before = [layer.mean.detach().clone().requires_grad_() for layer in model.layers]
-    logits = wide((model.widened(data.x) @ before[0]).relu()) @ before[1]
+    logits = wide((model.augmented_inputs(data.x) @ before[0]).relu()) @ before[1]
     gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, data.y), before)
     optimizer = model.optimizer(TrainConfig(lr=0.05))
     model.loss(data, named_generator(3)).total.backward()
@@ -250,7 +250,7 @@ def test_rotated_inputs_change_nothing():
     plain.inputs.copy_(wide(x).T @ wide(x) / len(x))
     plain.outputs.copy_(layer.outputs)
     plain.refresh(model.prior)
-    for ours, theirs in zip(layer.moments(model.widened(x)), plain.moments(wide(x)), strict=True):
+    for ours, theirs in zip(layer.moments(model.augmented_inputs(x)), plain.moments(wide(x)), strict=True):
         assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     gradient = randn(4, 2, seed=5)
     assert_close(
@@ -268,15 +268,15 @@ def test_kept_rows_are_the_rotated_rows():
     x, y = linear(40)
     model, data = regression(x, y)
     for part in (torch.arange(10), torch.arange(5, 40), torch.tensor([3, 39, 3]), torch.arange(40)):
-        assert_close(model.batch_inputs(data.take(part)), model.widened(x[part]))
+        assert_close(model.batch_inputs(data.take(part)), model.augmented_inputs(x[part]))
     assert torch.equal(model.batch_inputs(data), model._rows)  # all of them are kept
     moved = replace(data, x=x + 1e-3)
-    assert_close(model.batch_inputs(moved), model.widened(moved.x))
+    assert_close(model.batch_inputs(moved), model.augmented_inputs(moved.x))
     model._forget(x, 0)  # as after a stop
-    assert_close(model.batch_inputs(data.take(torch.tensor([7, 2]))), model.widened(x[[7, 2]]))
-    assert_close(model.batch_inputs(data), model.widened(x))
+    assert_close(model.batch_inputs(data.take(torch.tensor([7, 2]))), model.augmented_inputs(x[[7, 2]]))
+    assert_close(model.batch_inputs(data), model.augmented_inputs(x))
     model.float()
-    assert_close(model.batch_inputs(replace(data, x=x.float())), model.widened(x.float()))
+    assert_close(model.batch_inputs(replace(data, x=x.float())), model.augmented_inputs(x.float()))
 
 
 def test_a_step_stays_within_the_trust_region():

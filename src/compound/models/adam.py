@@ -12,7 +12,7 @@ ONE = torch.tensor(1.0, dtype=torch.float32)  # a number would be made a tensor 
 
 
 class Adam(torch.optim.Adam):
-    """torch's fused Adam without what it looks up again at every step: devices, dtypes, options and states that never change.
+    """torch's fused Adam, which looks up devices, dtypes, options and states once instead of every step.
 
     The same bits, and a state that either loads.
     """

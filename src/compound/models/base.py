@@ -1,4 +1,4 @@
-"""The contract every method fulfils: a loss for one batch, and an answer for any number of rows."""
+"""The interface of all methods: a loss for one batch, and a predictive for any number of rows."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,7 +25,10 @@ N_INNER = 5
 
 
 class Loss(NamedTuple):
-    """Means per datum; one number per member where a method has members. `total` is what is minimised (summed over members)."""
+    """Means per datum; one number per member where a method has members.
+
+    `total` is what is minimised (summed over members).
+    """
 
     total: Tensor
     nll: Tensor
@@ -40,7 +43,7 @@ class OptimizerSettings(Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A method with its network: what it minimises, and how it answers."""
+    """A method with its network: what it minimises, and how it predicts."""
 
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
@@ -67,15 +70,18 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        """The objective on a batch; `generator` is one stream, or one per member."""
+        """The objective on a batch; `generator` is one generator, or one per member."""
 
     @abstractmethod
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        """The predictive of one chunk of rows. All rows share the noise, so a row's predictive does not depend on others."""
+        """The predictive of one chunk of rows.
+
+        All rows share the noise, so a row's predictive does not depend on others.
+        """
 
     @torch.no_grad()
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
-        """Mean negative log-density of the batch under each member's predictive of `n_samples` draws, weighted by `batch.weight`."""
+        """Mean NLL under each member's predictive of `n_samples` draws, weighted by `batch.weight`."""
         outer = math.ceil(n_samples / self.eval_inner)
         values = -self.predict(batch.x, generator, outer, self.eval_inner).log_prob(batch.y)  # (rows,)
         weight = torch.ones_like(values) if batch.weight is None else batch.weight
@@ -90,11 +96,11 @@ class Model(nn.Module, ABC):
         return None
 
     def lr_multipliers(self) -> dict[str, float]:
-        """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""
+        """Factors on the learning rate, by the last part of a parameter's name; 1 for all others."""
         return {}
 
     def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
-        """Adam in one fused pass, one group per rate factor."""
+        """Adam in one fused pass, one group per factor on the learning rate."""
         factors = self.lr_multipliers()
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
@@ -125,7 +131,7 @@ class Model(nn.Module, ABC):
         n_samples : int, default=20
             Draws of what more data would determine: the posterior over weights, spread over the members.
         n_inner : int, default=5
-            Draws of the mixing distribution for each of them. Mixing and posterior can be told apart from 2 on.
+            Draws of the mixing distribution for each of them; 1 leaves mixing and posterior in one.
         memory : int, default=2**28
             Bytes of intermediate arrays; rows are computed in chunks that respect it.
 
@@ -164,10 +170,11 @@ class Model(nn.Module, ABC):
             yield self.predict_chunk(chunk, n_samples, n_inner, generator)
 
     def floats_per_row(self, n_samples: int, n_inner: int) -> int:
-        """A bound on the floats that `predict_chunk` holds per row at its peak, from the sizes of the network.
+        """A bound on the floats that `predict_chunk` holds per row, from the sizes of the network.
 
-        Inputs, the units of one draw and the outputs of all draws are held up to COPIES times while moments or entropies
-        are computed; besides, a row has DISTANCES from cluster centres. `tests/models/test_laws.py` measures the peak.
+        Inputs, the units of one draw and the outputs of all draws are held up to COPIES times while moments
+        or entropies are computed; besides, a row has DISTANCES from cluster centres.
+        `tests/models/test_laws.py` measures the peak.
         """
         draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
         return COPIES * (self.inputs * self.members + self.hidden + draws * self.outputs) + DISTANCES
@@ -184,7 +191,7 @@ class Model(nn.Module, ABC):
 
 
 def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
-    """Mean over rows, weighted; rows a member holds out do not count for it."""
+    """Weighted mean over rows; rows that a member holds out have weight 0 for it."""
     if weight is None:
         return values.mean(-1)
     weight = weight.to(values.dtype)
@@ -205,5 +212,5 @@ def with_defaults(config: C, defaults: dict[str, Any]) -> C:
     )  # type: ignore[type-var]
 
 
-# The network every method starts from where `widths` is None: the paper's for classes, that of the UCI tables for targets.
+# Hidden units where `widths` is None: the paper's for classes, those of the UCI tables for targets.
 WIDTHS = {"classification": (100,), "regression": (50,)}

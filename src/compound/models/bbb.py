@@ -6,7 +6,7 @@
 
 Blundell et al. (2015), with one Gaussian as prior.
 
-A draw: one draw of all weights, an outer one; there are no inner draws.
+A draw: n_samples * n_inner draws of all weights; all of it is epistemic.
 """
 
 from dataclasses import dataclass

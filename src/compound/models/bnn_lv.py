@@ -1,15 +1,18 @@
-"""Bayesian network with latent inputs: noise z_n enters beside x_n, so that its effect on y may have any shape and depend on x.
+"""Bayesian network with latent inputs: noise z_n is an input beside x_n, so its effect on y may depend on x.
 
     y_n = f([x_n, z_n]; W) + noise,    z_n ~ N(0, g),    W ~ N(0, λ),    q(W) and q(z_n) factorised Gaussians
 
-Minimised is the energy of the α-divergence, per datum and with normalised ratios, from S pairs (W_s, z_ns) drawn from q:
+Minimised is the energy of the α-divergence, per datum and with normalised ratios, from S pairs (W_s, z_ns)
+drawn from q:
 
-    -1/(αN) sum_n log 1/S sum_s exp α[ log p(y_n | x_n, z_ns, W_s) + 1/N log p(W_s)/q(W_s) + log p(z_ns)/q(z_ns) ]
+    -1/(αN) sum_n log 1/S sum_s exp α[ log p(y_n | x_n, z_ns, W_s) + log (p/q)(W_s) / N + log (p/q)(z_ns) ]
 
-α = 0 is its limit, the evidence bound; α = 1 with one row is the log-evidence itself. q is narrower than its prior everywhere:
-v = λ sigmoid(ρ), or g sigmoid(ρ). Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2017, 2018); Hernández-Lobato et al. (2016).
+α = 0 is its limit, the evidence bound; α = 1 with one row is the log-evidence. q is narrower than its prior
+everywhere: v = λ sigmoid(ρ), or g sigmoid(ρ). Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2017, 2018);
+Hernández-Lobato et al. (2016).
 
-A draw: outer = W from q(W), inner = z from its prior, which no amount of data narrows for a new row.
+A draw: n_samples draws of W from q(W), and for each n_inner draws of z from its prior, which is that of any
+new row.
 """
 
 import math

@@ -1,11 +1,12 @@
-"""Compound density networks: mixtures of uncountably many networks whose mixing distribution depends on the input.
+"""Compound density networks: uncountable mixtures of networks whose mixing distribution depends on the input.
 
     p(y | x; ψ) = E_{p(θ; g(x; ψ))}[ p(y; f(x; θ)) ],     p(θ; g(x; ψ)) = prod_l MN(W_l; g_l(h_{l-1}; ψ_l))
 
-Kristiadi, Däubener and Fischer (2019). ML-CDN maximises  mean log 1/S sum_s p(y; f(x; θ_s)) - λ mean KL[p(θ; g(x)) || p(θ)];
-VB-CDN the evidence bound  mean E_q(ψ) log E_θ p(y; f(x; θ)) - KL[q(ψ) || p(ψ)] / N.
+Kristiadi, Däubener and Fischer (2019). ML-CDN maximises  mean log 1/S sum_s p(y; f(x; θ_s)) - λ mean KL[p(θ;
+g(x)) || p(θ)]; VB-CDN the evidence bound  mean E_q(ψ) log E_θ p(y; f(x; θ)) - KL[q(ψ) || p(ψ)] / N.
 
-A draw: outer = a member and, in VB-CDN, its ψ (what more data would settle); inner = θ given those. Far noise counts as outer.
+A draw: n_samples draws of a member and, in VB-CDN, of its ψ (what more data would determine), and for each
+n_inner draws of θ. Far noise is epistemic.
 """
 
 import math
@@ -147,7 +148,10 @@ class _CDN(Model):
         return means, spread
 
     def _per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
-        """Draws of ψ and of θ given ψ for each member. A maximum-likelihood ψ is a point: all draws are of θ."""
+        """Draws of ψ and of θ given ψ for each member. A maximum-likelihood ψ is a point.
+
+        All draws are of θ.
+        """
         each = math.ceil(n_samples / self.members)
         return (each, n_inner) if self.bayes else (1, each * n_inner)
 
@@ -188,7 +192,7 @@ class _CDN(Model):
         member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_std)
 
         def log_densities(t: Tensor | None) -> Tensor:  # (2, rows)
-            """Of the members that held a row out, and of their mixture, which is sharper and has more to lose."""
+            """Of members that held a row out, and of the mixture, which is sharper and has more to lose."""
             noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_std)
             members = (mask * member_log_prob(t)).sum(0) / mask.sum(0)
             return torch.stack([members, noisy.log_prob(y)])

@@ -76,7 +76,7 @@ class VBConfig(Config):
     Parameters
     ----------
     objective : {'elbo', 'official', 'joint'}, default='elbo'
-        A row's draws of θ share ψ ('elbo'), share only the last map of each hypernetwork ('official'), or none ('joint').
+        A row's draws of θ share ψ ('elbo'), only the last maps of the hypernetworks ('official'), or nothing.
     activation : {'relu', 'tanh'}, default='tanh'
         Activation of the hypernetworks.
     basis : {'point', 'map', 'vmg'}, default='point'
@@ -88,7 +88,7 @@ class VBConfig(Config):
     basis: Literal["point", "map", "vmg"] = "point"
 
 
-# What None stands for. Targets: the same for all nine UCI sets. Log-variances start low, close to a plain network.
+# What None stands for. Targets: the same for all nine UCI sets. Initial log-variances are low.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {
         "widths": (100,),

@@ -1,13 +1,14 @@
-"""Deep ensemble: several networks θ_1..θ_M that differ in where they start, each trained by itself on all rows.
+"""Deep ensemble: networks θ_1..θ_M with different initial weights, each trained by itself on all rows.
 
     minimise for every m  mean -log p(y | f(x; θ_m)) [ + mean -log p(y | f(x'; θ_m)) ] + δ / (2 N) |θ_m|²
     predict               p(y | x) = 1/M sum_m p(y | f(x; θ_m))
-    x' = x + ε sign ∇_x -log p(y | f(x; θ_m)),   ε a fraction of each input's range (adversarial training, off unless asked for)
+    x' = x + ε sign ∇_x -log p(y | f(x; θ_m)),   ε a fraction of each input's range (optional)
 
-Lakshminarayanan, Pritzel and Blundell (2017). Targets get a variance for every row, from the network. Losses of members are
-summed, never averaged: each member takes the steps it would take alone.
+Lakshminarayanan, Pritzel and Blundell (2017). Targets get a variance for every row, from the network. Losses
+of members are summed, not averaged: each member takes the steps it would take alone.
 
-A draw: outer = a member. All of them answer every question, so nothing is random; there are no inner draws.
+A draw: a member. All of them are used in every prediction, so nothing is random, and n_samples and n_inner
+have no effect.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,10 @@ def bounded(f: Tensor, low: float, high: float) -> Tensor:
 
 
 def concentrations(f: Tensor) -> Tensor:  # (..., classes)
-    """α = exp f; where α₀ would leave e^±20 all entries are scaled alike, so that α / α₀ remains softmax f."""
+    """α = exp f.
+
+    Where α₀ would leave e^±20 all entries are scaled alike, so that α / α₀ remains softmax f.
+    """
     low, high = torch.aminmax(f.detach())
     if float(low) > -20 and float(high) < 20 - math.log(f.shape[-1]):  # almost always
         return f.exp()

@@ -1,4 +1,7 @@
-"""Far noise for any method: `Method("map", far=3.0)` builds the method inside `DistanceAware`; training is not changed."""
+"""Far noise for any method: `Method("map", far=3.0)` builds the method inside `DistanceAware`.
+
+Training is not changed.
+"""
 
 import torch
 from torch import Generator, Tensor

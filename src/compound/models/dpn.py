@@ -1,24 +1,27 @@
-"""Prior network: one plain network that gives a distribution over predictive distributions, taught with rows from outside.
+"""Prior network: its output is a distribution over predictive distributions, trained with OOD rows.
 
-Classes: a Dirichlet, α = exp f(x), so that p(y | x) = α / α₀ = softmax f(x). Rows of the data are taught a sharp Dirichlet b_y,
-rows from outside the flat one:
+Classes: a Dirichlet, α = exp f(x), so that p(y | x) = α / α₀ = softmax f(x). The target of training rows is a
+sharp Dirichlet b_y, that of out-of-distribution rows the flat one:
 
-    forward:  KL[Dir(b_y) || Dir(α)] + γ KL[Dir(1) || Dir(α_out)] + c (-log p(y | x)),    b_y = P (1 - (C - 1) e at y, e elsewhere)
-    reverse:  KL[Dir(α) || Dir(b_y)] + γ KL[Dir(α_out) || Dir(1)] + c (-log p(y | x)),    b_y = 1 + T at y, 1 elsewhere
+    forward:  KL[Dir(b_y) || Dir(α)] + γ KL[Dir(1) || Dir(α_out)] + c (-log p(y | x))
+    reverse:  KL[Dir(α) || Dir(b_y)] + γ KL[Dir(α_out) || Dir(1)] + c (-log p(y | x))
 
-Both are divided by P (or T): the minimum stays where it is, and gradients are of order one. Malinin and Gales (2018, 2019).
+with b_y = P (1 - (C - 1) e at y, e elsewhere) forward, and 1 + T at y, 1 elsewhere reverse. Both are divided
+by P (or T): the minimum does not change, and gradients are of order one. Malinin and Gales (2018, 2019).
 
-Targets: a Normal-Wishart with diagonal scale over the mean μ and the precision Λ of y, in which T observations weigh against a
-prior (κ₀, and the mean and variance of the training targets). Malinin, Chervontsev, Provilkov and Gales (2020).
+Targets: a Normal-Wishart with diagonal scale over the mean μ and the precision Λ of y, in which T
+observations weigh against a prior (κ₀, and the mean and variance of the training targets). Malinin,
+Chervontsev, Provilkov and Gales (2020).
 
     -E log N(y; μ, 1/Λ) + (KL[law(x) || prior] + γ KL[law(x_out) || prior]) / T
 
     μ | Λ ~ N(m, 1/(κΛ)),   Λ ~ Wishart(1/(2B), ν = 2A + D - 1);   D = 1: Λ ~ Gamma(A, B)
 
-so that y is Student-t with 2A degrees of freedom and squared scale B (1 + κ) / (A κ), jointly over all D targets.
+so that y is Student-t with 2A degrees of freedom and squared scale B (1 + κ) / (A κ), jointly over all D
+targets.
 
-A draw: there is none, the answer is in closed form. Component: the expected entropy of p, or the expected variance of y given μ and
-Λ. Posterior: the mutual information of y and p, or the variance of μ.
+A draw: there is none, the predictive is in closed form. Component: the expected entropy of p, or the expected
+variance of y given μ and Λ. Posterior: the mutual information of y and p, or the variance of μ.
 """
 
 import math
@@ -68,7 +71,7 @@ class DPNConfig:
 
 
 class DPN(Model):
-    """A network whose output is a distribution over distributions, taught with rows from outside."""
+    """A network whose output is a distribution over distributions, trained with out-of-distribution rows."""
 
     method = "dpn"
     Config = DPNConfig
@@ -108,10 +111,10 @@ class DPN(Model):
         torch.clamp(_ood_rows(batch), -LIMIT, LIMIT, out=x[len(batch) :])
         f = self.network.within(x)  # (1, rows + rows', outputs)
         each, divergence = self.likelihood.parts(f, batch.y)
-        inside, outside = divergence.tensor_split([len(batch)], -1)
+        in_dist, ood = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
         kl = (
-            weighted_row_mean(inside, batch.weight) + self.config.ood_weight * outside.mean(-1)
+            weighted_row_mean(in_dist, batch.weight) + self.config.ood_weight * ood.mean(-1)
         ) / self.config.concentration
         return Loss((self.likelihood.nll_weight * nll + kl).sum(), nll.detach(), kl.detach())
 
@@ -122,7 +125,7 @@ class DPN(Model):
 def _ood_rows(batch: Batch) -> Tensor:
     if batch.x_ood is None:
         raise ValueError(
-            "dpn needs x_ood: give rows known to lie outside the domain, as make_dataset(x, y, task, x_ood=...)"
+            "dpn needs x_ood: give out-of-distribution rows, as make_dataset(x, y, task, x_ood=...)"
         )
     return batch.x_ood
 
@@ -141,5 +144,6 @@ def _check(config: Any, task: Task) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number >= 0")
     if config.divergence == "forward" and not 0 < config.smoothing < 1 / task.size:
         raise ValueError(
-            f"smoothing is {config.smoothing}: with {task.size} classes it must lie between 0 and 1/{task.size}"
+            f"smoothing is {config.smoothing}: "
+            f"with {task.size} classes it must lie between 0 and 1/{task.size}"
         )

@@ -1,10 +1,11 @@
-"""What a model's predictive becomes away from its training rows: bounded (`limits`), then mixed with far noise (`compound.ood`).
+"""A model's predictive away from its training rows: bounded (`limits`), then with far noise (`compound.ood`).
 
-Classes: with log-odds t(x) the predictive is uniform, so the label never changes. Targets: the variance far_std² exp(t(x)), t <= 0,
-is added to every Gaussian; far_std is `strength` standard deviations of the target. What is added is epistemic.
+Classes: with log-odds t(x) the predictive is uniform, so the label never changes. Targets: the variance
+far_std² exp(t(x)), t <= 0, is added to every Gaussian; far_std is `strength` standard deviations of the
+target. What is added is epistemic.
 
-Both are fitted after training and change nothing that was learnt: the distance from the training rows, then the steepest ramp t
-whose cost in log-density on calibration rows is negligible.
+Both are fitted after training and change nothing that was learnt: the distance from the training rows, then
+the steepest ramp t whose cost in log-density on calibration rows is negligible.
 """
 
 from collections.abc import Callable
@@ -73,7 +74,10 @@ class FarNoise(nn.Module):
         log_densities: Callable[[Tensor | None], Tensor],
         generator: Generator,
     ) -> None:
-        """Fit distance and ramp; `log_densities` maps t to log-densities (scores, rows) of the calibration rows."""
+        """Fit distance and ramp.
+
+        `log_densities` maps t to log-densities (scores, rows) of the calibration rows.
+        """
         if self.strength:
             distances = calibration_distances(self.noise, data, calibration, generator)
             choose_ramp(self.noise, GRIDS[self.task.kind], distances, log_densities)
@@ -89,10 +93,11 @@ def calibration_rows(data: Batch, held_out: Tensor, generator: Generator) -> Ten
 def calibration_distances(
     noise: DistanceAwareNoise, data: Batch, calibration: Tensor, generator: Generator
 ) -> Tensor:  # (1 + quantiles, rows')
-    """Fit the distance on the training rows; distances of the calibration rows as if new, and those they represent.
+    """Fit the distance; returns distances of the calibration rows, and others that they represent.
 
-    A few calibration rows may all be near by chance, and noise on other rows would seem to cost nothing. So each also represents its
-    part of all rows: by distance the farthest of 45 the farthest 1/45, at up to MAX_QUANTILES of their quantiles.
+    A few calibration rows may all be near by chance, and noise on other rows would seem to cost nothing. So
+    each also represents its part of all rows: by distance the farthest of 45 the farthest 1/45, at up to
+    MAX_QUANTILES of their quantiles.
     """
     trained_on = train_mask(data).nonzero().squeeze(-1)
     distances = torch.full((len(data),), torch.nan, dtype=data.x.dtype)

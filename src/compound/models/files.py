@@ -1,7 +1,8 @@
 """Models as directories: what `persist` saves, plus how to build the model again.
 
-Before a tensor is read the description is held against the options of its method, and names, types and shapes of all tensors against
-those of a model built from it without memory (on torch's meta device). What cannot be checked beforehand a trial question shows.
+Before a tensor is read the description is held against the options of its method, and names, types and shapes
+of all tensors against those of a model built from it without memory (on torch's meta device). What cannot be
+checked beforehand a trial question shows.
 """
 
 import dataclasses
@@ -57,7 +58,10 @@ EXTRA = 2**28  # bytes that a model may need besides those in its file
 
 
 def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Model directory at `path`; `extra` (columns, encoder, thresholds) is kept beside the model's description."""
+    """Model directory at `path`.
+
+    `extra` (columns, encoder, thresholds) is kept beside the model's description.
+    """
     config = describe(model)
     check(config, specs(model.state_dict()))
     check_finite(model.state_dict())
@@ -72,7 +76,8 @@ def load_model(path: str | Path) -> Model:
             check(config, found)
         except ValueError as error:
             raise ValueError(
-                f"{path} does not hold a model of this version ({error}): save it again or choose another path"
+                f"{path} does not hold a model of this version ({error}): "
+                "save it again or choose another path"
             ) from error
 
     bundle = persist.load(path, look)
@@ -133,7 +138,10 @@ def check_options(method: str, options: Any) -> None:
 
 
 def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
-    """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
+    """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`.
+
+    A module may know older files.
+    """
     compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
     for name, part in module.named_modules():
         if isinstance(part, Distance):

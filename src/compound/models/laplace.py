@@ -1,17 +1,20 @@
-"""A Gaussian around the trained network, as wide as the curvature of the loss says: Laplace's approximation.
+"""Laplace approximation: a Gaussian posterior around the trained network, from the curvature of the loss.
 
-    p(θ | D) ≈ N(θ*, P⁻¹),    P = H + δ I, one block per layer,    H = generalised Gauss-Newton of the summed -log p(y | f(x; θ))
+    p(θ | D) ≈ N(θ*, P⁻¹),    P = H + δ I, one block per layer
 
-θ* is the mode found by `map`. Each layer's H is a Kronecker product A ⊗ G (Martens and Grosse 2015; Ritter, Botev and Barber
-2018), or, for the last layer alone, dense. The precision δ of each layer's prior, and a common factor τ on the noise variances of
-targets, maximise the evidence at fixed θ* (MacKay 1992):
+H is the generalised Gauss-Newton matrix of the summed -log p(y | f(x; θ)) at θ*, the mode found by `map`.
+Each layer's H is a Kronecker product A ⊗ G (Martens and Grosse 2015; Ritter, Botev and Barber 2018), or, for
+the last layer alone, dense. The precision δ of each layer's prior, and a common factor τ on the noise
+variances of targets, maximise the evidence at fixed θ* (MacKay 1992):
 
     log p(D) ≈ log p(D | θ*) - ½ sum_l ( log|P_l| - n_l log δ_l + δ_l |θ*_l|² )
 
-The answer of the linearised network (Immer, Korzepa and Bauer 2021) is f(x) ~ N(f*(x), Σ(x)), Σ = sum_l J_l P_l⁻¹ J_l^T.
+The predictive of the linearised network (Immer, Korzepa and Bauer 2021) is f(x) ~ N(f*(x), Σ(x)), Σ = sum_l
+J_l P_l⁻¹ J_l^T.
 
-A draw: outer = f from N(f*, Σ), or a network from the posterior; there are no inner draws. Without draws ("closed") targets have
-Σ as epistemic variance; the probit answer for classes cannot be split, and counts as component.
+A draw: n_samples * n_inner draws of f from N(f*, Σ), or of networks from the posterior; all of it is
+epistemic. Without draws ("closed") targets have Σ as epistemic variance; the probit predictive of classes
+cannot be decomposed, and counts as component.
 """
 
 import math
@@ -102,7 +105,10 @@ class Laplace(Model):
 
     @torch.no_grad()
     def fit_curvature(self, data: Batch, chunk: int | None = None) -> None:
-        """H of every layer at θ*, from the training rows, `chunk` at a time; a row's weight is how often it counts."""
+        """H of every layer at θ*, from the training rows, `chunk` at a time.
+
+        A row's weight is how often it counts.
+        """
         network, likelihood = self.base_model.network, self.base_model.likelihood
         chunk = chunk or max(1, NUMBERS // (self.task.size * max(layer.outputs for layer in network.layers)))
         sums = [block.zeros() for block in self.blocks]
@@ -209,9 +215,10 @@ class Laplace(Model):
         likelihood.log_noise.copy_(0.5 * rest.clamp_min(torch.finfo(rest.dtype).tiny).log())
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
-        """f* (rows, outputs) and the posterior covariance Σ (rows, outputs, outputs), float64, of the linearised network.
+        """f* (rows, outputs) and Σ (rows, outputs, outputs), float64, of the linearised network.
 
-        `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf all others.
+        `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf
+        all others.
         """
         network, count = self.base_model.network, len(self.blocks)
         inputs, f = layer_inputs(network, x)

@@ -1,14 +1,15 @@
 """Bounds on a regression network's predictive, from its predictive on the rows that it was fitted on.
 
-Away from the data the outputs of a network continue linearly, and log-variances up to their clamp: means leave the range of the
-target, and variances grow by orders of magnitude and would count as noise. Before far noise is added:
+Away from the data the outputs of a network continue linearly, and log-variances up to their clamp: means
+leave the range of the target, and variances grow by orders of magnitude and would count as noise. Before far
+noise is added:
 
     every mean lies within the training range ± its width,
     aleatoric variance <= MULTIPLE times the largest on training rows,
-    variance <= MULTIPLE² times the largest on training rows, and <= (LARGEST standard deviations of the target)².
+    variance <= MULTIPLE² times the largest on training rows, and <= (LARGEST std of the target)².
 
-Aleatoric variance beyond its bound becomes epistemic, and so does the square of the change of a mean. Rows within the bounds keep
-their bits.
+Aleatoric variance beyond its bound becomes epistemic, and so does the square of the change of a mean. Rows
+within the bounds keep their bits.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
-"""The plain network, the reference for everything else: one set of weights θ, a Gaussian prior as a penalty.
+"""Maximum a posteriori: one set of weights θ, with a Gaussian prior as penalty.
 
     minimise  mean -log p(y | f(x; θ)) + δ / (2 N) |θ|²
 
 δ = 1 is the centre of the Laplace posterior, δ = 0 maximum likelihood. Biases are penalised like weights.
 
-A draw: there is none. Nothing is left to be settled by more data, so the posterior share is 0.
+A draw: there is none, and the posterior part is 0.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,14 @@
-"""Dropout that stays on: every answer is averaged over networks from which units were dropped at random.
+"""Monte Carlo dropout: predictions are averaged over networks from which units were dropped at random.
 
     f(x; m) = (m_L ∘ h_L) W_L + b_L,    m_l = Bernoulli(1 - p_l) / (1 - p_l)
     minimise  mean -log p(y | f(x; m)) + 1/N sum_l [ ℓ² / (2 (1 - p_l)) |W_l|² + ℓ² / 2 |b_l|² ]
 
-Gal and Ghahramani (2016). The penalty is the KL of the law of the masked weights M = W / (1 - p), (1 - p) ℓ²/2 |M|², to the prior
-N(0, 1/ℓ²); as log p holds the noise itself, no precision τ = 1/σ² divides it. ℓ = 0 leaves it out.
+Gal and Ghahramani (2016). The penalty is the KL of the distribution of the masked weights M = W / (1 - p), (1
+- p) ℓ²/2 |M|², to the prior N(0, 1/ℓ²); as log p holds the noise itself, no precision τ = 1/σ² divides it. ℓ
+= 0 leaves it out.
 
-A draw: outer = one mask for each layer, shared by all rows, so that a draw is a function; there are no inner draws.
+A draw: n_samples * n_inner masks for each layer, shared by all rows, so that a draw is a function; all of it
+is epistemic.
 """
 
 import math
@@ -71,7 +73,7 @@ class MCDropout(Model):
         for name in ("rate", "input_rate"):
             if not 0 <= getattr(config, name) < 1:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)}: give the part that is dropped, at least 0 and below 1"
+                    f"{name} is {getattr(config, name)}: give a fraction of at least 0 and below 1"
                 )
         if config.length_scale < 0:
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
@@ -132,7 +134,10 @@ class MCDropout(Model):
 
 
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
-    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1. The probability is met to one part in 2^17."""
+    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1.
+
+    The probability is met to one part in 2^17.
+    """
     count = math.prod(shape)
     size, kind = (
         (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
@@ -145,7 +150,10 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
 
 
 def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Tensor:  # (draws, rows, outputs)
-    """Units h (1, rows, units) through affine maps of masked units; masks are (draws, 1, units) or (1, rows, units)."""
+    """Units h (1, rows, units) through affine maps of masked units.
+
+    Masks are (draws, 1, units) or (1, rows, units).
+    """
     rows = h.shape[1]
     for k, (layer, values) in enumerate(zip(layers, masks, strict=True)):
         h = (clipped_relu(h) if k else h) * values

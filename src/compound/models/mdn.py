@@ -3,10 +3,10 @@
     targets:  p(y | x) = sum_k π_k(x) N(y; μ_k(x), diag v_k(x)),    π = softmax(l),  v = softplus(ρ) + floor
     classes:  p(y | x) = sum_k π_k(x) softmax(f_k(x))_y
 
-Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's deviation, keeps a component from closing
-in on a single row, where the likelihood has no bound.
+Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's standard deviation, keeps
+a component from collapsing onto a single row, where the likelihood is unbounded.
 
-A draw: there is none. All doubt is in the data: within components (component) and between them (mixing); the posterior share is 0.
+A draw: there is none. All uncertainty is aleatoric: within components (component) and between them (mixing).
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,10 @@ class MDN(Model):
 
     @torch.no_grad()
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
+        """Targets: components spread over y, a K-th of its deviation wide.
+
+        From one place only the nearest would ever learn.
+        """
         if self.task.kind == "classification":
             return  # random weights tell the components apart
         y, count = data.y[train_mask(data)], self.config.components
@@ -82,7 +85,7 @@ class MDN(Model):
         bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
 
     def mixture(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (rows, K + K each) as log-weights (K, rows, 1) and each component's own outputs (K, rows, each)."""
+        """Outputs (rows, K + K n) as log-weights (K, rows, 1) and each component's outputs (K, rows, n)."""
         logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
         return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(
             -1, (self.config.components, -1)

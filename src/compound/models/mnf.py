@@ -1,13 +1,14 @@
-"""Multiplicative normalising flows: a Bayesian network whose posterior is a Gaussian with random scales on every layer's inputs.
+"""Multiplicative normalising flows: Gaussian weights, with random scales on every layer's inputs.
 
     q(W) = ∫ q(z) prod_ij N(W_ij; z_i M_ij, S_ij²) dz,    z = flow(z_0),  z_0 ~ N(m_0, v_0)
 
-minimise  mean E_q -log p(y | f(x; W)) + 1/N sum_layers E [ KL[q(W | z) || p(W)] + KL[q(b) || p(b)] + log q(z) - log r(z | W) ]
+minimise  mean E_q -log p(y | f(x; W)) + 1/N sum_layers E [ KL[q(W | z) || p(W)] + KL[q(b) || p(b)] + log q(z)
+- log r(z | W) ]
 
-r, a Gaussian behind a flow of its own, guesses z from W; the sum is at least KL[q(W) || p(W)], and equal to it if r = q(z | W).
-Louizos and Welling (2017).
+The auxiliary posterior r is a Gaussian behind a flow; the sum is at least KL[q(W) || p(W)], and equal to it
+if r = q(z | W). Louizos and Welling (2017).
 
-A draw: outer = z and W of every layer, all of it what more data would settle.
+A draw: n_samples * n_inner draws of z and W of every layer; all of it is epistemic.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,15 @@
-"""Natural gradients whose curvature is a posterior: what noisy K-FAC and noisy Adam share. Zhang, Sun, Duvenaud, Grosse (2018).
+"""Natural gradients whose curvature is a posterior: the common part of noisy K-FAC and noisy Adam.
 
-The tempered bound E_q log p(D | W) - λ KL(q || N(0, η I)), q = N(M, Σ) per layer, the bias being the last row of W. Each step
+The tempered bound E_q log p(D | W) - λ KL(q || N(0, η I)), q = N(M, Σ) per layer, the bias being the last row
+of W. Each step
 
     W ~ q,    D = ∇_W mean log p(y | x, W) - γ M,    γ = λ / (N η)
-    F <- running mean of E[∇ log p(ŷ | x, W) ∇ log p(ŷ | x, W)^T]  at the drawn W, ŷ drawn from the model: the true Fisher
-    M <- M + rate (F + γ + extra)^-1 D,    Σ = λ / N (F + γ)^-1
+    F <- running mean of E[∇ log p(ŷ | x, W) ∇ log p(ŷ | x, W)^T], ŷ drawn from the model: the true Fisher
+    M <- M + lr (F + γ + extra)^-1 D,    Σ = λ / N (F + γ)^-1
 
-The two methods differ in what they keep of F. The extra damping is for the step alone. The prior's gradient is taken at M,
-which is the mean of γ W, so the gradient is that of the loss: mean -log p + λ KL / N.
+The two methods differ in what they keep of F. The extra damping is for the step alone. The prior's gradient
+is taken at M, which is the mean of γ W, so the gradient is that of the loss: mean -log p + λ KL / N. Zhang,
+Sun, Duvenaud, Grosse (2018).
 """
 
 import math
@@ -117,8 +119,8 @@ class Noisy(Model):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
-            start = torch.full_like(layer.spread, 1e-12)  # next to nothing until there are statistics
-            layer.settle(
+            start = torch.full_like(layer.std, 1e-12)  # next to nothing until there are statistics
+            layer.set_posterior(
                 start, Prior(self.config.lam, self.config.prior_variance)
             )  # a size of 1, not read: on meta it has no value
 
@@ -139,12 +141,12 @@ class Noisy(Model):
         self.count.zero_()
         self.size.fill_(float(data.size))
 
-    def widened(self, x: Tensor) -> Tensor:  # (rows, in + 1)
+    def augmented_inputs(self, x: Tensor) -> Tensor:  # (rows, in + 1)
         """The first layer's inputs."""
         return append_ones(clamp_inputs(x))
 
     def batch_inputs(self, batch: Batch) -> Tensor:
-        return self.widened(batch.x)
+        return self.augmented_inputs(batch.x)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream = only_generator(generator)
@@ -202,23 +204,26 @@ class Noisy(Model):
         self.refresh()
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
+        """a W of a row is Gaussian, so a draw costs one noise number per output.
+
+        The first layer's moments serve all draws.
+        """
         first, *rest = self.layers
         draws, block = n_samples * n_inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
         noises = [
             [standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers]
             for _ in range(draws)
         ]
-        mean, std = first.moments(self.widened(x))
+        mean, std = first.moments(self.augmented_inputs(x))
         outputs = []
         for begin in range(0, draws, block):
             eps = [
                 torch.stack(kind).unsqueeze(1) for kind in zip(*noises[begin : begin + block], strict=True)
             ]  # (block, 1, out) each
-            f = mean + first.mixed(std * eps[0])
+            f = mean + first.outputs_from_basis(std * eps[0])
             for layer, noise in zip(rest, eps[1:], strict=True):
                 centre, width = layer.moments(append_ones(clipped_relu(f)))
-                f = centre + layer.mixed(width * noise)
+                f = centre + layer.outputs_from_basis(width * noise)
             outputs.append(f)
         return self.likelihood.predictive(torch.cat(outputs)[None, :, None])
 

@@ -1,4 +1,7 @@
-"""What an option of a method may be: the annotation of its field in the `Config`, as a rule of `compound.io.schema`."""
+"""What an option of a method may be.
+
+The annotation of its field in the `Config`, as a rule of `compound.io.schema`.
+"""
 
 import reprlib
 import types
@@ -20,7 +23,7 @@ WIDTHS = Rule("a list of whole numbers above 0, such as [50,50]", many(integer(1
 
 
 def check_option(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option as its annotation has it: an integer becomes a float where only floats are meant.
+    """The value of an option, an integer as a float where the annotation has only floats.
 
     Raises
     ------

@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 class RowAdam(torch.optim.Adam):
-    """Adam that updates, in groups with `size` = N, only the B rows that have a gradient, at N / B times the learning rate.
+    """Adam that updates, in groups with `size` = N, only the B rows with a gradient, at N / B times the rate.
 
-    Every row counts its own steps: its path is Adam's over the batches it was in, without momentum in between.
+    Every row counts its own steps: its path is Adam's over the batches it was in, without momentum in
+    between.
     """
 
     @torch.no_grad()

@@ -1,4 +1,7 @@
-"""Whether an answer is one: numbers that are numbers, variances and shares that are not negative, probabilities that sum to 1."""
+"""Whether an answer is one.
+
+Numbers that are numbers, variances and shares that are not negative, probabilities that sum to 1.
+"""
 
 import torch
 from torch import Tensor
@@ -34,7 +37,10 @@ def probe(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
 
 
 def trial(model: Model) -> str | None:
-    """What is wrong with the model's answers to `probe`; None too where the model itself says that it has none yet."""
+    """What is wrong with the model's answers to `probe`.
+
+    None too where the model itself says that it has none yet.
+    """
     try:
         return flaw(
             model.predict(

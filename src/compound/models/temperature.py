@@ -1,12 +1,13 @@
-"""Temperature scaling: the plain network, its answers flattened or sharpened by one number that held-out rows choose.
+"""Temperature scaling: one number, from held-out rows, flattens or sharpens a network's predictive.
 
     p_T(y | x) ~ p(y | f(x; θ))^(1/T):    softmax(f / T),    or  N(m, T v), one T per target
 
-Guo, Pleiss, Sun and Weinberger (2017). T minimises the NLL of the held-out rows: for classes the root of a function that falls
-in T (the NLL is convex in 1/T), for targets the mean of (y - m)² / v. Held-out rows are those of weight 0, the ones that also
-choose the stopping step; where there is none T stays 1, and `fit` holds out nothing unless the weights say so.
+Guo, Pleiss, Sun and Weinberger (2017). T minimises the NLL of the held-out rows: for classes the root of a
+decreasing function of T (the NLL is convex in 1/T), for targets the mean of (y - m)² / v. Held-out rows are
+those of weight 0, which also choose the stopping step; without any T stays 1, and `fit` holds out nothing
+unless the weights say so.
 
-A draw: there is none, as in the plain network, and the posterior share is 0.
+A draw: there is none, and the posterior part is 0.
 """
 
 from dataclasses import dataclass, replace
@@ -28,11 +29,11 @@ ROWS = 10_000  # held-out rows that go through the network together
 
 @dataclass(frozen=True)
 class TemperatureConfig(MAPConfig):
-    """The options of the plain network."""
+    """The options of `map`."""
 
 
 class Temperature(Model):
-    """A plain network with a temperature."""
+    """A network with a temperature."""
 
     method = "temperature"
     Config = TemperatureConfig
@@ -85,7 +86,7 @@ class Temperature(Model):
 
 
 def best_temperature(f: Tensor, y: Tensor) -> float:
-    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection on the slope in 1/T, which only rises."""
+    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection in 1/T."""
     picked = f.gather(-1, y.unsqueeze(-1)).mean()
     low, high = 1 / HIGH, 1 / LOW
     for _ in range(60):

@@ -2,8 +2,8 @@
 
     minimise  mean_s mean -log p(y | f_s(x)) + 1/N sum_l KL(q(W_l) || p(W_l)),    s = 1..S draws
 
-A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in place of the weights.
-An ELBO averages log-likelihoods over draws, not likelihoods.
+A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in
+place of the weights. An ELBO averages log-likelihoods over draws, not likelihoods.
 """
 
 from abc import abstractmethod

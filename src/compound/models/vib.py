@@ -1,14 +1,16 @@
-"""Variational information bottleneck: each input becomes a Gaussian code z, and a linear map reads y from it.
+"""Variational information bottleneck: x becomes a Gaussian code z, and a linear map predicts y from it.
 
-    q(z | x) = N(z; μ(x), diag s(x)²),    s = softplus(ρ(x) - 5),    p(y | z) from the outputs z D + b,    r(z) = N(0, I)
+    q(z | x) = N(z; μ(x), diag s(x)²),    s = softplus(ρ(x) - 5),    f = z D + b,    r(z) = N(0, I)
 
-    minimise  mean [ -1/S sum_s log p(y | z_s) + β KL(x) ],    KL(x) = 1/2 sum_k (s_k² + μ_k² - 1 - 2 log s_k),    z_s ~ q(z | x)
+    minimise  mean [ -1/S sum_s log p(y | z_s) + β KL(x) ],    z_s ~ q(z | x)
+    KL(x) = 1/2 sum_k (s_k² + μ_k² - 1 - 2 log s_k)
 
-β is a price per row: nothing is divided by N. Alemi, Fischer, Dillon and Murphy (2017). With S = 1 this is the ML-CDN's objective for
-θ = z; with more its -log 1/S sum_s p(y | z_s) is the tighter bound.
+β weighs the KL of every row: nothing is divided by N. Alemi, Fischer, Dillon and Murphy (2017). With S = 1
+this is the ML-CDN's objective for θ = z; with more its -log 1/S sum_s p(y | z_s) is the tighter bound.
 
-A draw: all draws are inner ones, of z given x, which more data would not settle; the posterior share is 0. Given x the outputs are
-N(μ D + b, Dᵀ diag(s²) D), so that z itself need not be drawn for an answer; a single target is integrated exactly.
+A draw: n_samples * n_inner draws of z given x, which more data would not determine; the posterior part is 0.
+Given x the outputs are N(μ D + b, Dᵀ diag(s²) D), so that z itself need not be drawn; a single target is
+integrated exactly.
 """
 
 import math

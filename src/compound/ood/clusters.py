@@ -1,9 +1,11 @@
-"""Clusters of rows, and the distance of any row from the nearest: Euclidean, or in the covariance of the cluster's rows.
+"""Clusters of rows, and distances from the nearest: Euclidean, or in the cluster's covariance.
 
-    d(u)² = v' v   or   v' (C_k + RIDGE I)⁻¹ v,    v = u - c_k,    C_k = (Σ_i v_i v_i' + SHARED C) / (n_k + SHARED)
+    d(u)² = v' v   or   v' (C_k + RIDGE I)⁻¹ v,    v = u - c_k
+    C_k = (Σ_i v_i v_i' + SHARED C) / (n_k + SHARED)
 
-c_k is the nearest centre, v_i are the differences of its n_k rows from it, C is their second moment over all rows. In the
-second form variation that a cluster's own rows show is near, and variation that none of them shows is far.
+c_k is the nearest centre, v_i are the differences of its n_k rows from it, C is their second moment over all
+rows. In the second form variation that a cluster's own rows show is near, and variation that none of them
+shows is far.
 """
 
 import warnings
@@ -68,7 +70,10 @@ def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (ro
 
 
 def _product(rows: Tensor, root: Tensor) -> Tensor:
-    """rows @ root in blocks of one shape: products of other shapes round differently, depending on neighbouring rows."""
+    """rows @ root in blocks of one shape.
+
+    Products of other shapes round differently, depending on neighbouring rows.
+    """
     padded = functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
     return torch.cat([part @ root for part in padded.split(BLOCK)])[: len(rows)]
 

@@ -1,12 +1,13 @@
 """Which rows are out of distribution: those farther from the training rows than nearly all rows like them.
 
-The score is the distance d(x) of `compound.ood.distance`. The threshold is a quantile of the training rows' cross-fitted distances,
-so that about `false_alarms` of new rows from the same distribution exceed it.
+The score is the distance d(x) of `compound.ood.distance`. The threshold is a quantile of the training rows'
+cross-fitted distances, so that about `false_alarms` of new rows from the same distribution exceed it.
 
-The rate at which new rows exceed a threshold from n rows varies itself, by 1 / sqrt(n false_alarms) of its size. With fewer than
-ENOUGH rows expected beyond the threshold not even a factor 2 is certain: then `promised` is False. With fewer than one, the
-largest distance is exceeded at the rate 1 / (n + 1); where no tail is heavier than one of finite variance, P(d > t) ~ t⁻², the
-requested rate lies by the factor sqrt(1 / ((n + 1) false_alarms)) beyond it. Lighter tails are flagged less often.
+The rate at which new rows exceed a threshold from n rows varies itself, by 1 / sqrt(n false_alarms) of its
+size. With fewer than ENOUGH rows expected beyond the threshold not even a factor 2 is certain: then
+`promised` is False. With fewer than one, the largest distance is exceeded at the rate 1 / (n + 1); where no
+tail is heavier than one of finite variance, P(d > t) ~ t⁻², the requested rate lies by the factor sqrt(1 /
+((n + 1) false_alarms)) beyond it. Lighter tails are flagged less often.
 """
 
 import math
@@ -57,8 +58,11 @@ class OODDetector:
 
     @classmethod
     def from_distances(cls, distance: Distance, cross_fitted: Tensor, false_alarms: float) -> Self:
-        """From a fitted distance, and distances (rows,) of rows that it was not fitted on, or cross-fitted ones."""
-        # a new row is as likely to fall into each of the gaps between n distances: "weibull" counts n + 1 of them
+        """From a fitted distance, and distances (rows,) of rows as if they were new.
+
+        Cross-fitted, or new ones.
+        """
+        # a new distance is equally likely in each of the n + 1 gaps between n distances: method "weibull"
         threshold = float(np.quantile(cross_fitted.double().numpy(), 1 - false_alarms, method="weibull"))
         beyond = (len(cross_fitted) + 1) * false_alarms  # expected number of rows there
         return cls(distance, threshold / math.sqrt(min(beyond, 1.0)), beyond >= ENOUGH)

@@ -2,9 +2,10 @@
 
     u = A (x - m),    d(x) = |u - c_k|_k
 
-A whitens with a ridge, c_k is the nearest k-means centre of the whitened training rows; lengths are Euclidean for few inputs and
-in the covariance of the centre's own rows for many (`clusters`). No outlier is needed. Training rows are measured by cross-fitting:
-units, whitening and centres of a fold's distances are learnt without it, since rows that took part in any of them seem too near.
+A whitens with a ridge, c_k is the nearest k-means centre of the whitened training rows; lengths are Euclidean
+for few inputs and in the covariance of the centre's own rows for many (`clusters`). No outlier is needed.
+Training rows are measured by cross-fitting: units, whitening and centres of a fold's distances are learnt
+without it, since rows that took part in any of them seem too near.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ class Distance(nn.Module):
     Attributes
     ----------
     quantiles : Tensor of shape (3,)
-        Of the training rows' cross-fitted distances: the median d50, d99 (99%), and the largest, at most 2 d99.
+        Of the training rows' cross-fitted distances: d50, d99 (50%, 99%), and the largest, at most 2 d99.
     cross_fitted : Tensor of shape (rows,) or None
         Cross-fitted distances of the rows that `fit` has seen; not saved.
 
@@ -88,9 +89,10 @@ class Distance(nn.Module):
         return self.clusters.distance(*self.whitening(x))
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
-        """Learn the distance from training rows (rows, features); returns their distances as if they were new rows.
+        """Learn the distance from training rows (rows, features); returns their cross-fitted distances.
 
-        Beyond SAMPLE rows only a sample is used; rows outside it took part in nothing and are measured directly.
+        Beyond SAMPLE rows only a sample is used; rows outside it took part in nothing and are measured
+        directly.
         """
         sample = torch.randperm(len(x), generator=generator)[:SAMPLE]
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
@@ -138,9 +140,10 @@ def _n_centres(x: Tensor, many_inputs: bool) -> int:
 
 
 def _unit(x: Tensor, train: Tensor) -> Tensor:  # (features,)
-    """Factors that give the columns of `train` the standard deviations of `x`, as if `train` alone had been standardised.
+    """Factors that give the columns of `train` the standard deviations of those of `x`.
 
-    Indicators and pixels, which are not standardised, stay as they are: the deviation of numbers from 0 to 1 is at most 1/2.
+    Indicators and pixels, which are not standardised, stay as they are: the deviation of numbers from 0 to 1
+    is at most 1/2.
     """
     std, train_std = (rows.double().std(0, correction=0) for rows in (x, train))
     return torch.where((std > 0.5) & (train_std > 1e-6 * std), std / train_std, 1.0).to(x.dtype)

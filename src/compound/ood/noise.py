@@ -2,11 +2,12 @@
 
     t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
-and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or the cap) at 2.9 d99:
-whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99 gets the full noise.
+and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or
+the cap) at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99
+gets the full noise.
 
-What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an added variance, in
-units of its largest value.
+What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
+added variance, in units of its largest value.
 """
 
 import torch
@@ -29,8 +30,9 @@ class DistanceAwareNoise(nn.Module):
     --------
     >>> import torch
     >>> from compound import named_generator
+    >>> x = torch.randn(200, 2, generator=named_generator(0, "x"))
     >>> noise = DistanceAwareNoise(2)
-    >>> distances = noise.fit(torch.randn(200, 2, generator=named_generator(0, "x")), named_generator(0, "fit"))
+    >>> distances = noise.fit(x, named_generator(0, "fit"))
     >>> noise.set_ramp(level=-6.0, kappa=6.0, cap=14.0)
     >>> noise(100 * torch.ones(1, 2))
     tensor([14.])
@@ -48,7 +50,10 @@ class DistanceAwareNoise(nn.Module):
         return self.distance.fitted
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
-        """Fit the distance to training rows; returns their cross-fitted distances. The ramp is set apart from it."""
+        """Fit the distance to training rows; returns their cross-fitted distances.
+
+        The ramp is set apart from it.
+        """
         distances = self.distance.fit(x, generator)
         self.ramp = torch.tensor([-20.0, 0.0, -20.0], dtype=x.dtype)
         return distances

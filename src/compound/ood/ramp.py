@@ -21,7 +21,7 @@ class RampGrid(NamedTuple):
     cap: float  # largest t
 
 
-# Classes: log-odds, a tenth of the budget at the median row. Targets: log-variances, relative to that at the cap.
+# Classes: log-odds, a tenth of the budget at the median row. Targets: log-variances, relative to the cap.
 GRIDS = {
     "classification": RampGrid(
         (math.log(0.1 * BUDGET),), (20.0, 16.0, 12.0, 10.0, 9.0, *(0.25 * k for k in range(33, 1, -1))), 14.0
@@ -50,13 +50,14 @@ def choose_ramp(
     distances : Tensor of shape (1 + quantiles, rows)
         Of the calibration rows themselves, and other distances that each of them represents.
     log_densities : callable
-        Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows' targets.
+        Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
 
     Notes
     -----
-    No mean over rows, less its standard error, may fall by more than the budget below that without noise. Nor may it fall by more
-    than the budget below the best of such ramps: an overconfident network gains by far noise, and that gain is not to be spent
-    on a steeper ramp. Where no ramp is cheap enough the gentlest one is set, for the sake of rows far away.
+    No mean over rows, less its standard error, may fall by more than the budget below that without noise. Nor
+    may it fall by more than the budget below the best of such ramps: an overconfident network gains by far
+    noise, and that gain is not to be spent on a steeper ramp. Where no ramp is cheap enough the gentlest one
+    is set, for the sake of rows far away.
     """
     # steepest last, by t one more 50%-to-99% stretch beyond the 99% quantile
     ramps = sorted(

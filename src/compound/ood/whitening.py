@@ -2,8 +2,8 @@
 
     u = A (x - m),    A'A = (S + ridge)⁻¹,    ridge = RIDGE · mean variance
 
-Up to FULL_RANK inputs all directions are whitened. Of more inputs the leading directions are whitened, and one squared length
-represents all others.
+Up to FULL_RANK inputs all directions are whitened. Of more inputs the leading directions are whitened, and
+one squared length represents all others.
 """
 
 from typing import NamedTuple, Self
@@ -39,7 +39,7 @@ class Whitening(NamedTuple):
         values, vectors = torch.linalg.eigh(covariance)
         values = values.flip(0).clamp_min(0)
         vectors = vectors.flip(1)
-        # directions with little variance beside the ridge look alike after whitening: one squared norm represents them
+        # directions with little variance beside the ridge are alike after whitening: one norm represents them
         rank = features if features <= FULL_RANK else min(MAX_RANK, int((values > 0.1 * ridge).sum()))
         whiten = (vectors[:, :rank] / (values[:rank] + ridge).sqrt()).to(x.dtype)
         beyond = (values[rank:].mean().item() + ridge) ** -0.5 if rank < features else 0.0

@@ -1,12 +1,13 @@
 """The predictive distribution of rows, with its uncertainty decomposed by source.
 
-Three layers of randomness: the component p(y; φ), the mixing distribution (θ given ψ), the posterior (ψ). Their parts of the
-uncertainty (variances for targets, entropies in nats for classes) add up to the total:
+Three layers of randomness: the component p(y; φ), the mixing distribution (θ given ψ), the posterior (ψ).
+Their parts of the uncertainty (variances for targets, entropies in nats for classes) add up to the total:
 
     total = component + mixing + posterior,    aleatoric = component + mixing,    epistemic = posterior
 
-Parts are estimated from nested draws: all members, for each of them `n_samples` draws of what more data would determine, and for
-each of those `n_inner` draws of the mixing distribution. `decomposition` has the estimators and their errors.
+Parts are estimated from nested draws: all members, for each of them `n_samples` draws of what more data would
+determine, and for each of those `n_inner` draws of the mixing distribution. `decomposition` has the
+estimators and their errors.
 """
 
 from compound.predictive.base import Predictive as Predictive

@@ -12,7 +12,8 @@ from torch import Generator, Tensor
 class Predictive(ABC):
     """The predictive distribution of a number of rows.
 
-    Its parts of the uncertainty are variances (rows, targets) for regression, entropies in nats (rows,) for classification.
+    Its parts of the uncertainty are variances (rows, targets) for regression, entropies in nats (rows,) for
+    classification.
 
     Parameters
     ----------

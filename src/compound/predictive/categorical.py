@@ -67,9 +67,10 @@ class CategoricalPredictive(Predictive):
         return self.mix_with_uniform(t)
 
     def mix_with_uniform(self, log_odds: Tensor) -> Self:
-        """The mixture with the uniform distribution, whose weight π has these log-odds (rows,); the label stays.
+        """The mixture with the uniform distribution, whose weight π has these log-odds (rows,).
 
-        Aleatoric parts count with the network's weight 1 - π. All other entropy is epistemic: more data would remove it.
+        The label stays. Aleatoric parts count with the network's weight 1 - π. All other entropy is
+        epistemic: more data would remove it.
         """
         uniform = torch.full_like(self.probs, 1 / self.probs.shape[-1])
         probs = torch.lerp(self.probs, uniform, torch.sigmoid(log_odds).unsqueeze(-1))

@@ -12,13 +12,14 @@ def entropy(probs: Tensor) -> Tensor:
 def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
     """Mixing and posterior variance of drawn means (members, n_samples, n_inner, rows, targets).
 
-    Both are without bias, and may be negative. Members are a complete list, not a sample. Within one, with v the variance of inner
-    draws and w that of the means of n_inner draws:
+    Both are without bias, and may be negative. Members are a complete list, not a sample. Within one, with v
+    the variance of inner draws and w that of the means of n_inner draws:
 
-        mixing = v,    posterior = w - v / n_inner + (variance between members' means) - (1 - 1 / members) (w / n_samples)
+        mixing = v
+        posterior = w - v / n_inner + (variance between members' means) - (1 - 1 / members) (w / n_samples)
 
-    With n_samples = 1 there is no w: the error of a member's mean is v / n_inner, and only members differ. With n_inner = 1 there is
-    no v: all is posterior, and the sum is right.
+    With n_samples = 1 there is no w: the error of a member's mean is v / n_inner, and only members differ.
+    With n_inner = 1 there is no v: all is posterior, and the sum is right.
     """
     members, n_samples, n_inner = means.shape[:3]
     inner_means = means.mean(2)
@@ -29,19 +30,20 @@ def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) e
 
 
 def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) each
-    """Mixing and posterior part of the total entropy, from probabilities (members, n_samples, n_inner, rows, classes).
+    """Mixing and posterior part of the total entropy.
 
-    Both may be negative. The entropy of a mean of K draws is too low by about one K-th of its excess over the draws' own. The
-    jackknife over inner draws leaves an error of order 1 / n_inner² in the mixing part. `total`, the entropy of the mean of all
-    draws, is not corrected: it is too low by about (posterior within members + mixing / n_inner) / (members n_samples), and so is the
-    posterior part.
+    From probabilities (members, n_samples, n_inner, rows, classes). Both may be negative. The entropy of a
+    mean of K draws is too low by about one K-th of its excess over the draws' own. The jackknife over inner
+    draws leaves an error of order 1 / n_inner² in the mixing part. `total`, the entropy of the mean of all
+    draws, is not corrected: it is too low by about (posterior within members + mixing / n_inner) / (members
+    n_samples), and so is the posterior part.
     """
     n_inner = probs.shape[2]
     mean = probs.mean(2, keepdim=True)  # (members, n_samples, 1, rows, classes)
     conditional = entropy(mean).mean((0, 1, 2))  # of y given ψ
     if n_inner > 1:
-        # (n_inner - 1) (H(mean) - H(mean of all but one)) is on average a divergence of the latter from the former, which
-        # is computed without cancellation
+        # (n_inner - 1) (H(mean) - H(mean of all but one)) is on average a divergence between the two,
+        # computed without cancellation
         tiny = torch.finfo(mean.dtype).tiny
         change = ((mean - probs) / ((n_inner - 1) * mean.clamp_min(tiny))).clamp_min(-1)
         divergence = (mean * (torch.special.xlog1py(1 + change, change) - change)).sum(-1).mean((0, 1, 2))

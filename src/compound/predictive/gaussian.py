@@ -127,8 +127,9 @@ class GaussianPredictive(Predictive):
     def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
         """The predictive with the variance far_std² exp(t) added, t (rows,) at most 0, far_std (targets,).
 
-        What is added is epistemic: more data would remove it. exp(t) is also the part of the aleatoric variance that becomes
-        epistemic, since a network's noise variance is not known where there were no rows.
+        What is added is epistemic: more data would remove it. exp(t) is also the part of the aleatoric
+        variance that becomes epistemic, since a network's noise variance is not known where there were no
+        rows.
         """
         unknown = t.exp().unsqueeze(-1)  # (rows, 1)
         network_weight = -torch.expm1(t).unsqueeze(-1)  # 1 - exp(t)

@@ -1,7 +1,7 @@
 """Observation models p(y | f): what the outputs f of a network mean, for classes and for targets.
 
-An observation model gives log-densities of y and turns draws of f into a `Predictive`. Those in `last_layer` know a Gaussian over f
-instead of f itself.
+An observation model gives log-densities of y and turns draws of f into a `Predictive`. Those in `last_layer`
+know a Gaussian over f instead of f itself.
 """
 
 from compound.models.observation.base import ObservationModel as ObservationModel
@@ -17,8 +17,8 @@ def observation_model(
 ) -> ObservationModel:
     """The observation model of a task.
 
-    Targets have one variance for all rows, learnt where `noise` (a standard deviation) is 0, or with `variance="rows"` one for
-    each row, from the network.
+    Targets have one variance for all rows, learnt where `noise` (a standard deviation) is 0, or with
+    `variance="rows"` one for each row, from the network.
     """
     if noise < 0 or 0 < noise < 1e-6:  # a smaller variance is lost in the rounding of float32
         raise ValueError(f"noise is {noise}: give a standard deviation of at least 1e-6, or 0 to learn it")

@@ -1,8 +1,8 @@
-"""Observation models that know a Gaussian over the outputs f: that of a compound last layer, integrated or sampled.
+"""Observation models that know a Gaussian over the outputs f: a compound last layer, integrated or sampled.
 
-Training needs log-densities of y under `Gaussian(mean, std)` (members, draws, rows, outputs). Prediction keeps two arrays of
-every draw, (members, n_samples, n_inner, rows, outputs), from noise that all rows share: means and variances still to be
-integrated for targets, logits and standard deviations for classes.
+Training needs log-densities of y under `Gaussian(mean, std)` (members, draws, rows, outputs). Prediction
+keeps two arrays of every draw, (members, n_samples, n_inner, rows, outputs), from noise that all rows share:
+means and variances still to be integrated for targets, logits and standard deviations for classes.
 """
 
 from abc import ABC, abstractmethod
@@ -81,7 +81,10 @@ def last_layer_model(
 
 
 class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
-    """Targets. After training one factor τ <= 1, from held-out rows, may narrow the predictive about its mean."""
+    """Targets.
+
+    After training one factor τ <= 1, from held-out rows, may narrow the predictive about its mean.
+    """
 
     tau: Tensor  # ()
 

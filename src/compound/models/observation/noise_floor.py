@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class NoiseFloor(nn.Module):
-    """A lower bound of the noise variance, set from the training targets or by a loaded state; unknown before."""
+    """A lower bound of the noise variance, set from the training targets or by a loaded state.
+
+    Unknown before.
+    """
 
     floor: Tensor  # (targets,) a variance; -1: unknown
 
@@ -23,7 +26,8 @@ class NoiseFloor(nn.Module):
     def known_floor(self) -> Tensor:  # (targets,)
         if not self.floor_is_known:
             raise ValueError(
-                "the noise floor of the targets is not known yet: call on_fit_start with the training rows first"
+                "the noise floor of the targets is not known yet: "
+                "call on_fit_start with the training rows first"
             )
         return self.floor
 
@@ -33,14 +37,20 @@ class NoiseFloor(nn.Module):
 
 
 def noise_floor(y: Tensor) -> Tensor:  # (targets,)
-    """The smallest sensible variance of targets y (rows, targets): that of their rounding, and never quite 0."""
+    """The smallest sensible variance of targets y (rows, targets).
+
+    That of their rounding, and never quite 0.
+    """
     step = torch.stack([rounding_step(column) for column in y.double().T])
     std = y.double().std(0, correction=0)
     return torch.maximum(step.square() / 12, (1e-4 * std).square().clamp_min(1e-12)).to(y.dtype)
 
 
 def rounding_step(values: Tensor) -> Tensor:  # ()
-    """The step to which numbers (rows,) were rounded: the median gap of distinct values where many repeat, else 0."""
+    """The step to which numbers (rows,) were rounded.
+
+    The median gap of distinct values where many repeat, else 0.
+    """
     distinct = values.unique()
     gaps = distinct.diff()
     gaps = gaps[gaps > 1e-6 * values.std(correction=0)]
