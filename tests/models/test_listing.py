@@ -12,7 +12,7 @@ from compound.models.listing import entries, entry
 
 @pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
 def test_every_option_is_explained(found):
-    assert found.description and found.source and found.components
+    assert found.description and found.reference and found.components
     assert all(option.description for option in found.options), [
         option.name for option in found.options if not option.description
     ]

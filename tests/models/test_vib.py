@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from compound.distributions import log_mean_exp
 from compound.models import Method, build
-from compound.models.vib import rate
+from compound.models.vib import code_kl
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
 from compound.train.loop import TrainConfig, fit
@@ -77,13 +77,13 @@ def test_objective_is_the_cdns_with_one_sample_and_above_it_with_more(task, samp
     assert (loss.total - cdn).abs() < 1e-12 if samples == 1 else loss.total > cdn + 1e-3
 
 
-def test_rate_is_the_divergence_of_gaussians():
+def test_kl_of_the_code_is_that_of_torch():
     mean, std = 3 * numbers(1, 8, 5), numbers(2, 8, 5).exp()
     standard = Independent(Normal(torch.zeros(5, dtype=torch.float64), 1.0), 1)
     assert_close(
-        rate(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0
+        code_kl(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0
     )
-    assert rate(torch.zeros(3), torch.ones(3)) == 0
+    assert code_kl(torch.zeros(3), torch.ones(3)) == 0
 
 
 def test_codes_begin_narrow():
@@ -190,7 +190,7 @@ def test_optimum_of_a_linear_problem():
     assert (layer.bias.grad.flatten().abs() < 4 * spread).all()
 
 
-def test_cheaper_bits_let_more_through():
+def test_a_smaller_beta_gives_a_larger_kl():
     g = named_generator(3)
     y = torch.randint(3, (200,), generator=g)
     x = functional.one_hot(y, 3).float() + 0.4 * torch.randn(200, 3, generator=g)
@@ -198,7 +198,7 @@ def test_cheaper_bits_let_more_through():
     for beta in (0.3, 0.03, 0.003):
         model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classification", 3))
         fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch_size=200), 0)
-        rates.append(rate(*model.encode(x)).mean().item())
+        rates.append(code_kl(*model.encode(x)).mean().item())
     assert rates[0] < 0.8 * rates[1] < 0.64 * rates[2]
 
 

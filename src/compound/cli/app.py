@@ -262,7 +262,7 @@ def methods(name: str | None) -> None:
         )
 
     for found in entries() if name is None else [entry(name)]:
-        click.echo(f"{found.name:<15}{found.description} {found.source}")
+        click.echo(f"{found.name:<15}{found.description} {found.reference}")
         click.echo(lines(f"tasks: classes, targets; captures: {', '.join(found.components)}", 15))
         if name is None:
             click.echo(lines(", ".join(f"{option.name}={option.default}" for option in found.options), 15))

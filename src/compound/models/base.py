@@ -47,7 +47,7 @@ class Model(nn.Module, ABC):
 
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
-    source: ClassVar[str]  # who published it
+    reference: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
     has_far_noise: ClassVar[bool] = (
@@ -177,10 +177,10 @@ class Model(nn.Module, ABC):
         `tests/models/test_laws.py` measures the peak.
         """
         draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
-        return COPIES * (self.inputs * self.members + self.hidden + draws * self.outputs) + DISTANCES
+        return COPIES * (self.inputs * self.members + self.hidden_units + draws * self.outputs) + DISTANCES
 
     @property
-    def hidden(self) -> int:
+    def hidden_units(self) -> int:
         """Hidden units, of all layers and members."""
         return self.members * sum(self.config.widths)
 

@@ -36,7 +36,7 @@ class BBB(Variational):
 
     method = "bbb"
     Config = BBBConfig
-    source = "Blundell et al. (2015)"
+    reference = "Blundell et al. (2015)"
 
     def __init__(self, inputs: int, task: Task, config: BBBConfig, seed: int = 0):
         super().__init__(inputs, task, config, seed)

@@ -113,7 +113,7 @@ class BNNLV(Model):
 
     method = "bnn-lv"
     Config = BNNLVConfig
-    source = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
+    reference = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
     components = ("component", "mixing", "posterior")
     eval_inner = 5
 
@@ -161,17 +161,17 @@ class BNNLV(Model):
         weights = [standard_normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
         return Noise(
             weights, standard_normal(generator, (samples, rows, self.config.latents), like)
-        )  # z of its own for every pair
+        )  # z of its eps for every pair
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
         """S pairs (W, z), how well each explains its row, and their log-ratios of prior to posterior."""
         local = self.latents.at(batch.index)
         z = local.at(noise.latents)  # (S, rows, latents)
         posteriors = [layer.posterior for layer in self.layers]
-        weights = [q.at(own) for q, own in zip(posteriors, noise.weights, strict=True)]  # (S, in + 1, out)
+        weights = [q.at(eps) for q, eps in zip(posteriors, noise.weights, strict=True)]  # (S, in + 1, out)
         ratios = [
-            q.log_ratio(w, own).sum((-2, -1))
-            for q, w, own in zip(posteriors, weights, noise.weights, strict=True)
+            q.log_ratio(w, eps).sum((-2, -1))
+            for q, w, eps in zip(posteriors, weights, noise.weights, strict=True)
         ]
         f = _outputs(_of_inputs(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
         log_prob = self.likelihood.log_prob(f.unsqueeze(0), batch.y).squeeze(0)

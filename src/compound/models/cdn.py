@@ -144,8 +144,8 @@ class _CDN(Model):
                     )
                 inner.append(self.likelihood.sample(out, last[:, part]))
             outer.append([torch.cat(kind, 1) for kind in zip(*inner, strict=True)])
-        means, spread = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
-        return means, spread
+        means, variances = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
+        return means, variances
 
     def _per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
         """Draws of ψ and of θ given ψ for each member. A maximum-likelihood ψ is a point.
@@ -160,7 +160,7 @@ class _CDN(Model):
         return self.far(self.likelihood.draws_predictive(draws), x)  # type: ignore[no-any-return]
 
     @property
-    def hidden(self) -> int:
+    def hidden_units(self) -> int:
         return self.members * (2 * sum(self.config.widths) + len(self.layers) * sum(self.config.hyper))
 
     @property
@@ -208,7 +208,7 @@ class MLCDN(_CDN):
     """Compound density network fitted by maximum likelihood."""
 
     method = "ml-cdn"
-    source = "Kristiadi, Däubener and Fischer (2019)"
+    reference = "Kristiadi, Däubener and Fischer (2019)"
     components = ("component", "mixing", "posterior")  # the posterior share: between members, and far noise
     bayes = False
     Config = MLConfig
@@ -233,7 +233,7 @@ class VBCDN(_CDN):
     """Compound density network with a variational posterior over its hypernetworks."""
 
     method = "vb-cdn"
-    source = "Kristiadi, Däubener and Fischer (2019)"
+    reference = "Kristiadi, Däubener and Fischer (2019)"
     components = ("component", "mixing", "posterior")
     bayes = True
     Config = VBConfig

@@ -62,7 +62,7 @@ class DeepEnsemble(Model):
 
     method = "deep-ensemble"
     Config = DeepEnsembleConfig
-    source = "Lakshminarayanan et al. (2017)"
+    reference = "Lakshminarayanan et al. (2017)"
     components = ("component", "posterior")
     fgsm_eps: Tensor  # (inputs,) ε
 

@@ -75,7 +75,7 @@ class DPN(Model):
 
     method = "dpn"
     Config = DPNConfig
-    source = "Malinin and Gales (2018)"
+    reference = "Malinin and Gales (2018)"
     components = ("component", "posterior")
     needs_ood_rows = True
 

@@ -71,9 +71,9 @@ def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None =
 def load_model(path: str | Path) -> Model:
     """The model saved at `path`; it answers with the same bits."""
 
-    def look(config: Any, found: Mapping[str, Spec]) -> None:
+    def look(config: Any, saved: Mapping[str, Spec]) -> None:
         try:
-            check(config, found)
+            check(config, saved)
         except ValueError as error:
             raise ValueError(
                 f"{path} does not hold a model of this version ({error}): "
@@ -98,21 +98,21 @@ def describe(model: Model) -> dict[str, Any]:
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 
-def check(config: Any, found: Mapping[str, Spec]) -> None:
+def check(config: Any, saved: Mapping[str, Spec]) -> None:
     """Refuse a description that is none, and tensors of another name, type or shape than its model has."""
     DESCRIPTION.check(config, "the model")
     check_options(config["method"], config["options"])
     members = config["options"].get("members") or 1
     if members > 1 and not any(
-        members in spec.shape for spec in found.values()
+        members in spec.shape for spec in saved.values()
     ):  # looked at first: every member costs time to build
         raise ValueError(f"no tensor is for {members} members")
     model = shaped(config)
-    if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
+    if all(spec.dtype is torch.float64 for spec in saved.values() if spec.dtype.is_floating_point):
         model.double()  # turned to float64 as a whole after it was built
-    compare_module(model, found)
-    if (needed := size(model)) > sum(map(math.prod, (spec.shape for spec in found.values()))) * 8 + EXTRA:
-        raise ValueError(f"it needs {needed} bytes, many more than are in the file")
+    compare_module(model, saved)
+    if (n_bytes := size(model)) > sum(map(math.prod, (spec.shape for spec in saved.values()))) * 8 + EXTRA:
+        raise ValueError(f"it needs {n_bytes} bytes, many more than are in the file")
 
 
 def shaped(config: Mapping[str, Any]) -> Model:
@@ -137,37 +137,37 @@ def check_options(method: str, options: Any) -> None:
     Method(method, **_tuples(options))
 
 
-def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
+def compare_module(module: torch.nn.Module, saved: Mapping[str, Spec]) -> None:
     """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`.
 
     A module may know older files.
     """
-    compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
+    compare({name: spec for name, spec in specs(module.state_dict()).items() if name in saved}, saved)
     for name, part in module.named_modules():
         if isinstance(part, Distance):
-            _compare_distance(found, f"{name}." if name else "")
+            _compare_distance(saved, f"{name}." if name else "")
 
 
-def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
+def compare(wanted: Mapping[str, Spec], saved: Mapping[str, Spec]) -> None:
     """A size of 0 in what is wanted, a fresh module's, is one that data decide."""
-    for name in sorted(found.keys() - wanted.keys()):
+    for name in sorted(saved.keys() - wanted.keys()):
         raise ValueError(f"there is a tensor {reprlib.repr(name)}, which has no place")
     for name, (dtype, shape) in wanted.items():
-        if name not in found:
+        if name not in saved:
             raise ValueError(f"the tensor {reprlib.repr(name)} is missing")
-        if found[name].dtype is not dtype:
-            raise ValueError(f"the tensor {reprlib.repr(name)} is of {found[name].dtype}, not {dtype}")
-        mine = found[name].shape
-        if len(mine) != len(shape) or any(a != b for a, b in zip(mine, shape, strict=True) if b):
-            raise ValueError(f"the tensor {reprlib.repr(name)} has shape {mine}, it does not fit {shape}")
+        if saved[name].dtype is not dtype:
+            raise ValueError(f"the tensor {reprlib.repr(name)} is of {saved[name].dtype}, not {dtype}")
+        actual = saved[name].shape
+        if len(actual) != len(shape) or any(a != b for a, b in zip(actual, shape, strict=True) if b):
+            raise ValueError(f"the tensor {reprlib.repr(name)} has shape {actual}, it does not fit {shape}")
 
 
-def _compare_distance(found: Mapping[str, Spec], prefix: str) -> None:
+def _compare_distance(saved: Mapping[str, Spec], prefix: str) -> None:
     """The sizes that data decide go together: one rank, and as many covariances as centres or none."""
     names = [prefix + name for name in SIZED_BY_DATA]
-    if missing := set(names) - found.keys():
+    if missing := set(names) - saved.keys():
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
-    (features, width), (count, rank), *covariances = (found[name].shape for name in names)
+    (features, width), (count, rank), *covariances = (saved[name].shape for name in names)
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(
             f"the distance has {count} centres of rank {rank} and whitens {features} inputs to {width}"

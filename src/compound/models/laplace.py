@@ -47,7 +47,7 @@ class Laplace(Model):
 
     method = "laplace"
     Config = LaplaceConfig
-    source = "MacKay (1992), Ritter, Botev and Barber (2018)"
+    reference = "MacKay (1992), Ritter, Botev and Barber (2018)"
     components = ("component", "posterior")
     delta: Tensor  # (layers,) δ of the layers that have a posterior
     size: Tensor  # () N
@@ -123,10 +123,10 @@ class Laplace(Model):
             inputs, f = layer_inputs(network, x)
             root = weight.sqrt()[:, None, None] * self._root(f)
             inputs = inputs[-len(self.blocks) :]
-            for block, own, h, g in zip(
+            for block, block_sums, h, g in zip(
                 self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True
             ):
-                block.add(own, h, g, weight)
+                block.add(block_sums, h, g, weight)
             scores = weight * likelihood.log_prob(f.unsqueeze(0), y)[0]
             misfit = (
                 (root.diagonal(dim1=1, dim2=2) * (y - f)).square()
@@ -134,8 +134,8 @@ class Laplace(Model):
                 else scores.new_zeros(())
             )
             totals += torch.stack([values.double().sum() for values in (weight, scores, misfit)])
-        for block, own in zip(self.blocks, sums, strict=True):
-            block.fit(own, totals[0])
+        for block, block_sums in zip(self.blocks, sums, strict=True):
+            block.fit(block_sums, totals[0])
         for buffer, total in zip((self.size, self.log_likelihood, self.misfit), totals, strict=True):
             buffer.copy_(total)
 
@@ -153,15 +153,15 @@ class Laplace(Model):
 
     def _evidence(self, log_delta: Tensor, log_factor: Tensor) -> Tensor:  # () float64
         """With these δ (layers,), and the noise variances of targets times a factor."""
-        share = (-log_factor).exp()
+        inverse_factor = (-log_factor).exp()
         numbers = self.size.double() * self.task.size
         total = self.log_likelihood.double() - 0.5 * (
-            numbers * log_factor + self.misfit.double() * (share - 1)
+            numbers * log_factor + self.misfit.double() * (inverse_factor - 1)
         )
         for log, delta, block, layer in zip(
             log_delta, log_delta.exp(), self.blocks, self.layers, strict=True
         ):
-            precisions = block.precisions(delta, share)
+            precisions = block.precisions(delta, inverse_factor)
             square = sum(parameter.detach().double().square().sum() for parameter in layer.parameters())
             total = total - 0.5 * (precisions.log().sum() - precisions.numel() * log + delta * square)
         return total
@@ -190,7 +190,7 @@ class Laplace(Model):
             return value.item(), slope.tolist()
 
         limits = [(math.log(low), math.log(high)) for low, high in bounds]
-        found = minimize(
+        result = minimize(
             objective,
             start,
             jac=True,
@@ -198,7 +198,7 @@ class Laplace(Model):
             bounds=limits,
             options={"ftol": 1e-15, "gtol": 1e-10},
         )
-        logs = torch.from_numpy(found.x)
+        logs = torch.from_numpy(result.x)
         self.delta.copy_(logs[:count].exp())
         if learnt is not None:
             self._rescale_noise(learnt, logs[count])
@@ -211,8 +211,10 @@ class Laplace(Model):
         self.misfit /= factor
         for block in self.blocks:
             block.rescale(1 / factor)
-        rest = factor * likelihood.variance() - likelihood.floor
-        likelihood.log_noise.copy_(0.5 * rest.clamp_min(torch.finfo(rest.dtype).tiny).log())
+        noise_variance = factor * likelihood.variance() - likelihood.floor
+        likelihood.log_noise.copy_(
+            0.5 * noise_variance.clamp_min(torch.finfo(noise_variance.dtype).tiny).log()
+        )
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
         """f* (rows, outputs) and Σ (rows, outputs, outputs), float64, of the linearised network.
@@ -235,12 +237,12 @@ class Laplace(Model):
         if self.config.predictive == "sample" and self.config.subset == "all":
             return self.base_model.likelihood.predictive(self._networks(x, draws, generator)[None, :, None])
         if self.config.predictive == "closed":
-            f, spread = self.gaussian(x)
-            return self._closed(f, spread.diagonal(dim1=1, dim2=2).to(f.dtype))
-        f, spread = self.gaussian(x, centred=self.task.kind == "classification")
-        ridge = 1e-12 * spread.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
-        eye = torch.eye(f.shape[-1], dtype=spread.dtype, device=f.device)
-        root = torch.linalg.cholesky(spread + ridge[:, None, None] * eye).to(f.dtype)
+            f, covariance = self.gaussian(x)
+            return self._closed(f, covariance.diagonal(dim1=1, dim2=2).to(f.dtype))
+        f, covariance = self.gaussian(x, centred=self.task.kind == "classification")
+        ridge = 1e-12 * covariance.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
+        eye = torch.eye(f.shape[-1], dtype=covariance.dtype, device=f.device)
+        root = torch.linalg.cholesky(covariance + ridge[:, None, None] * eye).to(f.dtype)
         noise = standard_normal(generator, (draws, f.shape[-1]), f)
         shift = (root @ noise.T).permute(2, 0, 1)  # (draws, rows, outputs)
         return self.base_model.likelihood.predictive((f + shift)[None, :, None])
@@ -263,20 +265,20 @@ class Laplace(Model):
             return torch.addmm(layer.bias[0], h, layer.weight[0]), blocks[k].variances(h, deltas[k]).sqrt()
 
         mean, std = pre_activations(0, clamp_inputs(x))
-        found = []
+        outputs = []
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)
             for k in range(1, len(blocks)):
-                after, spread = (
+                layer_mean, layer_std = (
                     value.unflatten(0, s.shape[:2])
                     for value in pre_activations(k, clipped_relu(s).flatten(0, 1))
                 )
-                s = after + (spread * noises[k][part]) @ blocks[k].output_vectors.T
-            found.append(s)
-        return torch.cat(found)
+                s = layer_mean + (layer_std * noises[k][part]) @ blocks[k].output_vectors.T
+            outputs.append(s)
+        return torch.cat(outputs)
 
     def floats_per_row(self, n_samples: int, n_inner: int) -> int:
-        jacobian = (self.hidden + self.outputs) * self.outputs
+        jacobian = (self.hidden_units + self.outputs) * self.outputs
         return super().floats_per_row(n_samples, n_inner) + COPIES * jacobian
 
 

@@ -50,9 +50,11 @@ def check(config: LaplaceConfig) -> None:
         "tune": ("marglik", "none"),
         "predictive": ("linear", "sample", "closed"),
     }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(map(repr, known))}")
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ValueError(
+                f"{name} is {getattr(config, name)!r}: use one of {', '.join(map(repr, allowed))}"
+            )
     if not config.precision > 0:
         raise ValueError(
             f"precision is {config.precision}: the posterior needs a prior, give a number above 0"

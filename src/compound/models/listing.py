@@ -1,4 +1,4 @@
-"""Every method with its components, source and options, as the command `compound methods` prints it."""
+"""Every method with its components, reference and options, as the command `compound methods` prints it."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     name: str
     description: str  # the first line of its class's docstring
     components: tuple[str, ...]
-    source: str
+    reference: str
     options: list[Option]
 
 
@@ -45,11 +45,11 @@ def _entry(name: str, model: type[Model]) -> Entry:
         documented |= parameters(ancestor.__doc__ or "")
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(model.Config)
     options = [Option(field.name, field.default, documented.get(field.name, "")) for field in fields]
-    return Entry(name, description, model.components, model.source, options)
+    return Entry(name, description, model.components, model.reference, options)
 
 
 def parameters(docstring: str) -> dict[str, str]:
     """Name -> description of the entries of a numpydoc "Parameters" section."""
     _, _, section = inspect.cleandoc(docstring).partition("Parameters\n----------\n")
-    found = re.findall(r"^(\w+) : .*\n((?:    .*(?:\n|$))+)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    entries = re.findall(r"^(\w+) : .*\n((?:    .*(?:\n|$))+)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

@@ -50,7 +50,7 @@ class MAP(Model):
 
     method = "map"
     Config = MAPConfig
-    source = "MacKay (1992)"
+    reference = "MacKay (1992)"
     components = ("component",)
 
     def __init__(self, inputs: int, task: Task, config: MAPConfig, seed: int = 0):

@@ -65,7 +65,7 @@ class MCDropout(Model):
 
     method = "mc-dropout"
     Config = MCDropoutConfig
-    source = "Gal and Ghahramani (2016)"
+    reference = "Gal and Ghahramani (2016)"
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MCDropoutConfig, seed: int = 0):
@@ -129,7 +129,7 @@ class MCDropout(Model):
             for layer, rate in zip(layers, rates, strict=True)
         ]
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
-        f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
+        f = torch.cat([forward_masked(layers, h, block) for block in blocks])  # (draws, rows, outputs)
         return self.likelihood.predictive(f[None, :, None])
 
 
@@ -145,11 +145,13 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
     bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(
         -(2**63), None, generator=generator
     )
-    kept = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
-    return kept.to(like).mul_(1 / (1 - rate))
+    keep = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
+    return keep.to(like).mul_(1 / (1 - rate))
 
 
-def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Tensor:  # (draws, rows, outputs)
+def forward_masked(
+    layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]
+) -> Tensor:  # (draws, rows, outputs)
     """Units h (1, rows, units) through affine maps of masked units.
 
     Masks are (draws, 1, units) or (1, rows, units).

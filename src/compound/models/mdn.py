@@ -45,7 +45,7 @@ class MDN(Model):
 
     method = "mdn"
     Config = MDNConfig
-    source = "Bishop (1994)"
+    reference = "Bishop (1994)"
     components = ("component", "mixing")
     floor: Tensor  # (targets,) of the variances
 
@@ -63,15 +63,15 @@ class MDN(Model):
 
     @torch.no_grad()
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Targets: components spread over y, a K-th of its deviation wide.
+        """Targets: components std over y, a K-th of its deviation variance.
 
         From one place only the nearest would ever learn.
         """
         if self.task.kind == "classification":
             return  # random weights tell the components apart
         y, count = data.y[train_mask(data)], self.config.components
-        spread = y.std(0, correction=0)  # (targets,)
-        self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * spread).square()))
+        std = y.std(0, correction=0)  # (targets,)
+        self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * std).square()))
         middle = (torch.arange(count) + 0.5) / count * len(y)
         means = y.sort(0).values[middle.long()]  # (K, targets) quantiles
         centred = y - y.mean(0)
@@ -79,28 +79,30 @@ class MDN(Model):
             0
         ) < 0  # targets that fall where the first rises go through theirs downwards
         means = torch.where(against, means.flip(0), means)
-        wide = (torch.where(spread > 0, spread, 1.0) / count).square()
-        rho = wide + (-torch.expm1(-wide)).log()  # softplus(ρ) = wide
+        variance = (torch.where(std > 0, std, 1.0) / count).square()
+        rho = variance + (-torch.expm1(-variance)).log()  # softplus(ρ) = variance
         bias = self.network.layers[-1].bias[0, 0]  # a view
         bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
 
     def mixture(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (rows, K + K n) as log-weights (K, rows, 1) and each component's outputs (K, rows, n)."""
-        logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
-        return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(
+        logits, components = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
+        return torch.log_softmax(logits, -1).T.unsqueeze(-1), components.unflatten(
             -1, (self.config.components, -1)
         ).transpose(0, 1)
 
-    def gaussians(self, rest: Tensor) -> tuple[Tensor, Tensor]:
+    def gaussians(self, components: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (K, rows, targets)."""
-        mean, rho = rest.split(self.task.size, -1)
+        mean, rho = components.split(self.task.size, -1)
         return mean, functional.softplus(rho) + self.floor
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
-        log_weights, rest = self.mixture(f)
+        log_weights, components = self.mixture(f)
         if self.task.kind == "regression":
-            return mixture_log_prob(y, *self.gaussians(rest), log_weights)
-        picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
+            return mixture_log_prob(y, *self.gaussians(components), log_weights)
+        picked = torch.log_softmax(components, -1).gather(
+            -1, y.expand(len(components), -1).unsqueeze(-1)
+        )  # (K, rows, 1)
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
@@ -108,15 +110,15 @@ class MDN(Model):
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        log_weights, rest = self.mixture(self.network(x)[0])
+        log_weights, components = self.mixture(self.network(x)[0])
         if self.task.kind == "regression":
-            means, variances = self.gaussians(rest)
+            means, variances = self.gaussians(components)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
             between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)
             return GaussianPredictive(
                 within, between, torch.zeros_like(within), means, variances, log_weights
             )
-        logs = torch.log_softmax(rest, -1)  # (K, rows, classes)
+        logs = torch.log_softmax(components, -1)  # (K, rows, classes)
         probs = weighted_log_sum(logs, log_weights).exp()
         total = entropy(probs)  # (rows,)
         within = torch.minimum(weighted_mean(entropy(logs.exp()), log_weights.squeeze(-1)), total)

@@ -78,7 +78,7 @@ class MNF(Model):
 
     method = "mnf"
     Config = MNFConfig
-    source = "Louizos and Welling (2017)"
+    reference = "Louizos and Welling (2017)"
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):

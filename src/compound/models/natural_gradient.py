@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 class NaturalGradient(torch.optim.Optimizer):
     """Preconditioned gradient steps with momentum and a trust region; a learnt noise is updated by Adam.
 
-    velocity "sum":  v <- β v + P^-1 D,  M <- M + rate v  (heavy ball).
-    velocity "mean": D is replaced by its bias-corrected running mean, M <- M + rate P^-1 D.
+    velocity "sum":  v <- β v + P^-1 D,  M <- M + lr v  (heavy ball).
+    velocity "mean": D is replaced by its bias-corrected running mean, M <- M + lr P^-1 D.
 
-    The trust region bounds rate² <D, P^-1 D>, about twice the KL between the models before and after the
+    The trust region bounds lr² <D, P^-1 D>, about twice the KL between the models before and after the
     step. It makes clipping of raw gradients needless; that holds training up where the noise of targets is
     small and gradients large by nature.
     """
 
-    def __init__(self, model: "Noisy", rate: float):
+    def __init__(self, model: "Noisy", lr: float):
         self.model = model
         factor = model.config.noise_rate
-        groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": rate}]
+        groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": lr}]
         noise = [parameter for parameter in model.likelihood.parameters() if parameter.requires_grad]
         if noise:
-            groups.append({"params": noise, "lr": rate * factor, "factor": factor})
-        super().__init__(groups, {"lr": rate})
+            groups.append({"params": noise, "lr": lr * factor, "factor": factor})
+        super().__init__(groups, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -72,8 +72,8 @@ class NaturalGradient(torch.optim.Optimizer):
 
 
 def trust_region_scale(
-    gradients: Sequence[Tensor], steps: Sequence[Tensor], rate: float, bound: float
+    gradients: Sequence[Tensor], steps: Sequence[Tensor], lr: float, bound: float
 ) -> float:
-    """The factor ν <= 1 with rate² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
-    square = rate**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
+    """The factor ν <= 1 with lr² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
+    square = lr**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
     return min(1.0, math.sqrt(bound / square)) if bound and square > 0 else 1.0

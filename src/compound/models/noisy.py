@@ -94,7 +94,7 @@ class NoisyConfig:
 class Noisy(Model):
     """Layers with their own posteriors, and the optimizer that updates them."""
 
-    source = "Zhang, Sun, Duvenaud and Grosse (2018)"
+    reference = "Zhang, Sun, Duvenaud and Grosse (2018)"
     components = ("component", "posterior")
     count: Tensor  # () steps taken
     size: Tensor  # () N
@@ -170,12 +170,12 @@ class Noisy(Model):
         self, inputs: list[Tensor], weights: list[Tensor], f: Tensor, batch: Batch, generator: Generator
     ) -> None:
         """The scores of drawn labels, layer by layer from the last to the first."""
-        share = (
+        row_weight = (
             f.new_ones(f.shape[:-1])
             if batch.weight is None
             else batch.weight.to(f.dtype).expand(f.shape[:-1])
         )
-        share = (share / share.sum()).reshape(-1, 1)
+        row_weight = (row_weight / row_weight.sum()).reshape(-1, 1)
         past = int(self.count) // self.config.stats_every
         decay = min(
             self.config.decay, past / (past + 1)
@@ -183,7 +183,7 @@ class Noisy(Model):
         g = scores(self.likelihood, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)
-            self.layers[k].collect(a.flatten(0, 1), g.flatten(0, 1), share, decay)
+            self.layers[k].collect(a.flatten(0, 1), g.flatten(0, 1), row_weight, decay)
             if k:
                 h = inputs[k][..., :-1]
                 g = (g @ weights[k][:, :-1].mT) * ((h > 0) & (h < LIMIT))

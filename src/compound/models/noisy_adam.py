@@ -50,8 +50,8 @@ class DiagonalLayer(Layer):
     def fisher(self) -> Tensor:
         return self.squares
 
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
-        ema_update(self.squares, (a.square() * share).mT @ g.square(), decay)
+    def collect(self, a: Tensor, g: Tensor, row_weight: Tensor, decay: float) -> None:
+        ema_update(self.squares, (a.square() * row_weight).mT @ g.square(), decay)
 
     def to_basis(self, weight: Tensor) -> Tensor:
         return weight

@@ -73,10 +73,10 @@ class KroneckerLayer(Layer):
         pi = (self.values_in.mean().clamp_min(tiny) / self.values_out.mean().clamp_min(tiny)).sqrt()
         return torch.outer(self.values_in + pi * damping**0.5, self.values_out + damping**0.5 / pi)
 
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
+    def collect(self, a: Tensor, g: Tensor, row_weight: Tensor, decay: float) -> None:
         if not self.rotated:
-            ema_update(self.inputs, (a * share).mT @ a, decay)
-        ema_update(self.outputs, (g * share).mT @ g, decay)
+            ema_update(self.inputs, (a * row_weight).mT @ a, decay)
+        ema_update(self.outputs, (g * row_weight).mT @ g, decay)
 
     def refresh(self, prior: Prior) -> None:
         if not self.rotated:
@@ -123,16 +123,16 @@ class NoisyKFAC(Noisy):
             data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
         )
         total = torch.zeros(self.rotation.shape, dtype=torch.float64)
-        for rows, share in zip(
+        for rows, row_weight in zip(
             data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True
         ):
             a = super().augmented_inputs(rows)
-            total += (a * share).mT @ a
+            total += (a * row_weight).mT @ a
         first = cast(KroneckerLayer, self.layers[0])
-        before = self.rotation.clone()
+        former = self.rotation.clone()
         _eigen(total, first.values_in, self.rotation)
         with torch.no_grad():
-            first.mean.copy_(self.rotation.mT @ (before @ first.mean))
+            first.mean.copy_(self.rotation.mT @ (former @ first.mean))
         self._forget(data.x, len(data))
 
     def augmented_inputs(self, x: Tensor) -> Tensor:
@@ -176,6 +176,6 @@ def _eigen(matrix: Tensor, values: Tensor, basis: Tensor) -> None:
 
     Float64 keeps the small ones apart from rounding.
     """
-    found, vectors = torch.linalg.eigh(matrix.double())
-    values.copy_(found.clamp_min(0))
+    eigenvalues, vectors = torch.linalg.eigh(matrix.double())
+    values.copy_(eigenvalues.clamp_min(0))
     basis.copy_(vectors)

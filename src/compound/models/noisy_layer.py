@@ -2,8 +2,8 @@
 
     W ~ q = N(M, Σ),    Σ = λ / N (F + γ)^-1,    γ = λ / (N η)
 
-F is kept as a table in a basis of the layer's own, where it is diagonal. Each method says what it keeps of F,
-and in which basis.
+F is represented by its diagonal in a basis of the layer's own. Methods differ in what they keep of F, and in
+which basis.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class Layer(nn.Module, ABC):
     """An affine map whose weights are Gaussian: means, and standard deviations in a basis of its own."""
 
     std: Tensor  # (in + 1, out)
-    divergence: Tensor  # () the part of the KL that the means have no hand in
+    divergence: Tensor  # () the part of the KL that does not depend on the means
 
     def __init__(self, mean: Tensor):
         super().__init__()
@@ -41,10 +41,10 @@ class Layer(nn.Module, ABC):
         """The diagonal of F in the layer's basis."""
 
     @abstractmethod
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
+    def collect(self, a: Tensor, g: Tensor, row_weight: Tensor, decay: float) -> None:
         """Statistics of inputs a (n, in + 1) and scores g (n, out), gradients of log p(ŷ) before the mean.
 
-        Shares (n, 1) add to one.
+        Row weights (n, 1) add up to one.
         """
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def from_basis(self, weight: Tensor) -> Tensor:
-        """And from it."""
+        """Weights from the layer's basis."""
 
     @abstractmethod
     def inputs_to_basis(self, a: Tensor) -> Tensor:
@@ -92,6 +92,6 @@ class Layer(nn.Module, ABC):
 
 
 def ema_update(running: Tensor, fresh: Tensor, decay: float) -> None:
-    """The running mean takes in one more value, unless that is broken: nothing would repair it."""
+    """Update a running mean, unless the new value is not finite: it would stay so."""
     if bool(torch.isfinite(fresh).all()):
         running.lerp_(fresh, 1 - decay)

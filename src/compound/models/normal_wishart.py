@@ -57,8 +57,8 @@ def student_nodes(a: Tensor) -> tuple[Tensor, Tensor]:  # (nodes, ...) each
     where it is again; the first node also carries the variance of all that lies below it. Log-densities are
     within 1e-4 up to ten scales.
     """
-    reach = 20 / a
-    span = reach + (2 * reach).sqrt()
+    extent = 20 / a
+    span = extent + (2 * extent).sqrt()
     grid = torch.linspace(0, 1, NODES, dtype=a.dtype, device=a.device).view(-1, *[1] * a.ndim)
     u = torch.lerp(-span, span.log1p(), grid)
     log_weights = torch.log_softmax(a * (u - u.expm1()), 0)

@@ -41,8 +41,8 @@ class RowAdam(torch.optim.Adam):
         count = state["step"][rows].double() + 1
         mean = torch.lerp(state["exp_avg"][rows], g, 1 - first)
         square = torch.lerp(state["exp_avg_sq"][rows], g.square(), 1 - second)
-        rate = group["lr"] * group["size"] / max(len(rows), 1)
+        lr = group["lr"] * group["size"] / max(len(rows), 1)
         parameter[rows] -= (
-            rate * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
+            lr * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
         )
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = count.float(), mean, square

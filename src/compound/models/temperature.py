@@ -37,7 +37,7 @@ class Temperature(Model):
 
     method = "temperature"
     Config = TemperatureConfig
-    source = "Guo et al. (2017)"
+    reference = "Guo et al. (2017)"
     components = ("component",)
     temperature: Tensor  # T, () or (targets,)
 

@@ -120,10 +120,12 @@ class Variational(Model):
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         blocks = zip(*(noise.split(step) for noise in noises), strict=True)
         return self.likelihood.predictive(
-            torch.cat([self._through(*start, block) for block in blocks])[None, :, None]
+            torch.cat([self._forward_draws(*start, block) for block in blocks])[None, :, None]
         )
 
-    def _through(self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]) -> Tensor:  # (draws, rows, out)
+    def _forward_draws(
+        self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]
+    ) -> Tensor:  # (draws, rows, out)
         """Outputs from the first layer's moments, which all draws share."""
         for layer, noise in zip(self.layers[1:], noises, strict=False):
             h = clipped_relu(torch.addcmul(mean, std, noise))  # (draws, rows, in)

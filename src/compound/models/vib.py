@@ -64,7 +64,7 @@ class VIB(Model):
 
     method = "vib"
     Config = VIBConfig
-    source = "Alemi, Fischer, Dillon and Murphy (2017)"
+    reference = "Alemi, Fischer, Dillon and Murphy (2017)"
     components = ("component", "mixing")
 
     def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
@@ -98,16 +98,16 @@ class VIB(Model):
         z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
         f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
         nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
-        kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
+        kl = self.config.beta * weighted_row_mean(code_kl(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
         if isinstance(self.likelihood, HomoscedasticGaussian) and self.task.size == 1:
-            spread = std[0].square() @ weight.square()
+            variance = std[0].square() @ weight.square()
             return GaussianPredictive.from_draws(
-                centre[None, None], self.likelihood.variance()[:, None, None], spread[None, None]
+                centre[None, None], self.likelihood.variance()[:, None, None], variance[None, None]
             )
         short = self.likelihood.outputs <= self.config.latent
         factor = (
@@ -122,23 +122,21 @@ class VIB(Model):
         )  # several targets are drawn, too: the code correlates them
 
     @property
-    def hidden(self) -> int:
-        return super().hidden + 2 * self.config.latent  # type: ignore[operator]
+    def hidden_units(self) -> int:
+        return super().hidden_units + 2 * self.config.latent  # type: ignore[operator]
 
 
-def rate(mean: Tensor, std: Tensor) -> Tensor:
+def code_kl(mean: Tensor, std: Tensor) -> Tensor:
     """KL[N(mean, std²) || N(0, I)] over the last axis."""
     return 0.5 * (std.square() + mean.square() - 1 - 2 * std.log()).sum(-1)
 
 
 def _root(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
     """L with L Lᵀ = Dᵀ diag(s²) D for every row."""
-    outputs, wide = (
-        weight.shape[-1],
-        weight.double(),
-    )  # in float32 rounding would leave some of them indefinite
-    pairs = (wide.unsqueeze(-1) * wide.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
+    outputs = weight.shape[-1]
+    exact = weight.double()  # in float32 some covariances would be indefinite
+    pairs = (exact.unsqueeze(-1) * exact.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
     covariance = (std.double().square() @ pairs).unflatten(-1, (outputs, outputs))
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1e-12 * diagonal.sum(-1, keepdim=True) + 1e-30  # directions without any spread
+    diagonal += 1e-12 * diagonal.sum(-1, keepdim=True) + 1e-30  # directions without variance
     return torch.linalg.cholesky(covariance).to(std.dtype)

@@ -37,7 +37,7 @@ class VMG(Variational):
 
     method = "vmg"
     Config = VMGConfig
-    source = "Louizos and Welling (2016)"
+    reference = "Louizos and Welling (2016)"
 
     def __init__(self, inputs: int, task: Task, config: VMGConfig, seed: int = 0):
         super().__init__(inputs, task, config, seed)

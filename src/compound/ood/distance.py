@@ -100,9 +100,9 @@ class Distance(nn.Module):
         many_inputs = x.shape[1] > FULL_RANK
         count = _n_centres(x[sample], many_inputs)  # in folds too: with fewer centres rows would seem farther
         folds = min(FOLDS[0], max(FOLDS[1], FOLD_ROWS // len(sample)), len(sample))
-        for fold in range(folds if len(sample) > 1 else 0):
-            test = sample[fold::folds]
-            train = x[torch.cat([sample[other::folds] for other in range(folds) if other != fold])]
+        for k in range(folds if len(sample) > 1 else 0):
+            test = sample[k::folds]
+            train = x[torch.cat([sample[other::folds] for other in range(folds) if other != k])]
             unit = _unit(x[sample], train)
             whitening = Whitening.fit(unit * train)
             clusters = Clusters.fit(whitening(unit * train)[0], count, many_inputs, seed)
@@ -111,8 +111,8 @@ class Distance(nn.Module):
         clusters = Clusters.fit(whitening(x[sample])[0], count, many_inputs, seed)
         self.shift, self.whiten, self.residual_scale = whitening
         self.centres, self.precision_roots, self.residual_precision = clusters
-        outside = torch.isinf(out)
-        out[outside] = self(x[outside])
+        unsampled = torch.isinf(out)
+        out[unsampled] = self(x[unsampled])
         self.quantiles = _quantiles(out[sample]).to(x.dtype)
         self.cross_fitted = out
         return out
