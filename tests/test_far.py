@@ -8,13 +8,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
+from compound import CompoundClassifier, CompoundRegressor
 from compound.models import Method, build
 from compound.models.observation.last_layer import LastLayerCategorical
 from compound.ood import clusters
 from compound.ood.distance import Distance
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.whitening import RIDGE
-from compound.predictive import CategoricalPredictive
+from compound.predictive import CategoricalPredictive, GaussianPredictive
 from compound.random import named_generator
 from compound.train.loop import TrainConfig, fit
 from compound.types import Task, make_dataset
@@ -60,14 +61,20 @@ def test_wide_inputs_keep_leading_directions_and_lose_little():
     )  # outside all leading directions
     outside = distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
     assert (
-        abs(outside * ridge.sqrt() / distance.residual_precision[distance.centres.norm(dim=1).argmin()].sqrt() - 1)
+        abs(
+            outside * ridge.sqrt() / distance.residual_precision[distance.centres.norm(dim=1).argmin()].sqrt()
+            - 1
+        )
         < 0.05
     )
 
 
 @pytest.mark.parametrize("rows", [60, 400, 3000])
 def test_the_99_percent_distance_holds_for_new_rows(rows):
-    """Cross-fitted: about 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through."""
+    """Cross-fitted.
+
+    About 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through.
+    """
     shares = []
     for seed in range(8):
         distance = Distance(6)
@@ -108,7 +115,7 @@ def test_few_or_equal_rows_are_no_obstacle(x):
     assert (far(x + 100.0) == 14.0).all()
 
 
-def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
+def test_far_rows_get_full_noise_whatever_the_ramp():
     far = DistanceAwareNoise(6)
     far.fit(blobs(500, 6), named_generator(0))
     far.set_ramp(-8.0, 0.5, 14.0)
@@ -123,7 +130,7 @@ def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
     )
 
 
-def test_doubt_is_a_mixture_with_all_classes_alike():
+def test_far_noise_of_classes_is_a_mixture_with_the_uniform_distribution():
     logs = torch.log_softmax(
         3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1
     )
@@ -143,7 +150,19 @@ def test_doubt_is_a_mixture_with_all_classes_alike():
     assert (found.posterior >= plain.posterior).all() and (found.posterior.diff()[-10:] != 0).all()
 
 
-def test_scores_of_members_are_those_of_their_own_answers():
+@pytest.mark.parametrize("t", [-30.0, -1.0, 0.0])
+def test_far_noise_turns_aleatoric_variance_into_epistemic(t):
+    ones = torch.ones(3, 4, 2, 1, dtype=torch.float64)
+    means = torch.randn(3, 4, 2, 1, generator=named_generator(1), dtype=torch.float64)
+    without = GaussianPredictive.from_draws(means, ones, 2 * ones)
+    far_std = torch.tensor([3.0], dtype=torch.float64)
+    p = without.with_far_noise(torch.full((2,), t, dtype=torch.float64), far_std)
+    assert_close(p.total, without.total + 9 * math.exp(t), rtol=1e-12, atol=0)
+    assert_close(p.aleatoric, (1 - math.exp(t)) * without.aleatoric, rtol=1e-9, atol=1e-12)
+    assert_close(p.variances, without.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
+
+
+def test_log_densities_of_members_are_those_of_their_own_predictives():
     likelihood, far_std = LastLayerCategorical(5, "sample", 2), torch.ones(())
     logits = torch.randn(
         3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64
@@ -196,7 +215,7 @@ def without_far_noise(model):
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
 @pytest.mark.parametrize("factor", [3, 10, 100])
-def test_classes_far_away_are_doubtful(classifier, name, factor):
+def test_entropy_of_classes_is_high_far_away(classifier, name, factor):
     models, x, _ = classifier
     model = models[name]
     moved_x = moved(model, x[:100], factor, factor)
@@ -221,7 +240,7 @@ def test_far_noise_costs_no_more_than_its_budget(classifier, name):
 
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
-def test_targets_far_away_have_the_spread_that_was_asked_for(name):
+def test_targets_far_away_have_the_requested_standard_deviation(name):
     g = named_generator(5)
     x = torch.randn(500, 3, generator=g)
     y = 4 * (x[:, :1].sin() + 0.1 * torch.randn(500, 1, generator=g))
@@ -247,7 +266,10 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
 
 
 def test_rows_are_measured_as_if_they_were_new(monkeypatch):
-    """Five rows, one centre: each from the mean of the others, by their covariance, in units that they would have standardised."""
+    """Five rows, one centre.
+
+    Each from the mean of the others, by their covariance, in units that they would have standardised.
+    """
     monkeypatch.setattr(
         clusters, "k_means", lambda u, count, seed: u.mean(0, keepdim=True)
     )  # exact, where mini-batches are not
@@ -274,7 +296,7 @@ def test_unfitted_far_noise_is_none():
     assert not model.far.fitted
 
 
-def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
+def test_folds_have_as_many_centres_as_the_final_fit(monkeypatch):
     """From as many centres as the whole has, and at most a twentieth of a small table's rows is missing."""
     seen = []
     k_means = clusters.k_means
@@ -299,7 +321,7 @@ def leaning(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (start[which] + scale[which] * torch.randn(rows, 70, generator=g)).double(), which
 
 
-def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
+def test_distance_in_the_covariance_of_a_cluster_is_that_of_its_rows():
     """Against sums over rows and an inverse written out."""
     x, _ = leaning(400, 0)
     found = clusters.Clusters.fit(x, 3, True, 0)
@@ -317,8 +339,8 @@ def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
         assert_close(distance, (gap @ torch.linalg.solve(shape, gap) + beyond * 70 / shape.trace()).sqrt())
 
 
-def test_what_only_another_cluster_does_is_far():
-    """A step of one length, along the direction in which the cluster's own rows differ, and along that of the other's."""
+def test_variation_of_another_cluster_is_far():
+    """Steps of one length, along the direction in which the cluster's rows differ, and along the other's."""
     x, which = leaning(2000, 0)
     distance = Distance(70).double()
     distance.fit(x, named_generator(0))
@@ -358,3 +380,18 @@ def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
     assert {value.dtype for value in again.buffers()} == {mine}
     asked = leaning(60, 1)[0]
     assert_close(again(asked.to(mine)).float(), distance(asked.float()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", [CompoundRegressor, CompoundClassifier])
+def test_estimators_fit_one_distance_for_far_noise_and_detector(estimator, monkeypatch):
+    calls = []
+    fit_distance = Distance.fit
+    monkeypatch.setattr(Distance, "fit", lambda self, *data: calls.append(self) or fit_distance(self, *data))
+    x = blobs(120, 3).numpy()
+    y = x[:, 0] if estimator is CompoundRegressor else (x[:, 0] > 0).astype(int)
+    with_noise = estimator("ml-cdn", max_epochs=1, random_state=0).fit(x, y)
+    assert len(calls) == 1 and with_noise.ood_detector_.distance is with_noise.model_.distance
+    scores = with_noise.ood_score(x)
+    assert (scores > with_noise.threshold_).mean() <= 0.05 and with_noise.is_ood(x + 100).all()
+    without = estimator("map", max_epochs=1, random_state=0).fit(x, y)
+    assert len(calls) == 2 and without.model_.distance is None

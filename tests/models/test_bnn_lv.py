@@ -1,4 +1,7 @@
-"""The α-energy against its site form, the evidence and the evidence bound; the split against closed forms; Adam row by row."""
+"""The α-energy against its site form, the evidence and the evidence bound; the split against closed forms.
+
+Adam row by row.
+"""
 
 import math
 from dataclasses import replace
@@ -278,7 +281,10 @@ def test_small_alpha_is_not_lost_to_rounding():
 
 
 def test_split_of_a_linear_model_is_the_closed_form():
-    """f = w x + u z + b: Var_z f = g u², and the mean over z of f varies with w and b alone. q(z_n) has no part in it."""
+    """f = w x + u z + b: Var_z f = g u², and the mean over z of f varies with w and b alone.
+
+    Q(z_n) has no part in it.
+    """
     model, _ = linear(5, latent_variance=2.5, latents=2, prior_variance=0.5)
     with torch.no_grad():
         model.latents.mean.fill_(40.0)

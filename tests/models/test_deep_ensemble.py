@@ -1,4 +1,4 @@
-"""Members trained together against members apart, their mixture against torch's, adversarial training in closed form."""
+"""Members together and apart, their mixture against torch's, adversarial training in closed form."""
 
 import math
 from dataclasses import replace
@@ -211,7 +211,10 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
 
 
 def test_row_variance_learns_mean_and_variance_of_the_targets():
-    """At the minimum for inputs that say nothing: every member gives the mean and the variance of y, as maximum likelihood does."""
+    """At the minimum for inputs that say nothing.
+
+    Every member gives the mean and the variance of y, as maximum likelihood does.
+    """
     y = torch.randn(50, 2, generator=named_generator(4), dtype=torch.float64) * torch.tensor([0.5, 2.0]) + 1.0
     model = ensemble(TARGETS, widths=())
     data = make_dataset(torch.zeros(50, 4, dtype=torch.float64), y, TARGETS)
@@ -236,7 +239,10 @@ def test_row_variance_learns_mean_and_variance_of_the_targets():
 
 
 def test_adversarial_loss_of_linear_models_in_closed_form():
-    """One layer of classes: x' = x + ε sign((p - y) Wᵀ), ε a part of each input's range over the rows that are trained on."""
+    """One layer of classes.
+
+    X' = x + ε sign((p - y) Wᵀ), ε a part of each input's range over the rows that are trained on.
+    """
     data = rows(CLASSES)
     x = data.x * torch.tensor([1.0, 10.0, 0.1, 0.0])  # the last input is constant
     x[:5] *= 100  # held out
@@ -372,9 +378,10 @@ def test_bad_options_are_refused(options, words):
 
 
 def test_trained_together_is_trained_apart():
-    """100 Adam steps of 784-100-10, mini-batches, clipped member by member, rows that count differently for each.
+    """100 Adam steps of 784-100-10, clipped member by member, with other row weights for each.
 
-    In float64: Adam's first steps go by the sign of a gradient, so in float32 sums in another order lead elsewhere.
+    In float64: Adam's first steps go by the sign of a gradient, so in float32 sums in another order lead
+    elsewhere.
     """
     g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)

@@ -1,4 +1,4 @@
-"""The prior network against other libraries' Dirichlets, Wisharts and Student-t's, integrals, draws, and conjugate posteriors."""
+"""The prior network against other libraries' distributions, integrals, draws and conjugate posteriors."""
 
 import math
 from dataclasses import replace
@@ -148,7 +148,10 @@ class TestDirichlet:
             )
 
     def test_labels_that_disagree_flatten_forward_and_sharpen_reverse(self):
-        """b = (101, 1, 1) and (1, 101, 1) at one input: forward matches E log p, reverse averages the concentrations."""
+        """b = (101, 1, 1) and (1, 101, 1) at one input.
+
+        Forward matches E log p, reverse averages the concentrations.
+        """
         b = np.array([[101.0, 1.0, 1.0], [1.0, 101.0, 1.0]])
         wanted = special.digamma(b).mean(0) - special.digamma(103.0)
         solution = optimize.root(

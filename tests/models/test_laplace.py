@@ -73,7 +73,10 @@ def learnt_model(task: Task, **options):
 
 
 def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
-    """Covariance of each layer's (in + 1, out) weights, row by row: every matrix built, Jacobians from autograd."""
+    """Covariance of each layer's (in + 1, out) weights, row by row.
+
+    Every matrix built, Jacobians from autograd.
+    """
     layers, n = model.base_model.network.layers, len(data)
     covariances = []
     for k, delta in zip(range(-len(model.delta), 0), model.delta, strict=True):
@@ -240,7 +243,10 @@ def test_chunks_and_weights_only_count_rows(options):
 
 @pytest.mark.parametrize("options", [{}, {"damping": "factored"}], ids=["exact", "factored"])
 def test_drawn_networks_have_the_posterior(options):
-    """One layer: f is Gaussian with a known covariance. Two layers: f against networks whose weights are drawn as whole vectors."""
+    """One layer: f is Gaussian with a known covariance. Two layers.
+
+    F against networks whose weights are drawn as whole vectors.
+    """
     data, draws = problem(CLASSES), 20_000
     linear = random_model(CLASSES, widths=(), precision=0.5, tune="none", predictive="sample", **options)
     linear.on_fit_end(data, named_generator(0))

@@ -1,4 +1,7 @@
-"""Whatever the inputs, a regression network's own answer stays within what it said about training rows; the rest is epistemic."""
+"""Whatever the inputs, a regression network's own answer stays within what it said about training rows.
+
+The rest is epistemic.
+"""
 
 import math
 
@@ -69,7 +72,7 @@ def test_a_constant_target_has_no_scale_of_its_own():
     [("ml-cdn", {"hyper": (10,)}), ("vb-cdn", {"hyper": (10,)}), ("map", {"variance": "rows", "far": 0.0})],
 )
 def test_rows_moved_out_of_the_data(name, options):
-    """One column after the other moved by up to a thousand training ranges, with log-variances of the network set free to explode."""
+    """Each column moved by up to a thousand training ranges, with unbounded log-variances."""
     g, task = named_generator(0), Task("regression", 1)
     x = torch.randn(300, 3, generator=g)
     y = x[:, :1].sin() + 0.1 * (1 + x[:, 1:2].abs()) * torch.randn(300, 1, generator=g)

@@ -1,4 +1,4 @@
-"""Dropout against all its masks, its variational penalty against the closed-form minimum, prediction against the naive way."""
+"""Dropout against all its masks, its penalty against the closed-form minimum, naive prediction."""
 
 import itertools
 import math
@@ -71,7 +71,10 @@ def test_draws_have_the_moments_of_all_masks(method):
 
 
 def test_training_drops_row_by_row():
-    """The loss of many equal rows is the expectation over masks: ((y - mean)² + var) / 2σ² and the constant."""
+    """The loss of many equal rows is the expectation over masks.
+
+    ((y - mean)² + var) / 2σ² and the constant.
+    """
     model, rows = (
         shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("regression", 1)),
         20_000,

@@ -1,4 +1,4 @@
-"""Mixture density networks against torch's mixtures, derivatives by hand, and the network with one component."""
+"""Mixture density networks against torch's mixtures, manual derivatives, and one component."""
 
 import math
 from dataclasses import replace
@@ -203,7 +203,10 @@ def test_start_spreads_the_components_over_the_targets():
 
 
 def test_finds_two_branches():
-    """y = ±1 + noise 0.2, a coin for each row: the answer is as good as the truth, and its variance lies between the components."""
+    """y = ±1 + noise 0.2, a coin for each row.
+
+    The answer is as good as the truth, and its variance lies between the components.
+    """
     g = named_generator(11)
     x = torch.randn(600, 1, generator=g)
     y = torch.randint(2, (600, 1), generator=g) * 2.0 - 1 + 0.2 * torch.randn(600, 1, generator=g)

@@ -1,4 +1,4 @@
-"""Flows against Jacobians, the bound against quadrature and exact divergences, moments against drawn weights."""
+"""Flows against Jacobians, the bound against quadrature and exact KL, moments against draws."""
 
 import math
 from dataclasses import replace

@@ -100,7 +100,8 @@ def test_training_finds_the_posterior():
         x, y, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0
     )
     noisy.check_training(model, data, model.rotation, slack=1e-6)
-    # statistics of labels the model drew: 199 effective batches of 100; residuals of the data are five times as large
+    # statistics of labels the model drew: 199 effective batches of 100;
+    # residuals of the data are five times as large
     error = math.sqrt(2 / (199 * 100)) / 0.09
     assert_close(model.layers[0].outputs, EYE / 0.09, rtol=0, atol=4 * error)
 
@@ -177,7 +178,10 @@ def test_statistics_do_not_see_the_labels():
 
 
 def test_statistics_are_means_of_outer_products(monkeypatch):
-    """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean; rows weigh what they weigh."""
+    """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean.
+
+    Rows weigh what they weigh.
+    """
     model, data, weight, given = noisy.watched("noisy-kfac", monkeypatch)
     names = [
         (k, name) for k in range(3) for name in ("inputs", "outputs") if k or name == "outputs"
@@ -233,7 +237,10 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
 
 
 def test_rotated_inputs_change_nothing():
-    """The first layer in the basis of its inputs against one that keeps A; and `start` leaves the answers alone."""
+    """The first layer in the basis of its inputs against one that keeps A.
+
+    And `start` leaves the answers alone.
+    """
     x, y = linear()
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("regression", 2)).double()
     model, data = regression(x, y)

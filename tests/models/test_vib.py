@@ -1,4 +1,4 @@
-"""The bottleneck against torch's Gaussians, the CDN's objective, draws of z, and a problem with a known optimum."""
+"""The bottleneck against torch's Gaussians, the CDN's objective, draws of z, and a known optimum."""
 
 import math
 
@@ -166,7 +166,10 @@ def test_one_target_is_integrated():
 
 
 def test_optimum_of_a_linear_problem():
-    """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²); both terms are in nats."""
+    """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²).
+
+    Both terms are in nats.
+    """
     beta, d, b, sigma, y = 0.4, 1.3, 0.2, 0.7, 1.5
     count = 200_000
     model = build(

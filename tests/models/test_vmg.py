@@ -1,4 +1,4 @@
-"""Matrix-Gaussian weights against drawn weight matrices, dense Kronecker covariances and exact Bayesian regression."""
+"""Matrix-Gaussian weights against draws, dense Kronecker covariances and exact Bayesian regression."""
 
 import math
 
