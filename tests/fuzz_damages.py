@@ -19,8 +19,8 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from compound.io import persist
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.bundle import canonical_json, digest
+from compound.io.model_directory import CONFIG, TENSORS
 
 GONE = object()
 
@@ -329,8 +329,8 @@ def put_together(path: Path, parts: Parts) -> None:
         return
     words = parts.words
     if isinstance(words, dict) and "config" in words:
-        words["config"] = persist._json(words["config"]).decode()
-        words["sha256"] = persist.digest(words["config"], parts.tensors) if "sha256" in words else None
+        words["config"] = canonical_json(words["config"]).decode()
+        words["sha256"] = digest(words["config"], parts.tensors) if "sha256" in words else None
     path.write_bytes(tensor_bytes(parts.tensors, {"compound": json.dumps(words)}))
 
 

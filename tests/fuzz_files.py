@@ -28,11 +28,13 @@ from fuzz_damages import Damage, copied, damages
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.model_directory import CONFIG, TENSORS
 from compound.models import METHODS
-from compound.models.sound import flaw
+from compound.models.sanity import predictive_defect
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.train.config import TrainConfig
+from compound.train.holdout import holdout_weights
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 SECONDS = 2.0  # of computing, for loading and answering
@@ -156,7 +158,7 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
 
 def answers(model: Any) -> None:
     x = 3 * torch.randn(8, 3, generator=named_generator(1))
-    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
+    wrong = predictive_defect(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
     assert wrong is None, wrong
 
 

@@ -10,20 +10,15 @@ from sklearn.base import clone
 from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
-from compound.estimators import calibration
-from compound.estimators.calibration import (
-    ConformalIntervals,
-    ConformalSets,
-    TemperatureScaler,
-    aps_score,
-    quantile,
-    score,
-)
-from compound.estimators.prediction import answers, to_float64
-from compound.estimators.regressor import held_out, member
+from compound.estimators import conformal_scores
+from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
+from compound.estimators.conformal_scores import aps_score, z_quantile, z_score
+from compound.estimators.member_holdout import member_holdout_weights, member_predictive
+from compound.estimators.prediction import predictives, to_float64
+from compound.estimators.validation import encode_table
 from compound.ood.detector import OODDetector
 from compound.ood.noise import DistanceAwareNoise
-from compound.train.loop import holdout_weights
+from compound.train.holdout import holdout_weights
 
 
 def mixture(rows: int = 7, targets: int = 2, draws: int = 6) -> GaussianPredictive:
@@ -44,7 +39,7 @@ def weighted() -> GaussianPredictive:
 @pytest.mark.parametrize("answer", [mixture(), weighted()])
 @pytest.mark.parametrize("z", [-2.0, -0.3, 0.0, 1.6])
 def test_quantiles_are_those_of_slow_bisection(answer, z):
-    mine = quantile(answer, torch.full((2,), z, dtype=torch.float64))
+    mine = z_quantile(answer, torch.full((2,), z, dtype=torch.float64))
     torch.testing.assert_close(mine, answer.quantile(float(norm.cdf(z))), rtol=1e-8, atol=1e-8)
 
 
@@ -52,14 +47,14 @@ def test_quantiles_are_those_of_slow_bisection(answer, z):
 def test_score_undoes_quantile_however_far_out(z):
     answer = weighted()
     torch.testing.assert_close(
-        score(answer, quantile(answer, torch.full((2,), z, dtype=torch.float64))),
+        z_score(answer, z_quantile(answer, torch.full((2,), z, dtype=torch.float64))),
         torch.full((7, 2), abs(z)).double(),
     )
 
 
 def test_a_member_is_its_part_of_the_mixture():
     answer, who = mixture(draws=6), torch.tensor([0, 2, 1, 1, 0, 2, 2])
-    own = member(answer, who, 3)
+    own = member_predictive(answer, who, 3)
     for row, k in enumerate(who.tolist()):
         assert torch.equal(own.means[:, row], answer.means[2 * k : 2 * k + 2, row])
         assert torch.equal(own.variances[:, row], answer.variances[2 * k : 2 * k + 2, row])
@@ -102,13 +97,16 @@ def test_weighted_ranks_are_those_of_the_definition(coverage):
     assert ConformalSets.fit(scores[:, 0], weights).conformal_quantile(coverage) == slow_quantile(
         scores[:, 0], weights, coverage
     )
-    assert mine.rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum())) and mine.rows < 40
+    assert (
+        mine.effective_rows == pytest.approx(float(weights.sum() ** 2 / weights.square().sum()))
+        and mine.effective_rows < 40
+    )
     for same in (1.0, 0.3):  # equal weights are none
         even = ConformalIntervals.fit([scores], 2, torch.full((40,), same))
         assert torch.equal(
             even.conformal_quantile(coverage),
             ConformalIntervals.fit([scores], 2).conformal_quantile(coverage),
-        ) and even.rows == pytest.approx(40)
+        ) and even.effective_rows == pytest.approx(40)
 
 
 def test_weights_undo_the_choice_of_rows():
@@ -176,11 +174,11 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
     small = clone(REGRESSOR).set_params(random_state=0, max_epochs=1)  # two members
     assert len(small.fit(x, y).intervals_.scores) == 2 * 20
     own = small.intervals_.scores
-    monkeypatch.setattr("compound.estimators.regressor.MANY", 200)
-    monkeypatch.setattr("compound.estimators.regressor.COMMON", 12)
+    monkeypatch.setattr("compound.estimators.member_holdout.COMMON_FROM", 200)
+    monkeypatch.setattr("compound.estimators.member_holdout.MIN_COMMON", 12)
     assert len(small.fit(x, y).intervals_.scores) == 12
-    data = small._encoded(x), torch.from_numpy((y - small.shift_) / small.scale_).float().unsqueeze(1)
-    held = small._hold_out(data[1], 2) == 0  # (members, rows)
+    data = encode_table(small, x), torch.from_numpy((y - small.shift_) / small.scale_).float().unsqueeze(1)
+    held = small._holdout_weights(data[1], 2) == 0  # (members, rows)
     assert (
         held.sum(1).tolist() == [20, 20]
         and int(held.all(0).sum()) == 12
@@ -191,7 +189,7 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
         small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask"))
     )  # all members together
     torch.testing.assert_close(
-        small.intervals_.scores, score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4
+        small.intervals_.scores, z_score(whole, data[1][both].double()).sort(0).values, rtol=1e-4, atol=1e-4
     )
     assert not torch.equal(own[:12], small.intervals_.scores)
 
@@ -200,11 +198,11 @@ def test_few_rows_are_held_out_by_one_member_each_of_many_some_by_all(monkeypatc
     "rows,common,each", [(4999, 0, 499), (5000, 500, 500), (20_000, 500, 2000), (200_000, 2000, 20_000)]
 )
 def test_rows_held_out_in_common(rows, common, each):
-    held = held_out(rows, 5, 0.1, seed=3) == 0
+    held = member_holdout_weights(rows, 5, 0.1, seed=3) == 0
     assert int(held.all(0).sum()) == common and held.sum(1).tolist() == [each] * 5
     assert int(held.any(0).sum()) == common + 5 * (each - common)  # the rest is each member's own
-    assert not torch.equal(held, held_out(rows, 5, 0.1, seed=4) == 0)
-    assert torch.equal(held_out(rows, 1, 0.1, seed=3), holdout_weights(rows, 1, 0.1, seed=3))
+    assert not torch.equal(held, member_holdout_weights(rows, 5, 0.1, seed=4) == 0)
+    assert torch.equal(member_holdout_weights(rows, 1, 0.1, seed=3), holdout_weights(rows, 1, 0.1, seed=3))
 
 
 def test_before_is_the_probability_of_likelier_classes():
@@ -247,7 +245,7 @@ def test_a_classifier_learns_its_sets_from_held_out_rows():
     )  # three classes that overlap
     model = clone(CLASSIFIER).set_params(random_state=0).fit(x[:500], y[:500])
     sets = model.predict_set(x[500:], 0.8)
-    held = (model._hold_out(torch.from_numpy(y[:500]), 1) == 0).numpy()  # a tenth of every class
+    held = (model._holdout_weights(torch.from_numpy(y[:500]), 1) == 0).numpy()  # a tenth of every class
     said, truth = model.predict_proba(x[:500][held]), y[:500][held]
     likelier = [row[row > row[label]].sum() for row, label in zip(said, truth, strict=True)]
     np.testing.assert_allclose(model.sets_.scores, np.sort(likelier), atol=1e-12)
@@ -284,7 +282,7 @@ def test_the_last_row_of_a_class_is_learnt_from_and_counts_as_not_covered():
         .set_params(random_state=0, max_epochs=1, validation_fraction=0.2)
         .fit(x, y, sample_weight=weight)
     )
-    held = (model._hold_out(torch.from_numpy(y), 1) == 0).numpy()
+    held = (model._holdout_weights(torch.from_numpy(y), 1) == 0).numpy()
     assert held[:200].sum() == 40 and not held[200:].any()
     scores, weights = model.sets_.scores.numpy(), model.sets_.weights.numpy()
     assert (scores == 1).sum() == 20 and len(scores) == 60
@@ -329,9 +327,9 @@ def test_a_classifier_softens_by_the_weight_of_its_held_out_rows():
     label[::4] = ~label[::4]  # heavy rows contradict the others
     model = clone(CLASSIFIER).set_params(random_state=0, max_epochs=5).fit(x, label, sample_weight=weight)
     truth = torch.from_numpy(label.astype(np.int64))
-    held = model._hold_out(truth, 1) == 0
+    held = model._holdout_weights(truth, 1) == 0
     probs = torch.cat(
-        [answer.probs for answer in answers(model.model_, model._encoded(x)[held], model.seed_)]
+        [answer.probs for answer in predictives(model.model_, encode_table(model, x)[held], model.seed_)]
     )
     weighted, plain = (
         TemperatureScaler.fit(probs, truth[held], w).value for w in (torch.from_numpy(weight)[held], None)
@@ -351,7 +349,7 @@ def test_tempered_shares_still_add_up_to_the_entropy():
 
 def test_alarms_come_at_the_stated_rate_and_for_strange_rows():
     x, y = line(1000)
-    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=1, false_alarms=0.05).fit(x, y)
+    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=1, false_positive_rate=0.05).fit(x, y)
     fresh, _ = line(4000, seed=1)
     rate = model.is_ood(fresh).mean()
     assert abs(rate - 0.05) < 4 * np.sqrt(0.05 * 0.95 * (1 / 1000 + 1 / 4000))
@@ -419,10 +417,10 @@ def test_quantiles_take_few_steps_and_end_at_the_root(monkeypatch):
         torch.rand(50, 400, 1, generator=named_generator(0, "v")),
     )
     answer = to_float64(GaussianPredictive(*(torch.zeros(400, 1) for _ in range(3)), means, 0.01 + variances))
-    calls, log_cdf = [], calibration._log_cdf
-    monkeypatch.setattr(calibration, "_log_cdf", lambda *given: calls.append(1) or log_cdf(*given))
+    calls, log_cdf = [], conformal_scores._log_cdf
+    monkeypatch.setattr(conformal_scores, "_log_cdf", lambda *given: calls.append(1) or log_cdf(*given))
     for z in (-2.5, -0.3, 1.6):
         calls.clear()
-        y = quantile(answer, torch.tensor([z], dtype=torch.float64))
+        y = z_quantile(answer, torch.tensor([z], dtype=torch.float64))
         assert len(calls) <= 20
         np.testing.assert_allclose(answer.cdf(y), norm.cdf(z), rtol=1e-9)

@@ -16,7 +16,7 @@ from sklearn import metrics as oracle
 from compound import CompoundRegressor, Method, load, named_generator
 from compound.cli.app import main
 from compound.estimators import row_predictions
-from compound.io import persist
+from compound.io import model_directory
 from compound.ood.noise import DistanceAwareNoise
 from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
 from compound.tables import scores as judging
@@ -705,7 +705,7 @@ def test_bad_wishes_are_refused_before_any_work(home: Path, here: Path, monkeypa
         (("fit", *table, "--option", "lam"), "NAME=VALUE"),
         (("fit", *table, "--option", "speed=3"), "no option 'speed'"),
         (("fit", *table, "--held-out", "1"), "--held-out is 1"),
-        (("fit", *table, "--false-alarms", "2"), "false_alarms is 2"),
+        (("fit", *table, "--false-alarms", "2"), "false_positive_rate is 2"),
         (("fit", *table, "--out", "full"), "full", "notes.txt"),
         (("fit", *table, "--out", "t.csv"), "t.csv is a file"),
         (
@@ -775,14 +775,14 @@ def test_a_killed_report_blocks_no_later_fit(here: Path):
 def test_model_and_report_come_in_one_move(here: Path, monkeypatch: pytest.MonkeyPatch):
     frame(40).to_csv("t.csv", index=False)
     words = ("fit", "t.csv", "--target", "price", "--out", "m", "--method", "map", "--epochs", "1")
-    write = persist._write
+    write = model_directory.write_synced
 
     def cut_off(path: Path, data: bytes) -> None:
         if path.name.endswith("tensors.safetensors"):
             raise KeyboardInterrupt
         write(path, data)
 
-    monkeypatch.setattr(persist, "_write", cut_off)
+    monkeypatch.setattr(model_directory, "write_synced", cut_off)
     result = run(*words)
     assert result.exit_code == 130 and "stopped" in result.output
     assert [path.name for path in here.iterdir()] == [

@@ -13,7 +13,7 @@ from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.model_directory import CONFIG, TENSORS
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_parts_of_two_models_do_not_mix(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("single", True)]
+    "entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("y_is_1d", True)]
 )
 def test_edited_words_are_refused(saved, entry, value):
     words = json.loads((saved / CONFIG).read_text())
@@ -146,18 +146,18 @@ def changed(words: dict, place: str, value) -> None:
         ("threshold", float("nan"), "threshold is nan"),
         ("scale/0", 0.0, r"scale\[0\] is 0"),
         ("shift", [0.0], "shift has 1 entries, not 2"),
-        ("single", 1, "single is 1, not true or false"),
+        ("y_is_1d", 1, "y_is_1d is 1, not true or false"),
         ("seed", True, "seed is True"),
         ("columns", 3, "3 columns"),
         ("names", ["a"], "names has 1 entries, not 2"),
-        ("encoder/0/gaps", True, "3 numbers, the model takes 2"),
+        ("encoder/0/has_missing", True, "3 numbers, the model takes 2"),
         ("encoder/0/scale", "1", "scale"),
         ("parameters/lr", "fast", "lr is 'fast'"),
         ("parameters/method/options/widths", [20_000, 20_000], "many times as large"),
         ("parameters/method/options/members", 10**9, "members"),
         ("model/inputs", 10**6, "does not fit"),
         ("model/task/size", 1, "does not fit|not 1"),
-        ("model/options/widths", [20_000, 20_000], "does not fit|has no place"),
+        ("model/options/widths", [20_000, 20_000], "does not fit|unexpected tensor"),
         ("history", [[]], "history"),
         ("estimator", "CompoundClassifier", "classes"),
     ],
@@ -196,7 +196,7 @@ def test_an_answer_that_is_none_is_not_given(regressor, saved):
     again = compound.load(saved)
     with torch.no_grad():
         again.model_.likelihood.log_noise.fill_(torch.nan)
-    with pytest.raises(ValueError, match="the model has no answer"):
+    with pytest.raises(ValueError, match="the model cannot predict"):
         again.predict(line(3)[0])
     with pytest.raises(ValueError, match="NaN"):
         again.save(saved)  # nor saved
@@ -204,8 +204,8 @@ def test_an_answer_that_is_none_is_not_given(regressor, saved):
 
 
 def test_another_layout_says_why_not(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 4)
-    with pytest.raises(ValueError, match="layout 3, this library reads 4"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 5)
+    with pytest.raises(ValueError, match="layout 4, this library reads 5"):
         compound.load(saved)
 
 

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.estimators import memory
+from compound.estimators import memory, prediction
 from compound.estimators.prediction import BLOCK
 from compound.estimators.row_predictions import predict_frame
 from compound.models import METHODS
@@ -66,15 +66,15 @@ def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
     """Answers of earlier blocks are gone before the next one comes."""
     alive = []
 
-    finished = CompoundRegressor._postprocess
+    postprocess = prediction.postprocess
 
-    def watched(self, answer):
+    def watched(estimator, predictive):
         assert sum(found() is not None for found in alive) <= 1
-        out = finished(self, answer)
+        out = postprocess(estimator, predictive)
         alive.append(weakref.ref(out.means))
         return out
 
-    monkeypatch.setattr(CompoundRegressor, "_postprocess", watched)
+    monkeypatch.setattr(prediction, "postprocess", watched)
     regressor.predict_interval(line(5 * BLOCK)[0])
     assert len(alive) == 5
 
@@ -232,7 +232,7 @@ def test_callbacks_see_the_training():
         {"batch_size": 0.5},
         {"lr": -1},
         {"validation_fraction": 1.0},
-        {"false_alarms": 0},
+        {"false_positive_rate": 0},
     ],
 )
 def test_wrong_parameters_are_refused_before_any_work(wrong):
@@ -244,13 +244,13 @@ def test_wrong_parameters_are_refused_before_any_work(wrong):
 def test_sizes_of_models_are_known_before_they_are_built(name):
     task = Task("regression", 2)
     real = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
-    assert memory.numbers(Method(name), 11, task) == real
+    assert memory.n_numbers(Method(name), 11, task) == real
 
 
 def test_the_guard_needs_no_memory_itself():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     method, task = Method("map", widths=(100_000, 100_000)), Task("regression", 1)
-    assert memory.numbers(method, 4, task) > 10**10
+    assert memory.n_numbers(method, 4, task) > 10**10
     assert memory.skeleton(Method("ml-cdn", members=3), 4, task).members == 3
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB"):
         CompoundRegressor(method).fit(*line(20))

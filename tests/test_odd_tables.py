@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
 from compound.cli.app import main
-from compound.estimators.encoder import Category, Encoder, Number
+from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
 from compound.tables import explain_report, explaining, reading, tabular
 from compound.tables.tabular import column_names, read_chunks, read_table
 
@@ -177,12 +177,12 @@ FORMS = {
 def test_a_code_is_the_same_in_every_form(form: str, codes: list[int]):
     column = codes * 4
     encoder = Encoder.fit(pd.DataFrame({"c": FORMS["categories"](column)}))
-    assert isinstance(encoder.columns[0], Category) and encoder.width == 3
+    assert isinstance(encoder.columns[0], CategoricalColumn) and encoder.width == 3
     assert np.array_equal(
         encoder.transform(pd.DataFrame({"c": FORMS[form](column)})), np.tile(np.eye(3), (4, 1))
     )
     numbers = Encoder.fit(pd.DataFrame({"c": FORMS["integers"](column)}))
-    assert isinstance(numbers.columns[0], Number)
+    assert isinstance(numbers.columns[0], NumericColumn)
     exact = numbers.transform(pd.DataFrame({"c": FORMS["floats"](column)}))
     assert np.array_equal(numbers.transform(pd.DataFrame({"c": FORMS[form](column)})), exact)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from compound.io.paths import check_folder, check_writable, is_temporary, sweep, temporary
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
+from compound.io.paths import check_folder, check_writable
+from compound.io.temporary import is_temporary, remove_stale, temporary
 
 NOWHERE = Path("/proc/nothing")  # where not even root can write
 
@@ -65,7 +66,7 @@ def test_what_the_dead_left_is_removed_and_what_the_living_write_is_not(tmp_path
         assert not dead.exists() and mine.exists()
         with temporary(path, folder) as another:
             assert mine.exists() and another != mine
-        sweep(path)
+        remove_stale(path)
         assert mine.exists() and not another.exists()
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
@@ -73,7 +74,7 @@ def test_what_the_dead_left_is_removed_and_what_the_living_write_is_not(tmp_path
 LIVING = """
 import sys, time
 from pathlib import Path
-from compound.io.paths import temporary
+from compound.io.temporary import temporary
 with temporary(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     time.sleep(60)
@@ -98,7 +99,7 @@ def test_the_next_call_cleans_up_after_a_kill(tmp_path: Path):
 WRITER = """
 import os, sys
 from pathlib import Path
-from compound.io.paths import temporary
+from compound.io.temporary import temporary
 for i in range(300):
     with temporary(Path(sys.argv[1])) as mine:
         mine.write_text("x" * 100)
@@ -124,7 +125,7 @@ import sys, time
 from pathlib import Path
 import click
 from compound.cli.app import main
-from compound.io.paths import temporary
+from compound.io.temporary import temporary
 
 @main.command()
 @click.argument("path", type=Path)

@@ -12,13 +12,19 @@ from fuzz_damages import HEADERS, Parts, _in_header, put_together, take_apart
 from fuzz_files import peak, trained
 from torch import Tensor
 
-from compound.io import persist
-from compound.io.paths import temporary
-from compound.io.persist import Bundle, load, load_file, pack, save, save_file, unpack, write_atomic
+from compound.io import bundle
+from compound.io.atomic import write_atomic
+from compound.io.bundle import Bundle, digest
+from compound.io.checkpoint_file import load_checkpoint, pack, save_checkpoint, unpack
+from compound.io.model_directory import load_directory, save_directory
+from compound.io.temporary import temporary
+from compound.io.tensor_specs import specs_of
 from compound.models import METHODS, Method, build
-from compound.models.files import check, describe, load_model, save_model, specs, without_memory
+from compound.models.files import check_config, describe, load_model, meta_device, save_model
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.train.config import TrainConfig
+from compound.train.holdout import holdout_weights
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 CONFIG = {"method": "some", "widths": [3, 4], "rate": 0.1, "empty": None, "größe": "ü"}
@@ -45,7 +51,9 @@ def same(a: Bundle, b: Bundle) -> bool:
 
 
 KINDS = pytest.mark.parametrize(
-    "write, read", [(save, load), (save_file, load_file)], ids=["directory", "file"]
+    "write, read",
+    [(save_directory, load_directory), (save_checkpoint, load_checkpoint)],
+    ids=["directory", "file"],
 )
 
 
@@ -136,53 +144,53 @@ def test_plain_safetensors_and_pickles_are_no_checkpoints(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pickle")
     for name in ("plain", "pickle"):
         with pytest.raises(ValueError, match="not a checkpoint"):
-            load_file(tmp_path / name)
+            load_checkpoint(tmp_path / name)
 
 
 def test_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(persist, "VERSION", 2)
-    save(tmp_path / "model", CONFIG, tensors())
-    save_file(tmp_path / "file", CONFIG, tensors())
+    monkeypatch.setattr(bundle, "VERSION", 2)
+    save_directory(tmp_path / "model", CONFIG, tensors())
+    save_checkpoint(tmp_path / "file", CONFIG, tensors())
     monkeypatch.undo()
-    for read, name in ((load, "model"), (load_file, "file")):
+    for read, name in ((load_directory, "model"), (load_checkpoint, "file")):
         with pytest.raises(ValueError, match="version 2"):
             read(tmp_path / name)
 
 
 def test_an_edited_config_is_refused(tmp_path):
-    save(tmp_path / "m", CONFIG, tensors())
+    save_directory(tmp_path / "m", CONFIG, tensors())
     file = tmp_path / "m" / "config.json"
     words = json.loads(file.read_text())
     words["config"]["rate"] = 0.2
     file.write_text(json.dumps(words))
     with pytest.raises(ValueError, match="edited"):
-        load(tmp_path / "m")
+        load_directory(tmp_path / "m")
     words["config"]["rate"] = 0.1
     file.write_text(json.dumps(words))  # other spaces, same words
-    assert same(load(tmp_path / "m"), Bundle(CONFIG, tensors()))
+    assert same(load_directory(tmp_path / "m"), Bundle(CONFIG, tensors()))
 
 
 def test_a_mixture_of_two_models_is_refused(tmp_path):
-    save(tmp_path / "a", CONFIG, tensors())
-    save(tmp_path / "b", CONFIG, tensors(1.0))
+    save_directory(tmp_path / "a", CONFIG, tensors())
+    save_directory(tmp_path / "b", CONFIG, tensors(1.0))
     shutil.copy(tmp_path / "a" / "tensors.safetensors", tmp_path / "b" / "tensors.safetensors")
     with pytest.raises(ValueError, match="another save"):
-        load(tmp_path / "b")
+        load_directory(tmp_path / "b")
 
 
 def test_only_models_are_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"thesis\.tex"):
-        save(tmp_path / "home", CONFIG, tensors())
+        save_directory(tmp_path / "home", CONFIG, tensors())
     assert (tmp_path / "home" / "thesis.tex").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
-        save(tmp_path / "file", CONFIG, tensors())
+        save_directory(tmp_path / "file", CONFIG, tensors())
 
 
 def test_what_json_cannot_hold_is_refused(tmp_path):
-    for write in (save, save_file):
+    for write in (save_directory, save_checkpoint):
         with pytest.raises(ValueError, match="JSON"):
             write(tmp_path / "a", {"rate": torch.ones(1)}, {})
     assert list(tmp_path.iterdir()) == []
@@ -267,8 +275,8 @@ def test_the_digest_sees_everything():
         ("t", {"b": ones}),
         ("u", {"a": ones}),
     ]
-    assert len({persist.digest(*given) for given in [("t", {"a": ones}), *others]}) == 6
-    assert persist.digest("t", {"a": ones.T.clone().T}) == persist.digest("t", {"a": ones})  # and only that
+    assert len({digest(*given) for given in [("t", {"a": ones}), *others]}) == 6
+    assert digest("t", {"a": ones.T.clone().T}) == digest("t", {"a": ones})  # and only that
 
 
 def test_pack_and_unpack_trees(tmp_path):
@@ -278,8 +286,8 @@ def test_pack_and_unpack_trees(tmp_path):
         "nothing": {},
         "number": float("inf"),
     }
-    save_file(tmp_path / "t", *pack(tree))
-    found = unpack(load_file(tmp_path / "t"))
+    save_checkpoint(tmp_path / "t", *pack(tree))
+    found = unpack(load_checkpoint(tmp_path / "t"))
     assert repr(found) == repr(tree)  # values, types, order, int keys, tuples
     for bad in ({"a": object()}, {("a", 1): 2}, [{1, 2}]):
         with pytest.raises(ValueError, match="can be saved"):
@@ -310,17 +318,17 @@ def test_a_loaded_model_answers_with_the_same_bits(method, dtype, tmp_path):
     assert same(Bundle({}, model.state_dict()), Bundle({}, again.state_dict()))
     before, after = (m.predict(x, 10, named_generator(1)) for m in (model, again))
     assert torch.equal(before.means, after.means) and torch.equal(before.variances, after.variances)
-    assert load(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
+    assert load_directory(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path):
-    save(tmp_path / "m", {"some": "words"}, tensors())
+    save_directory(tmp_path / "m", {"some": "words"}, tensors())
     with pytest.raises(ValueError, match="does not hold a model"):
         load_model(tmp_path / "m")
     model = build(Method("ml-cdn", widths=(4,)), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
-    bundle = load(tmp_path / "m")
-    save(tmp_path / "m", {**bundle.config, "inputs": 2}, bundle.tensors)
+    bundle = load_directory(tmp_path / "m")
+    save_directory(tmp_path / "m", {**bundle.config, "inputs": 2}, bundle.tensors)
     with pytest.raises(ValueError, match="does not fit"):
         load_model(tmp_path / "m")
 
@@ -358,17 +366,17 @@ def test_only_regular_files_of_bounded_size_are_opened(kind, write, read, tmp_pa
 
 def test_a_header_that_lies_is_refused(tmp_path):
     for label, edit in HEADERS.items():
-        save(tmp_path / "m", CONFIG, tensors())
+        save_directory(tmp_path / "m", CONFIG, tensors())
         _in_header("weight", edit)(tmp_path / "m")
         with pytest.raises(ValueError, match=r"tensors\.safetensors"):
-            load(tmp_path / "m")
+            load_directory(tmp_path / "m")
             pytest.fail(label)
 
 
 def test_the_check_comes_before_the_tensors_are_read(tmp_path):
-    save(tmp_path / "m", CONFIG, tensors())
+    save_directory(tmp_path / "m", CONFIG, tensors())
     seen = []
-    bundle = load(tmp_path / "m", lambda config, layout: seen.append((config, layout)))
+    bundle = load_directory(tmp_path / "m", lambda config, layout: seen.append((config, layout)))
     wanted = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bundle.tensors.items()}
     assert seen == [(bundle.config, wanted)]
     file = tmp_path / "m" / "tensors.safetensors"
@@ -378,19 +386,19 @@ def test_the_check_comes_before_the_tensors_are_read(tmp_path):
         raise ValueError("looked at first")
 
     with pytest.raises(ValueError, match="looked at first"):
-        load(tmp_path / "m", refuse)
+        load_directory(tmp_path / "m", refuse)
 
 
 def test_a_deleted_model_does_not_come_back(tmp_path, monkeypatch):
-    save(tmp_path / "m", CONFIG, tensors())
+    save_directory(tmp_path / "m", CONFIG, tensors())
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # cut off before the former model was deleted
-        save(tmp_path / "m", {"other": 1}, tensors())
+        save_directory(tmp_path / "m", {"other": 1}, tensors())
     assert len(list(tmp_path.iterdir())) == 2
     shutil.rmtree(tmp_path / "m")
     with pytest.raises(ValueError, match="missing"):
-        load(tmp_path / "m")
-    save(tmp_path / "m", CONFIG, tensors())
+        load_directory(tmp_path / "m")
+    save_directory(tmp_path / "m", CONFIG, tensors())
     assert [entry.name for entry in tmp_path.iterdir()] == ["m"]  # and the next save takes it away
 
 
@@ -400,7 +408,7 @@ def test_what_was_cut_off_is_swept_and_what_is_being_written_is_not(tmp_path):
         path.mkdir()
         (path / "config.json").write_text("")
     with temporary(tmp_path / "m", folder=True) as busy:
-        save(tmp_path / "m", CONFIG, tensors())
+        save_directory(tmp_path / "m", CONFIG, tensors())
         assert not stale.exists() and busy.exists()
     assert (tmp_path / ".m.other.new").exists() and (
         tmp_path / ".n.00000000.new"
@@ -426,19 +434,19 @@ def in_threads(*jobs) -> list[BaseException]:
 
 def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
     bundles = [Bundle({"k": k}, tensors(k)) for k in range(2)]
-    save(tmp_path / "m", *bundles[0])
+    save_directory(tmp_path / "m", *bundles[0])
     saving, reads = [2], []
 
     def saver(bundle):
         try:
             for _ in range(25):
-                save(tmp_path / "m", *bundle)
+                save_directory(tmp_path / "m", *bundle)
         finally:
             saving[0] -= 1
 
     def reader():
         while saving[0] > 0:
-            found = load(tmp_path / "m")
+            found = load_directory(tmp_path / "m")
             reads.append(same(found, bundles[found.config["k"]]))  # words and tensors of one save
 
     assert in_threads(lambda: saver(bundles[0]), lambda: saver(bundles[1]), reader, reader) == []
@@ -452,9 +460,9 @@ def test_readers_and_savers_do_not_disturb_each_other(tmp_path):
 def test_shapes_are_known_without_memory(method, task):
     """Names, types and shapes on the meta device are those of a real model, whatever the method draws or works out when it is built."""
     model = build(method, 3, task)
-    check(describe(model), specs(model.state_dict()))
-    with without_memory():
-        assert specs(build(method, 3, task).state_dict()) == specs(model.state_dict())
+    check_config(describe(model), specs_of(model.state_dict()))
+    with meta_device():
+        assert specs_of(build(method, 3, task).state_dict()) == specs_of(model.state_dict())
         wide = build(method, 100_000, task) if method not in ("laplace", "noisy-kfac") else model
     assert max(t.numel() for t in wide.state_dict().values()) > 10
 
@@ -462,7 +470,7 @@ def test_shapes_are_known_without_memory(method, task):
 def test_absurd_sizes_are_refused_before_they_are_built(tmp_path):
     model = build(Method("vb-cdn", widths=(4,), hyper=(3,)), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
-    good = load(tmp_path / "m").config
+    good = load_directory(tmp_path / "m").config
     usual = peak()
     for options in (
         {"widths": [20_000, 20_000]},
@@ -498,7 +506,7 @@ def test_one_tensor_of_another_type_is_refused(dtype, tmp_path):
         "exp_avg",
         "exp_avg_sq",
         "step",
-        "averaged",
+        "ema",
         "best",
         "sums",
         "groups",
@@ -512,11 +520,11 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     """A shrunken moment would be read beyond its end by the fused step."""
     path = tmp_path / "checkpoint"
     trained("map", "regression", path, 4)
-    tree = unpack(load_file(path))
+    tree = unpack(load_checkpoint(path))
     states, state = tree["optimizer"]["state"], tree["state"]
     if damage in ("exp_avg", "exp_avg_sq", "step"):
         states[1][damage] = states[1][damage].reshape(-1)[:-1]
-    elif damage in ("averaged", "best"):
+    elif damage in ("ema", "best"):
         state[damage][0] = state[damage][0][..., :-1]
     elif damage == "sums":
         state["sums"] = state["sums"].float()
@@ -527,14 +535,14 @@ def test_a_made_up_checkpoint_is_refused(damage, tmp_path):
     elif damage == "huge":
         states[0]["exp_avg"] += 1e9
     elif damage == "far out":
-        state["averaged"][0].fill_(3e38)
-        state["best"], state["best_value"] = (
+        state["ema"][0].fill_(3e38)
+        state["best"], state["best_nll"] = (
             [tensor.clone().fill_(3e38) for tensor in state["best"]],
             -1e9,
         )  # kept at the end
     else:
         del states[0]["exp_avg"]
-    save_file(path, *pack(tree))
+    save_checkpoint(path, *pack(tree))
     with pytest.raises(ValueError, match=r"checkpoint|diverged"):
         trained("map", "regression", path)
 

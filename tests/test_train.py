@@ -18,25 +18,19 @@ from torch.testing import assert_close
 
 import compound
 from compound import CompoundRegressor
-from compound.io import persist
+from compound.io.bundle import digest
+from compound.io.checkpoint_file import load_checkpoint, save_checkpoint, unpack
 from compound.models.base import Draws, Loss, Model
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import member_seed, named_generator
-from compound.train import loop as train
-from compound.train.gradients import clip_gradients, clipper
-from compound.train.loop import (
-    COLUMNS,
-    FitProgress,
-    History,
-    TrainConfig,
-    default_train_config,
-    fit,
-    holdout_weights,
-    last_of_class,
-    progress_bar,
-    stratified_sample,
-)
+from compound.train import loop, progress
+from compound.train.config import TrainConfig, default_train_config
+from compound.train.gradients import clip_gradients, flush_denormals, make_clipper
+from compound.train.history import COLUMNS, History
+from compound.train.holdout import holdout_weights, last_of_class, stratified_sample
+from compound.train.loop import fit
+from compound.train.progress import FitProgress, progress_bar
 from compound.types import Batch, Task, make_dataset
 
 TASK = Task("regression", 1)
@@ -129,7 +123,7 @@ def table(rows: int = 40, weight: Tensor | None = None, dtype: torch.dtype = tor
 
 
 def bits(model: Model) -> str:
-    return persist.digest("", model.state_dict())
+    return digest("", model.state_dict())
 
 
 def row(history: History) -> str:
@@ -224,7 +218,7 @@ def test_another_run_is_not_continued(tmp_path):
     ):
         with pytest.raises(ValueError, match=word):
             fit(*arguments, checkpoint=tmp_path / "c")
-    persist.save_file(tmp_path / "d", {}, {})
+    save_checkpoint(tmp_path / "d", {}, {})
     with pytest.raises(ValueError, match="not a checkpoint of a fit"):
         fit(Small(), data, how, checkpoint=tmp_path / "d")
 
@@ -257,7 +251,7 @@ def test_a_killed_process_ends_with_the_same_bits(tmp_path):
         time.sleep(random.Random(len(reached)).uniform(0, 0.1))  # 120 steps take at least 0.48 s
         child.send_signal(signal.SIGKILL)
         assert child.wait(60) == -signal.SIGKILL
-        reached.append(persist.unpack(persist.load_file(path))["state"]["step"])
+        reached.append(unpack(load_checkpoint(path))["state"]["step"])
     assert (
         reached == sorted(set(reached)) and reached[-1] < LONG.steps
     )  # it went on after each kill, and was not done
@@ -315,7 +309,7 @@ def test_clipping_is_that_of_a_plain_loop(members, value, norm, trouble):
 def test_shared_parameters_are_clipped_apart_from_the_members():
     own, shared, idle = (nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (5,), (2, 2)))
     own.grad, shared.grad = torch.tensor([[3.0, 0, 0], [0, 0.1, 0]]), torch.full((5,), math.inf)
-    assert clipper([own, shared, idle], 2, None, 1.0)() == 1
+    assert make_clipper([own, shared, idle], 2, None, 1.0)() == 1
     assert_close(own.grad, torch.tensor([[1.0, 0, 0], [0, 0.1, 0]]))
     assert_close(shared.grad, torch.zeros(5))
 
@@ -480,7 +474,7 @@ def test_checks_see_each_members_own_held_out_rows():
     weight[2] = 1  # holds nothing out, has no say
     data = table(100, weight)
     model = Scripted([5.0] * 9, 3)
-    history = fit(model, data, TrainConfig(steps=9, n_evals=3, eval_samples=7, check_rows=12))
+    history = fit(model, data, TrainConfig(steps=9, n_evals=3, eval_samples=7, eval_rows=12))
     batch, draws, _ = model.checked[0]
     assert draws == 7 and len(batch) == 24 and batch.weight.sum(1).tolist() == [12, 12, 0]
     assert bool((weight[:, batch.index][batch.weight > 0] == 0).all()) and torch.equal(
@@ -653,7 +647,7 @@ def test_recipes():
             ("n_evals", -1),
             ("patience", -1),
             ("eval_samples", 0),
-            ("check_rows", 0),
+            ("eval_rows", 0),
         ),
     ],
 )
@@ -680,7 +674,7 @@ def test_data_is_checked_before_any_work():
 
 def test_watch_is_told_now_and_then(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     model, told = Small(), []
     loss = model.loss
     model.loss = lambda *given: clock.__setitem__(0, clock[0] + 0.03) or loss(*given)
@@ -693,13 +687,13 @@ def test_watch_is_told_now_and_then(monkeypatch):
     assert [w.step for w in told] == [4, 8, 10] and all(
         w.steps == 10 and math.isfinite(w.nll + w.held_out) for w in told
     )
-    assert [w.rate_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
+    assert [w.steps_per_second for w in told] == pytest.approx([1 / 0.03] * 3)
 
 
 def test_the_bar_keeps_silent_for_two_seconds(monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     clock = [0.0]
-    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with progress_bar("houses [1]") as watch:
         watch(FitProgress(1, 10, 0.5, math.nan, 100.0))
         assert capsys.readouterr() == ("", "")
@@ -721,7 +715,7 @@ def test_what_has_faded_becomes_zero():
     state = optimizer.state[parameter]
     state["exp_avg"].copy_(torch.tensor([1e-39, -1e-25, 0.0, -3e-31]))
     averaged = torch.tensor([0.0, 1e-30, -1e-45, 1.0])
-    train.flush_denormals([parameter], optimizer, [averaged])
+    flush_denormals([parameter], optimizer, [averaged])
     assert parameter.tolist() == [0.0, 0.0, torch.tensor(1e-29).item(), -2.0]
     assert state["exp_avg"].tolist() == [0.0, torch.tensor(-1e-25).item(), 0.0, 0.0] and state["step"] == 1
     assert averaged.tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -731,11 +725,11 @@ def test_training_settles_weights_moments_and_averages_now_and_then(monkeypatch)
     """Left below 1e-38 they would slow every product down."""
     seen = []
     monkeypatch.setattr(
-        train,
+        loop,
         "flush_denormals",
         lambda *given: seen.append([len(list(part)) for part in (given[0], given[1].state, given[2])]),
     )
-    fit(Small(), table(20), TrainConfig(steps=2 * train.FLUSH_EVERY + 1, n_evals=0), 0)
+    fit(Small(), table(20), TrainConfig(steps=2 * loop.FLUSH_EVERY + 1, n_evals=0), 0)
     assert seen == [[3, 3, 3]] * 2  # all parameters each time
 
 

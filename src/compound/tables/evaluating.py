@@ -13,7 +13,7 @@ from compound.estimators.row_predictions import (
     score_frame,
     uncertainty_frame,
 )
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.random import named_generator
 from compound.tables.pages import evaluate_page, slice_columns
 from compound.tables.reading import (
@@ -106,7 +106,7 @@ def evaluate(
         []
         if other is None
         else ood_metrics(
-            judged.answers, uncertainty_frame(estimator, other), named_generator(seed, "strangers")
+            judged.predictions, uncertainty_frame(estimator, other), named_generator(seed, "strangers")
         )
     )
     parts = slices(judged, labelled.x, targets, known)

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import Category, Encoder
-from compound.estimators.encoder import Number as NumberColumn
-from compound.estimators.row_predictions import encoded, epistemic, predict_frame
+from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
+from compound.estimators.row_predictions import epistemic, predict_frame
+from compound.estimators.validation import encode_table
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.tables.reading import asked_table, load_estimator
@@ -75,7 +75,7 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
     """`row` is a table of one row."""
-    x, encoder = encoded(estimator, row), estimator.encoder_
+    x, encoder = encode_table(estimator, row), estimator.encoder_
     far = estimator.ood_detector_.far
     centres, near = centre_rows(far), near_centres(far, x[0])
     parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
@@ -150,7 +150,7 @@ def spell(encoder: Encoder, centre: Tensor) -> list[str]:
     out = []
     for column, span in zip(encoder.columns, _spans(encoder), strict=True):
         part = centre[span].tolist()
-        out.append(_number(column, part) if isinstance(column, NumberColumn) else _word(column, part))
+        out.append(_number(column, part) if isinstance(column, NumericColumn) else _word(column, part))
     return out
 
 
@@ -172,8 +172,8 @@ def _by_column(encoder: Encoder, values: Array) -> Array:
     return np.array([values[span].sum() for span in _spans(encoder)])
 
 
-def _number(column: NumberColumn, part: Sequence[float]) -> str:
-    if column.gaps and part[1] > 0.5:
+def _number(column: NumericColumn, part: Sequence[float]) -> str:
+    if column.has_missing and part[1] > 0.5:
         return "missing"
     value = part[0] * column.scale + column.mean
     if column.boolean:
@@ -182,15 +182,15 @@ def _number(column: NumberColumn, part: Sequence[float]) -> str:
     return f"{0.0 if abs(value) < ROUNDING * column.scale else value:.4g}"
 
 
-def _word(column: Category, part: Sequence[float]) -> str:
+def _word(column: CategoricalColumn, part: Sequence[float]) -> str:
     names = ["missing" if value is None else value for value in column.values] + ["other"]
     best = int(np.argmax(part))
     return names[best] if part[best] > SURE else f"{names[best]} ({100 * part[best]:.0f}%)"
 
 
-def _shown(column: NumberColumn | Category, value: Any) -> str:
+def _shown(column: NumericColumn | CategoricalColumn, value: Any) -> str:
     if value is None or value != value:
         return "missing"
-    if isinstance(column, NumberColumn) and column.boolean and value in (0, 1):
+    if isinstance(column, NumericColumn) and column.boolean and value in (0, 1):
         return str(bool(value))
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

@@ -52,7 +52,7 @@ def intervals(
 
 def accuracy_rejection_curve(judged: RowScores) -> Figure:
     """Accuracy of the surest part of the rows: it should rise as the part gets smaller."""
-    order = np.argsort(-judged.answers["probability"].to_numpy(), kind="stable")
+    order = np.argsort(-judged.predictions["probability"].to_numpy(), kind="stable")
     count = np.arange(1, len(order) + 1)
     figure = Figure(figsize=(5.6, 3.6))
     axes = figure.subplots()

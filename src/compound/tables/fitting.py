@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
-from compound.io import persist
+from compound.io.model_directory import foreign_files
 from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.reading import Kind, Labelled, encode_target, task_of, training_table
 from compound.tables.scores import LEVELS, Number, numbers
-from compound.train.loop import held_out_count, last_of_class, stratified_sample
+from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
 
@@ -86,7 +86,7 @@ def check_model_path(out: Path) -> None:
     """Refuse, before any work, a place where no model can be put."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    others = persist.foreign(os.listdir(out)) if out.is_dir() else []
+    others = foreign_files(os.listdir(out)) if out.is_dir() else []
     if others:
         raise ValueError(
             f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory"
@@ -104,7 +104,7 @@ def save(fitted: Fitted, out: Path, page: str) -> None:
 def _estimator(task: str, method: str | Method, wish: FitRequest) -> Estimator:
     kind = CompoundRegressor if task == "regression" else CompoundClassifier
     common: dict[str, Any] = {
-        "false_alarms": wish.false_alarms,
+        "false_positive_rate": wish.false_alarms,
         "random_state": wish.seed,
         "verbose": wish.verbose,
     }

@@ -76,7 +76,7 @@ def fit_page(fitted: Fitted) -> Page:
             figures.accuracy_rejection_curve(fitted.judged),
             "Accuracy when only the surest rows are answered.",
         )
-    total = (fitted.judged.answers["aleatoric"] + fitted.judged.answers["epistemic"]).to_numpy()
+    total = (fitted.judged.predictions["aleatoric"] + fitted.judged.predictions["epistemic"]).to_numpy()
     page.heading("Most uncertain rows")
     page.text("Aleatoric doubt is noise in the data; epistemic doubt more data like this row would settle.")
     _rows(page, fitted, np.argsort(-total, kind="stable")[:ROWS])
@@ -85,11 +85,11 @@ def fit_page(fitted: Fitted) -> Page:
         f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange."
     )
     if not fitted.estimator.ood_detector_.promised:
-        rate = fitted.estimator.false_alarms
+        rate = fitted.estimator.false_positive_rate
         page.text(
             f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more."
         )
-    _rows(page, fitted, np.argsort(-fitted.judged.answers["ood_score"].to_numpy(), kind="stable")[:ROWS])
+    _rows(page, fitted, np.argsort(-fitted.judged.predictions["ood_score"].to_numpy(), kind="stable")[:ROWS])
     return page
 
 
@@ -136,7 +136,7 @@ def _calibration(page: Page, judged: RowScores, targets: bool) -> None:
 
 def _rows(page: Page, fitted: Fitted, rows: Array) -> None:
     """Some held-out rows with their answers."""
-    answers, names = fitted.judged.answers, [str(name) for name in fitted.test.x.columns[:COLUMNS]]
+    answers, names = fitted.judged.predictions, [str(name) for name in fitted.test.x.columns[:COLUMNS]]
     best = ["mean", "std"] if fitted.targets else ["class", "probability"]
     lines: list[list[Cell]] = []
     for row in rows:

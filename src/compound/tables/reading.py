@@ -11,7 +11,7 @@ from pandas.api import types as kinds
 
 from compound.estimators import memory
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import is_words
+from compound.estimators.columns import is_categorical
 from compound.estimators.files import load
 from compound.tables.tabular import (
     Piece,
@@ -77,7 +77,7 @@ def training_table(path: Path, target: str, drop: Sequence[str] = ()) -> Labelle
 
 def task_of(path: Path, y: "pd.Series[Any]", wish: Kind) -> Literal["regression", "classification"]:
     """Words, truth values and whole numbers with few values, some of them alike, are classes; other numbers are targets."""
-    words = is_words(y) or kinds.is_bool_dtype(y)
+    words = is_categorical(y) or kinds.is_bool_dtype(y)
     if wish == "regression":
         if words:
             raise ValueError(

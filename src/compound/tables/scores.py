@@ -79,7 +79,7 @@ def numbers(judged: RowScores, targets: bool, generator: Generator) -> list[Numb
     """NLL, RMSE or accuracy, coverage of the 90% interval or set, calibration error and their like."""
     bootstrap = Bootstrap(len(judged), generator)
     if targets:
-        std = judged.answers["std"].to_numpy()
+        std = judged.predictions["std"].to_numpy()
         sums = bootstrap.means(
             np.column_stack([judged.nll, judged.error**2, np.abs(judged.error), std, judged.inside])
         )
@@ -87,7 +87,7 @@ def numbers(judged: RowScores, targets: bool, generator: Generator) -> list[Numb
         rest = {"RMSE": np.sqrt(square), "MAE": size}
         gaps, last = np.abs(inside - judged.levels).mean(1), {"mean std": width}
     else:
-        confidence = judged.answers["probability"].to_numpy()
+        confidence = judged.predictions["probability"].to_numpy()
         bins = _binned(confidence, confidence - (1 - judged.error))
         sums = bootstrap.means(
             np.column_stack([judged.nll, judged.error, judged.brier, confidence, bins, judged.inside])
@@ -129,7 +129,7 @@ def curve(judged: RowScores, targets: bool) -> list[Point]:
             Point(float(a), float(b), len(judged))
             for a, b in zip(judged.levels, judged.inside.mean(0), strict=True)
         ]
-    confidence, right = judged.answers["probability"].to_numpy(), 1 - judged.error
+    confidence, right = judged.predictions["probability"].to_numpy(), 1 - judged.error
     place = _places(confidence)
     return [
         Point(
@@ -153,7 +153,7 @@ def slices(judged: RowScores, table: pd.DataFrame, targets: bool, columns: Seque
         for value, mine in groups(table[name]):
             if mine.sum() >= LEAST:
                 coverage, nll = float(covered[mine].mean()), float(judged.nll[mine].mean())
-                doubt = float(judged.answers["epistemic"].to_numpy()[mine].mean())
+                doubt = float(judged.predictions["epistemic"].to_numpy()[mine].mean())
                 found.append(
                     Slice(name, value, int(mine.sum()), coverage, nll, error(judged.error[mine]), doubt)
                 )
