@@ -16,6 +16,7 @@ from sklearn import metrics as oracle
 from compound import CompoundRegressor, Method, load, named_generator
 from compound.cli.app import main
 from compound.estimators import row_predictions
+from compound.estimators.validation import encode_table
 from compound.io import model_directory
 from compound.ood.noise import DistanceAwareNoise
 from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
@@ -316,7 +317,7 @@ def test_truth_values_with_gaps_are_read_alike_by_fit_and_predict(here: Path):
     table.to_csv("t.csv", index=False)
     good("fit", "t.csv", "--target", "price", "--method", "map", "--epochs", 1)
     model = load("t.model")
-    assert model.encoder_.columns[3].boolean and model.encoder_.columns[3].gaps
+    assert model.encoder_.columns[3].boolean and model.encoder_.columns[3].has_missing
     good("predict", "t.model", "t.csv", "--out", "a.csv")
     x = pd.read_csv("t.csv").drop(columns="price")  # True, missing, False
     np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(x), rtol=1e-6)
@@ -495,7 +496,7 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
         assert found.shares[0].column == column
         assert found.shares[0].ood_share > 0.8
         assert sum(share.ood_share for share in found.shares) == pytest.approx(1)
-        x = row_predictions.encoded(model, moved)[0]
+        x = encode_table(model, moved)[0]
         far = model.ood_detector_.far
         nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
