@@ -205,6 +205,7 @@ def synthetic_outliers(x: Tensor, generator: Generator, distance: float = 5.0) -
 
 
 def _mean_one(weights: Array) -> Tensor:  # (rows,) float32
+    """Weights divided by their mean."""
     return torch.from_numpy(weights / weights.mean()).float()
 
 

@@ -226,6 +226,7 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         return cast(Array, target)
 
     def _fit_target(self, y: Array) -> tuple[Task, Tensor]:
+        """Labels as indices into `classes_`."""
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(

@@ -201,6 +201,7 @@ class Encoder:
 
 
 def _fit_categorical(name: str, column: "pd.Series[Any]") -> CategoricalColumn:
+    """Choose the values that get an indicator column."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(
@@ -214,6 +215,7 @@ def _fit_categorical(name: str, column: "pd.Series[Any]") -> CategoricalColumn:
 
 
 def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:
+    """Means, scales and medians of columns (rows, columns)."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 

@@ -176,6 +176,7 @@ def _parameters(estimator: "Estimator") -> dict[str, Any]:
 
 
 def _labels(classes: Array) -> list[Any]:
+    """Classes as JSON values."""
     values = classes.tolist()
     if not all(isinstance(value, str | int | float | bool) for value in values):
         raise ValueError(

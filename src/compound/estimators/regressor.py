@@ -245,6 +245,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return cast(Array, target)
 
     def _fit_target(self, y: Array) -> tuple[Task, Tensor]:
+        """Standardise the targets; ValueError where variances would over- or underflow."""
         columns = y.reshape(len(y), -1)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             shift = columns.mean(0)

@@ -115,6 +115,7 @@ def _max_score(estimator: Any, coverage: float) -> float:
 
 
 def _head(columns: dict[str, Array], rows: int) -> dict[str, Array]:
+    """The columns of the first rows."""
     return {name: values[:rows] for name, values in columns.items()}
 
 

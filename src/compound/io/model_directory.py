@@ -109,6 +109,7 @@ def _config_text(config: Mapping[str, Any], data: bytes) -> bytes:
 
 
 def _read(path: Path, check: Check | None) -> Bundle:
+    """One attempt to read a directory, which another process may be replacing."""
     frame = _read_config(path / CONFIG)
     file_path = path / TENSORS
     with open_regular_file(file_path, MAX_TENSOR_BYTES) as file:

@@ -246,6 +246,7 @@ def module_bytes(module: nn.Module) -> int:
 
 
 def _build(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration, with fresh weights; ValueError where it cannot be built."""
     from compound.models import Method, build  # not at the top: that module imports every method
 
     options = {name: _lists_to_tuples(value) for name, value in config["options"].items()}

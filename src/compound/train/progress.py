@@ -33,9 +33,11 @@ class ProgressReporter:
         self.last_time = time.monotonic()
 
     def is_due(self, now: float, step: int) -> bool:
+        """Whether the callback is to be called now."""
         return now - self.last_time >= INTERVAL or step == self.steps
 
     def report(self, now: float, step: int, nll: float, held_out: float) -> None:
+        """Call the callback, with the speed since the last call."""
         speed = (step - self.last_step) / max(now - self.last_time, 1e-9)
         self.callback(FitProgress(step, self.steps, nll, held_out, speed))
         self.last_time = now
