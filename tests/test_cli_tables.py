@@ -18,8 +18,16 @@ from compound.cli.app import main
 from compound.estimators import row_predictions
 from compound.io import persist
 from compound.ood.noise import DistanceAwareNoise
-from compound.tables import evaluating, explaining, fitting, pages, reading, streaming
-from compound.tables import scores as judging
+from compound.tables import (
+    confidence_intervals,
+    evaluating,
+    explaining,
+    fitting,
+    model_inputs,
+    pages,
+    prediction_metrics,
+    streaming,
+)
 
 TINY = (
     "--method",
@@ -148,26 +156,26 @@ def test_summary_is_of_rows_the_fit_never_saw(here: Path, monkeypatch: pytest.Mo
     seen = []
     plain = CompoundRegressor.fit
     monkeypatch.setattr(CompoundRegressor, "fit", lambda self, X, y: seen.append((X, y)) or plain(self, X, y))
-    wish = fitting.FitRequest("price", method="map", epochs=2, held_out=0.25, verbose=False)
+    wish = fitting.FitRequest("price", method="map", max_epochs=2, test_fraction=0.25, verbose=False)
     fitted = fitting.fit_table(Path("t.csv"), wish)
     ((x, y),) = seen
     assert len(y) == 150
-    assert not set(y) & set(fitted.truth)
-    assert sorted([*y, *fitted.truth]) == sorted(table["price"])
-    assert np.array_equal(table["price"].to_numpy()[fitted.places], fitted.truth)
-    assert np.array_equal(table["size"].to_numpy()[fitted.places], fitted.test.x["size"])
-    number = {n.name: n.value for n in fitted.numbers}
+    assert not set(y) & set(fitted.y_test)
+    assert sorted([*y, *fitted.y_test]) == sorted(table["price"])
+    assert np.array_equal(table["price"].to_numpy()[fitted.test_rows], fitted.y_test)
+    assert np.array_equal(table["size"].to_numpy()[fitted.test_rows], fitted.test.x["size"])
+    number = {n.name: n.value for n in fitted.metrics}
     mean = fitted.estimator.predict(fitted.test.x)
-    assert number["RMSE"] == pytest.approx(oracle.root_mean_squared_error(fitted.truth, mean))
-    assert number["MAE"] == pytest.approx(oracle.mean_absolute_error(fitted.truth, mean))
+    assert number["RMSE"] == pytest.approx(oracle.root_mean_squared_error(fitted.y_test, mean))
+    assert number["MAE"] == pytest.approx(oracle.mean_absolute_error(fitted.y_test, mean))
     assert "price" not in x.columns
 
 
 def test_every_class_is_learnt_from_and_shares_in_the_held_out_rows():
     y = pd.Series(["a"] * 100 + ["b"] * 30 + ["c"] * 3 + ["d"], name="y")
-    table, counts = reading.Labelled(Path("t.csv"), pd.DataFrame(), y), []
+    table, counts = model_inputs.LabelledTable(Path("t.csv"), pd.DataFrame(), y), []
     for seed in range(400):
-        chosen = fitting._test_rows(table, True, fitting.FitRequest("y", held_out=0.2, seed=seed))
+        chosen = fitting._test_mask(table, True, fitting.FitRequest("y", test_fraction=0.2, seed=seed))
         counts.append([int((y[chosen] == label).sum()) for label in "abcd"])
     a, b, c, d = np.array(counts).T
     assert set(a + b + c) <= {25, 26} and set(b) <= {5, 6} and set(c) == {0, 1} and not d.any()
@@ -190,15 +198,15 @@ def test_many_small_classes_are_judged_on_their_share_of_rows(here: Path):
 
 
 def test_few_rows_are_said_to_be_few():
-    assert pages.resting(24.4, True) == "90% intervals rest on 24 calibration rows"
-    assert pages.resting(9.0, False) == "90% sets rest on 9 calibration rows"
+    assert pages.calibration_note(24.4, True) == "90% intervals rest on 24 calibration rows"
+    assert pages.calibration_note(9.0, False) == "90% sets rest on 9 calibration rows"
     assert (
-        pages.resting(8.9, True)
+        pages.calibration_note(8.9, True)
         == "90% intervals rest on 9 calibration rows, too few: they take errors for Gaussian"
     )
-    assert pages.resting(1.0, False) == "90% sets rest on 1 calibration row, too few: they hold every class"
+    assert pages.calibration_note(1.0, False) == "90% sets rest on 1 calibration row, too few: they hold every class"
     assert (
-        pages.resting(0.0, True)
+        pages.calibration_note(0.0, True)
         == "90% intervals rest on 0 calibration rows, too few: they are as wide as the model says"
     )
 
@@ -206,7 +214,7 @@ def test_few_rows_are_said_to_be_few():
 @pytest.mark.parametrize("right,rows", [(1, 1), (0, 3), (33, 33), (7, 20), (500, 1000)])
 def test_shares_have_wilsons_intervals(right: int, rows: int):
     found, theirs = (
-        judging._share("accuracy", right / rows, rows),
+        confidence_intervals.Metric.from_proportion("accuracy", right / rows, rows),
         stats.binomtest(right, rows).proportion_ci(method="wilson"),
     )
     assert (found.low, found.high) == pytest.approx(
@@ -227,9 +235,9 @@ def test_shares_have_wilsons_intervals(right: int, rows: int):
     ],
 )
 def test_task_is_guessed_from_the_column(values: list, task: str):
-    assert reading.task_of(Path("t.csv"), pd.Series(values, name="y"), "auto") == task
+    assert model_inputs.infer_task(Path("t.csv"), pd.Series(values, name="y"), "auto") == task
     if not isinstance(values[0], str | bool):
-        assert reading.task_of(Path("t.csv"), pd.Series(values, name="y"), "regression") == "regression"
+        assert model_inputs.infer_task(Path("t.csv"), pd.Series(values, name="y"), "regression") == "regression"
 
 
 # predict
@@ -287,10 +295,10 @@ def test_every_kind_of_file_gives_the_same_answers(home: Path, here: Path, kind:
 
 def test_long_tables_go_piece_by_piece(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
     events = []
-    plain_ask, plain_write = streaming.predict_frame, streaming.Writer.write
-    monkeypatch.setattr(streaming, "PIECE", 50)  # no multiple of the model's own blocks
+    plain_ask, plain_write = streaming.predict_frame, streaming.TableWriter.write
+    monkeypatch.setattr(streaming, "CHUNK_ROWS", 50)  # no multiple of the model's own blocks
     monkeypatch.setattr(streaming, "predict_frame", lambda *a: events.append("ask") or plain_ask(*a))
-    monkeypatch.setattr(streaming.Writer, "write", lambda *a: events.append("write") or plain_write(*a))
+    monkeypatch.setattr(streaming.TableWriter, "write", lambda *a: events.append("write") or plain_write(*a))
     good("predict", home / "price.model", home / "new.csv", "--out", "pieces.csv")
     assert (
         events == ["ask"] + ["ask", "write"] * 3
@@ -350,17 +358,17 @@ def test_times_are_refused_by_fit(here: Path, value: str):
 # evaluate
 
 
-def judged(home: Path, name: str) -> tuple[row_predictions.RowScores, reading.Labelled, np.ndarray]:
+def judged(home: Path, name: str) -> tuple[row_predictions.RowScores, model_inputs.LabelledTable, np.ndarray]:
     model = load(home / f"{name}.model")
-    labelled = reading.labelled_table(home / "new.csv", model, name)
-    truth = reading.encode_target(labelled, model)
-    return row_predictions.score_frame(model, labelled.x, truth, judging.LEVELS), labelled, truth
+    labelled = model_inputs.read_labelled(home / "new.csv", model, name)
+    truth = model_inputs.encode_target(labelled, model)
+    return row_predictions.score_frame(model, labelled.x, truth, prediction_metrics.LEVELS), labelled, truth
 
 
 def test_numbers_for_numbers_agree_with_other_libraries(home: Path):
     found, labelled, truth = judged(home, "price")
     model = load(home / "price.model")
-    number = {n.name: n for n in judging.numbers(found, True, named_generator(0))}
+    number = {n.name: n for n in prediction_metrics.prediction_metrics(found, True, named_generator(0))}
     answer = model.predict_dist(labelled.x)
     mixture = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(torch.ones(len(truth), len(answer.means), dtype=torch.float64)),
@@ -373,14 +381,14 @@ def test_numbers_for_numbers_agree_with_other_libraries(home: Path):
     inside = found.inside.mean(0)
     assert found.levels[17] == 0.9
     assert number["coverage of 90%"].value == pytest.approx(inside[17])
-    assert number["ECE"].value == pytest.approx(np.abs(inside - judging.LEVELS).mean())
-    assert [point.seen for point in judging.curve(found, True)] == pytest.approx(inside)
+    assert number["ECE"].value == pytest.approx(np.abs(inside - prediction_metrics.LEVELS).mean())
+    assert [point.observed for point in prediction_metrics.calibration_curve(found, True)] == pytest.approx(inside)
 
 
 def test_numbers_for_classes_agree_with_other_libraries(home: Path):
     found, labelled, truth = judged(home, "dear")
     model = load(home / "dear.model")
-    number = {n.name: n for n in judging.numbers(found, False, named_generator(0))}
+    number = {n.name: n for n in prediction_metrics.prediction_metrics(found, False, named_generator(0))}
     probs = model.predict_proba(labelled.x)
     assert number["NLL"].value == pytest.approx(oracle.log_loss(truth, probs))
     assert number["accuracy"].value == pytest.approx(oracle.accuracy_score(truth, probs.argmax(1)))
@@ -399,7 +407,9 @@ def test_numbers_for_classes_agree_with_other_libraries(home: Path):
 
 def test_bootstrap_intervals_have_the_width_of_theory():
     values = torch.randn(400, generator=named_generator(1)).double().numpy()
-    found = judging._number("mean", judging.Bootstrap(400, named_generator(2)).means(values[:, None])[:, 0])
+    bootstrap = confidence_intervals.Bootstrap(400, named_generator(2))
+    samples = bootstrap.evaluate(lambda weights: weights @ torch.from_numpy(values) / 400)
+    found = confidence_intervals.Metric.from_samples("mean", samples)
     error = values.std() / 20
     # a 2.5% quantile of 500 draws is off by sqrt(0.025 * 0.975 / 500) / density = 0.12 standard errors; four of those
     assert abs(found.low - (values.mean() - 1.96 * error)) < 0.48 * error
@@ -418,7 +428,7 @@ def test_separation_agrees_with_scikit_learn_ties_included():
         return pd.DataFrame({**parts, "is_ood": parts["ood_score"] > 1})
 
     here, there = table(80, 0.0), table(50, 1.0)
-    number = {n.name: n for n in judging.ood_metrics(here, there, named_generator(0))}
+    number = {n.name: n for n in prediction_metrics.ood_metrics(here, there, named_generator(0))}
     labels = np.r_[np.zeros(80), np.ones(50)]
     both = pd.concat([here, there])
     assert number["AUROC of ood_score"].value == pytest.approx(
@@ -427,7 +437,7 @@ def test_separation_agrees_with_scikit_learn_ties_included():
     assert number["AUROC of total"].value == pytest.approx(
         oracle.roc_auc_score(labels, both["aleatoric"] + both["epistemic"])
     )
-    assert number["flagged in the other"].value == there["is_ood"].mean()
+    assert number["flagged in the OOD table"].value == there["is_ood"].mean()
     assert (
         number["AUROC of ood_score"].low
         < number["AUROC of ood_score"].value
@@ -437,7 +447,7 @@ def test_separation_agrees_with_scikit_learn_ties_included():
 
 def test_slices_are_groups_of_rows(home: Path):
     found, labelled, _ = judged(home, "price")
-    parts = judging.slices(found, labelled.x, True, ["city", "size", "weight"])
+    parts = prediction_metrics.slices(found, labelled.x, True, ["city", "size", "weight"])
     covered = found.inside[:, 17]
     for part in parts:
         if part.column == "city":
@@ -453,7 +463,7 @@ def test_slices_are_groups_of_rows(home: Path):
 
 def test_ranges_of_numbers_are_those_of_pandas():
     column = pd.Series([*range(11), *range(11), None], name="age")  # edges fall on values
-    found = judging.groups(column)
+    found = prediction_metrics.group_rows(column)
     codes = pd.qcut(column, 5, labels=False)
     assert [name for name, _ in found] == ["0 to 2", "2 to 4", "4 to 6", "6 to 8", "8 to 10", "missing"]
     for place, (_, mine) in enumerate(found[:-1]):
@@ -470,11 +480,11 @@ def test_evaluate_from_end_to_end(home: Path, here: Path):
     for expected in ("RMSE", "AUROC of ood_score", "Slices: city", "Ulm", "Calibration"):
         assert expected in result.output
     numbers = json.loads(Path("numbers.json").read_text())
-    assert numbers["strangers"]["AUROC of ood_score"]["value"] > 0.99  # twenty standard deviations away
+    assert numbers["ood"]["AUROC of ood_score"]["value"] > 0.99  # twenty standard deviations away
     assert (
-        numbers["numbers"]["RMSE"]["low"]
-        < numbers["numbers"]["RMSE"]["value"]
-        < numbers["numbers"]["RMSE"]["high"]
+        numbers["metrics"]["RMSE"]["low"]
+        < numbers["metrics"]["RMSE"]["value"]
+        < numbers["metrics"]["RMSE"]["high"]
     )
     page = Path("page.html").read_text()
     assert "Slice by slice" in page
@@ -492,12 +502,12 @@ def test_strangeness_comes_from_the_column_that_was_moved(home: Path):
     for column, value in (("size", 150.0), ("weight", 12.0)):
         moved = row.assign(**{column: value})
         found = explaining.explain(model, moved, named_generator(0))
-        assert found.shares[0].column == column
-        assert found.shares[0].ood_share > 0.8
-        assert sum(share.ood_share for share in found.shares) == pytest.approx(1)
+        assert found.contributions[0].column == column
+        assert found.contributions[0].ood_score > 0.8
+        assert sum(share.ood_score for share in found.contributions) == pytest.approx(1)
         x = row_predictions.encoded(model, moved)[0]
         far = model.ood_detector_.far
-        nearest = explaining.contributions(far, x, explaining.near_centres(far, x)[0]).sum().sqrt().item()
+        nearest = explaining.squared_distance_terms(far, x, explaining.nearest_centres(far, x)[0]).sum().sqrt().item()
         assert nearest == pytest.approx(model.ood_score(moved)[0], rel=1e-5)  # the same distance, by columns
         assert found.distances[0] == pytest.approx(nearest)
 
@@ -511,7 +521,7 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
     assert far.whiten.shape[1] < 80
     asked = x[:5] + torch.randn(5, 80, generator=named_generator(5))
     nearest = [
-        explaining.contributions(far, row, explaining.near_centres(far, row)[0]).sum().sqrt().item()
+        explaining.squared_distance_terms(far, row, explaining.nearest_centres(far, row)[0]).sum().sqrt().item()
         for row in asked
     ]
     np.testing.assert_allclose(nearest, far.distance(asked), rtol=1e-4)
@@ -519,7 +529,7 @@ def test_parts_of_the_distance_add_up_where_whitening_leaves_directions_out():
 
 def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.MonkeyPatch):
     model = load(home / "price.model")
-    width, spans = model.encoder_.width, explaining._spans(model.encoder_)
+    width, spans = model.encoder_.width, explaining._column_slices(model.encoder_)
     matrix = torch.randn(width, width, generator=named_generator(1)).double()
     start, x = torch.randn(2, width, generator=named_generator(2)).double()
     monkeypatch.setattr(
@@ -527,7 +537,7 @@ def test_shares_of_doubt_integrate_the_gradient(home: Path, monkeypatch: pytest.
         "epistemic",
         lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy(),
     )
-    found, usual = explaining.path_shares(model, x, start, named_generator(0))
+    found, usual = explaining.path_contributions(model, x, start, named_generator(0))
     exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
     size = np.abs(exact).sum()
     np.testing.assert_allclose(
@@ -542,9 +552,9 @@ def test_shares_of_doubt_add_up_and_name_the_column_that_was_moved(home: Path):
     for column, value in (("size", 150.0), ("weight", 12.0)):
         moved = row.assign(**{column: value})
         found = explaining.explain(model, moved, named_generator(0))
-        rise = found.answer["epistemic"].iloc[0] - found.usual
-        assert sum(share.epistemic for share in found.shares) == pytest.approx(rise, rel=1e-5)
-        assert max(found.shares, key=lambda share: share.epistemic).column == column
+        rise = found.prediction["epistemic"].iloc[0] - found.prototype_epistemic
+        assert sum(share.epistemic for share in found.contributions) == pytest.approx(rise, rel=1e-5)
+        assert max(found.contributions, key=lambda share: share.epistemic).column == column
 
 
 def test_prototypes_are_in_the_units_of_the_table(here: Path):
@@ -659,7 +669,7 @@ def test_an_error_in_the_last_row_leaves_the_former_answers_alone(
     )  # more than one block of the reader
     write("t.csv", "size,weight,city,garden,price\n" + lines + "1,2,Ulm,true,maybe\n1,many,Ulm,true,4\n")
     Path("a.csv").write_text("kept")
-    answers = pd.DataFrame({name: np.zeros(streaming.PIECE) for name in NUMBERS})
+    answers = pd.DataFrame({name: np.zeros(streaming.CHUNK_ROWS) for name in NUMBERS})
     monkeypatch.setattr(streaming, "predict_frame", lambda model, table, coverage: answers.head(len(table)))
     refused(
         run("predict", home / "price.model", "t.csv", "--out", "a.csv"),
@@ -673,7 +683,7 @@ def test_an_error_in_the_last_row_leaves_the_former_answers_alone(
 
 
 def test_the_line_is_right_in_later_pieces_too(home: Path, here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "PIECE", 10)
+    monkeypatch.setattr(streaming, "CHUNK_ROWS", 10)
     write("t.csv", spoil(TABLE, 27, "65.5", "inf"))
     refused(run("predict", home / "price.model", "t.csv"), "line 27", "'size'", "infinite")
 
@@ -795,7 +805,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(
 ):
     looked = (
         (fitting, "fit_table"),
-        (reading, "load_estimator"),
+        (model_inputs, "load_estimator"),
         (evaluating, "load_estimator"),
         (explaining, "explain_row"),
     )

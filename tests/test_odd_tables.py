@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
 from compound.cli.app import main
 from compound.estimators.encoder import Category, Encoder, Number
-from compound.tables import explain_report, explaining, reading, tabular
-from compound.tables.tabular import column_names, read_chunks, read_table
+from compound.tables import explain_report, explaining, model_inputs, table_files
+from compound.tables.table_files import column_names, read_chunks, read_table
 
 SMALL = {"max_epochs": 1, "random_state": 0}
 
@@ -105,8 +105,8 @@ def test_any_column_can_be_dropped(value: str):
 def test_a_slip_in_a_dropped_column_is_nobodys_business():
     write("a,odd,y\n" + "".join(f"{i % 7},{'x' if i == 17 else i},{i}.5\n" for i in range(30)))
     with pytest.raises(ValueError, match="line 19, column 'odd' holds 'x'"):
-        reading.training_table(Path("t.csv"), "y")
-    assert list(reading.training_table(Path("t.csv"), "y", ["odd"]).x) == ["a"]
+        model_inputs.read_training_table(Path("t.csv"), "y")
+    assert list(model_inputs.read_training_table(Path("t.csv"), "y", ["odd"]).x) == ["a"]
 
 
 NESTED = {
@@ -260,7 +260,7 @@ def test_a_column_named_distance_is_a_column(here: Path):
     model = CompoundRegressor(Method("map", widths=(3,)), **SMALL).fit(table, table["b"])
     found = explaining.explain(model, table.head(1), named_generator(0))
     assert all(690 < float(value) < 710 for value in found.prototypes["distance"])
-    _, _, (_, heads, rows) = explain_report.tables(found)
+    _, _, (_, heads, rows) = explain_report.explanation_tables(found)
     assert sorted(row[0] for row in rows) == ["b", "distance"]
     assert all("at distance" in head for head in heads[1:])
 
@@ -274,11 +274,11 @@ def test_what_does_not_fit_is_refused_while_it_is_read(packed: bool, monkeypatch
     path = Path("t.csv.gz" if packed else "t.csv")
     path.write_bytes(gzip.compress(content) if packed else content)
     seen = []
-    plain = tabular._tables
+    plain = table_files._read_batches
     monkeypatch.setattr(
-        tabular, "_tables", lambda *a: (seen.append(len(part[0])) or part for part in plain(*a))
+        table_files, "_read_batches", lambda *a: (seen.append(len(part[0])) or part for part in plain(*a))
     )
-    monkeypatch.setattr(reading.memory, "available", lambda: 50_000_000)
+    monkeypatch.setattr(model_inputs.memory, "available", lambda: 50_000_000)
     refused(
         run("fit", path, "--target", "y"),
         str(path),
@@ -303,9 +303,9 @@ def test_wide_tables_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch
         return write(f"{names}\n" + ("1," * columns)[:-1] + "\n")
 
     refused(run("fit", wide(100_000), "--target", "c0"), "100,000 columns", "at most 20,000")
-    refused(run("fit", wide(20_000), "--target", "c0"), "19,999 columns", "at most 10,000")
-    monkeypatch.setattr(reading.memory, "available", lambda: 1_000_000_000)
-    refused(run("fit", wide(6000), "--target", "c0"), "5,999 columns", "at least 1.4 GB", "1.0 GB are free")
+    refused(run("fit", wide(20_000), "--target", "c0"), "19,999 feature columns", "at most 10,000")
+    monkeypatch.setattr(model_inputs.memory, "available", lambda: 1_000_000_000)
+    refused(run("fit", wide(6000), "--target", "c0"), "5,999 feature columns", "at least 1.4 GB", "1.0 GB are free")
     refused(run("fit", wide(6000), "--target", "y"), "no column 'y'", "and 5,990 more")
     assert len(column_names(wide(20_000))) == 20_000
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound import CompoundRegressor, Method
-from compound.tables.columns import EXACT, exactly
-from compound.tables.streaming import predict
+from compound.tables.column_types import LOSSLESS_TYPES, cast_lossless
+from compound.tables.streaming import predict_file
 
 MANY = settings(max_examples=25, deadline=None)
 
@@ -43,7 +43,7 @@ def answered(model: CompoundRegressor, source: bytes, kind: str, out: str) -> by
     with tempfile.TemporaryDirectory() as folder:
         before, after = Path(folder, f"t.{kind}"), Path(folder, f"out.{out}")
         before.write_bytes(source)
-        predict(model, before, after, 0.9, False, lambda rows: None)
+        predict_file(model, before, after, 0.9, False, lambda rows: None)
         return after.read_bytes()
 
 
@@ -188,8 +188,8 @@ def test_csv_as_parquet_has_numbers_where_nothing_is_lost(model):
 @given(st.lists(numerals | letters, min_size=1, max_size=4))
 def test_what_text_becomes_tells_all_of_it(texts):
     column = pa.array(texts)
-    for kind in EXACT:
-        values = exactly(column, kind)
+    for kind in LOSSLESS_TYPES:
+        values = cast_lossless(column, kind)
         if values is not None:
             for text, value in zip(texts, values.to_pylist(), strict=True):
                 if value is None:

@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from compound.estimators.encoder import Encoder, as_frame
-from compound.tables.tabular import read_chunks, read_table
+from compound.tables.table_files import read_chunks, read_table
 
 
 def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
@@ -174,14 +174,14 @@ def test_known_columns_leave_nothing_to_guess(tmp_path):
     assert table["b"].tolist() == ["007", "8"] and np.isnan(table["a"][1])
 
 
-def test_files_of_no_kind_or_nowhere_or_cut_off(tmp_path):
-    with pytest.raises(ValueError, match="no known kind"):
+def test_unknown_missing_and_truncated_files_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match="unknown format"):
         read_table(tmp_path / "t.xlsx")
     with pytest.raises(ValueError, match="missing"):
         read_table(tmp_path / "t.csv")
     whole = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
     (tmp_path / "t.csv.gz").write_bytes(whole[:-12])
-    with pytest.raises(ValueError, match=r"cut off|damaged|whole"):
+    with pytest.raises(ValueError, match=r"truncated|damaged|complete"):
         read_table(tmp_path / "t.csv.gz")
     (tmp_path / "t.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="cannot be read"):

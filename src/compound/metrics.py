@@ -38,10 +38,24 @@ def brier(answer: CategoricalPredictive, y: Tensor) -> float:
 
 def ece(answer: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
     """Expected calibration error: mean gap between confidence and accuracy over even bins (low, high] of confidence."""
-    confidence, right = answer.confidence.double(), (answer.label == y).double()  # (rows,)
-    place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, confidence - right)
-    return gap.abs().sum().item() / len(y)
+    right = (answer.label == y).double()  # (rows,)
+    return weighted_ece(answer.confidence.double(), right, torch.ones_like(right), bins).item()
+
+
+def weighted_ece(confidence: Tensor, correct: Tensor, weights: Tensor, n_bins: int = 15) -> Tensor:
+    """Expected calibration error with weights per row, such as the counts of bootstrap samples.
+
+    confidence and correct: (rows,) float64; weights: (..., rows) float64. Returns (...).
+    """
+    index = confidence_bins(confidence, n_bins).expand_as(weights)
+    gaps = weights.new_zeros(*weights.shape[:-1], n_bins)
+    gaps.scatter_add_(-1, index, weights * (confidence - correct))
+    return gaps.abs().sum(-1) / weights.sum(-1)
+
+
+def confidence_bins(confidence: Tensor, n_bins: int = 15) -> Tensor:  # (rows,) int64
+    """Index of the even bin (low, high] that holds each confidence."""
+    return (confidence * n_bins).ceil().long().sub(1).clamp(0, n_bins - 1)
 
 
 def crps(answer: GaussianPredictive, y: Tensor) -> float:
@@ -78,9 +92,21 @@ def coverage(answer: GaussianPredictive, y: Tensor, level: float = 0.9) -> float
 
 
 def auroc(in_dist: Tensor, ood: Tensor) -> float:
-    """Probability that a strange row scores higher than an ordinary one; ties count half."""
-    low, high = _counts(in_dist, ood)
-    return ((low + high).double() / 2).mean().item() / len(in_dist)
+    """Probability that an out-of-distribution row scores higher than an in-distribution one; ties count half."""
+    ones = [torch.ones(len(scores), dtype=torch.float64) for scores in (in_dist, ood)]
+    return weighted_auroc(in_dist, ood, *ones).item()
+
+
+def weighted_auroc(in_dist: Tensor, ood: Tensor, in_weights: Tensor, ood_weights: Tensor) -> Tensor:
+    """AUROC with weights per row, such as the counts of bootstrap samples.
+
+    in_dist and ood: scores (rows,); weights: (..., rows) float64 each. Returns (...).
+    """
+    below, up_to = _counts(in_dist, ood)
+    cumulative = in_weights[..., in_dist.argsort()].cumsum(-1)
+    cumulative = torch.nn.functional.pad(cumulative, (1, 0))  # weight of the i lowest scores
+    wins = (cumulative[..., below] + cumulative[..., up_to]) / 2
+    return (ood_weights * wins).sum(-1) / ood_weights.sum(-1) / in_weights.sum(-1)
 
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
