@@ -1,45 +1,54 @@
-"""Numbers that judge an answer: how good it is, how honest its doubt is, how well it separates outliers from ordinary rows.
+"""Metrics: accuracy of predictions, calibration of their uncertainty, detection of out-of-distribution rows.
 
-The first argument is a predictive, the second the truth; the scores of strangeness come as two sets of rows, ordinary and outlying.
+Metrics of predictions take a predictive and the targets y. Metrics of detection take two sets of scores, of
+in-distribution and of out-of-distribution (OOD) rows; higher scores mean OOD.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 
-def nll(answer: Predictive, y: Tensor) -> float:
-    """Mean negative log-density or log-probability of the truth, in nats per row."""
-    return -answer.log_prob(y).double().mean().item()
+def nll(predictive: Predictive, y: Tensor) -> float:
+    """Mean negative log-likelihood of y, in nats per row."""
+    return -predictive.log_prob(y).double().mean().item()
 
 
-def rmse(answer: GaussianPredictive, y: Tensor) -> float:
+def rmse(predictive: GaussianPredictive, y: Tensor) -> float:
     """Root of the mean squared error of the predictive mean, over rows and targets."""
-    return (answer.mean - y).double().square().mean().sqrt().item()
+    return (predictive.mean - y).double().square().mean().sqrt().item()
 
 
-def accuracy(answer: CategoricalPredictive, y: Tensor) -> float:
-    return (answer.label == y).double().mean().item()
+def accuracy(predictive: CategoricalPredictive, y: Tensor) -> float:
+    """Fraction of rows whose most probable class is y."""
+    return (predictive.label == y).double().mean().item()
 
 
-def mmc(answer: CategoricalPredictive) -> float:
+def mmc(predictive: CategoricalPredictive) -> float:
     """Mean maximal confidence."""
-    return answer.confidence.double().mean().item()
+    return predictive.confidence.double().mean().item()
 
 
-def brier(answer: CategoricalPredictive, y: Tensor) -> float:
-    """Mean squared distance of the probabilities from the truth's corner, summed over classes: 0 to 2."""
-    truth = torch.nn.functional.one_hot(y, answer.probs.shape[-1])
-    return (answer.probs.double() - truth).square().sum(-1).mean().item()
+def brier(predictive: CategoricalPredictive, y: Tensor) -> float:
+    """Mean Brier score, summed over classes: 0 to 2."""
+    return brier_rows(predictive.probs.double(), y).mean().item()
 
 
-def ece(answer: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: mean gap between confidence and accuracy over even bins (low, high] of confidence."""
-    right = (answer.label == y).double()  # (rows,)
-    return weighted_ece(answer.confidence.double(), right, torch.ones_like(right), bins).item()
+def brier_rows(probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
+    """Squared distance of probs (rows, classes) from the one-hot labels y (rows,)."""
+    one_hot = functional.one_hot(y, probs.shape[-1])
+    return (probs - one_hot).square().sum(-1)
+
+
+def ece(predictive: CategoricalPredictive, y: Tensor, n_bins: int = 15) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy, over even bins of confidence."""
+    correct = (predictive.label == y).double()  # (rows,)
+    return weighted_ece(predictive.confidence.double(), correct, torch.ones_like(correct), n_bins).item()
 
 
 def weighted_ece(confidence: Tensor, correct: Tensor, weights: Tensor, n_bins: int = 15) -> Tensor:
@@ -58,85 +67,94 @@ def confidence_bins(confidence: Tensor, n_bins: int = 15) -> Tensor:  # (rows,) 
     return (confidence * n_bins).ceil().long().sub(1).clamp(0, n_bins - 1)
 
 
-def crps(answer: GaussianPredictive, y: Tensor) -> float:
+def crps(predictive: GaussianPredictive, y: Tensor) -> float:
     """Continuous ranked probability score of the mixture, mean over rows and targets, in the unit of y.
 
     E|X - y| - ½ E|X - X'| with E|N(m, v)| in closed form. Grimit et al. (2006).
     """
-    means, variances = answer.means.double(), answer.variances.double()  # (draws, rows, targets)
+    means = predictive.means.double()  # (draws, rows, targets)
+    variances = predictive.variances.double()
     n = len(means)
-    even = means.new_full((n, 1, 1), 1 / n)
-    weights = (
-        even if answer.log_weights is None else answer.log_weights.double().exp()
-    )  # (draws, rows or 1, 1)
-    near = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
-    apart = torch.zeros_like(near)
-    for i in range(n):  # one draw against itself and all later ones: memory stays that of the answer
-        pairs = weights[i:] * _mean_size(means[i] - means[i:], variances[i] + variances[i:])
-        apart += weights[i] * (2 * pairs.sum(0) - pairs[0])
-    return (near - 0.5 * apart).mean().item()
+    if predictive.log_weights is None:
+        weights = means.new_full((n, 1, 1), 1 / n)
+    else:
+        weights = predictive.log_weights.double().exp()  # (draws, rows or 1, 1)
+    to_target = (weights * _mean_absolute(y.double() - means, variances)).sum(0)  # (rows, targets)
+    between_draws = torch.zeros_like(to_target)
+    for i in range(n):  # draw i with itself and all later ones, so that memory is that of the predictive
+        pairs = weights[i:] * _mean_absolute(means[i] - means[i:], variances[i] + variances[i:])
+        between_draws += weights[i] * (2 * pairs.sum(0) - pairs[0])
+    return (to_target - 0.5 * between_draws).mean().item()
 
 
-def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
+def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
     """E|N(mean, variance)|."""
     std = variance.sqrt()
     z = mean / std
     return mean * (2 * torch.special.ndtr(z) - 1) + std * math.sqrt(2 / math.pi) * (-0.5 * z.square()).exp()
 
 
-def coverage(answer: GaussianPredictive, y: Tensor, level: float = 0.9) -> float:
-    """Share of the truth inside the central interval of probability `level`."""
+def coverage(predictive: GaussianPredictive, y: Tensor, level: float = 0.9) -> float:
+    """Fraction of y inside the central interval of probability `level`."""
     if not 0 < level < 1:
         raise ValueError(f"level is {level}: it must lie between 0 and 1, such as 0.9")
-    return ((answer.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
+    return ((predictive.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
 
 
 def auroc(in_dist: Tensor, ood: Tensor) -> float:
-    """Probability that an out-of-distribution row scores higher than an in-distribution one; ties count half."""
-    ones = [torch.ones(len(scores), dtype=torch.float64) for scores in (in_dist, ood)]
-    return weighted_auroc(in_dist, ood, *ones).item()
+    """Probability that an OOD row scores higher than an in-distribution row; ties count half."""
+    in_weights, ood_weights = (torch.ones(len(scores), dtype=torch.float64) for scores in (in_dist, ood))
+    return weighted_auroc(in_dist, ood, [(in_weights, ood_weights)]).item()
 
 
-def weighted_auroc(in_dist: Tensor, ood: Tensor, in_weights: Tensor, ood_weights: Tensor) -> Tensor:
-    """AUROC with weights per row, such as the counts of bootstrap samples.
+def weighted_auroc(in_dist: Tensor, ood: Tensor, weights: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """AUROC for each pair of weights of in_dist and ood, such as the counts of bootstrap samples.
 
-    in_dist and ood: scores (rows,); weights: (..., rows) float64 each. Returns (...).
+    in_dist and ood: scores (rows,), sorted once; weights: float64 (rows,) each. Returns (pairs,).
     """
-    below, up_to = _counts(in_dist, ood)
-    cumulative = in_weights[..., in_dist.argsort()].cumsum(-1)
-    cumulative = torch.nn.functional.pad(cumulative, (1, 0))  # weight of the i lowest scores
-    wins = (cumulative[..., below] + cumulative[..., up_to]) / 2
-    return (ood_weights * wins).sum(-1) / ood_weights.sum(-1) / in_weights.sum(-1)
+    _check_scores(in_dist, ood)
+    ordered, order = in_dist.sort()
+    below, up_to = _rank(ordered, ood)
+    values = []
+    for in_weights, ood_weights in weights:
+        cumulative = functional.pad(in_weights[order].cumsum(0), (1, 0))  # weight of the i lowest scores
+        wins = (ood_weights * (cumulative[below] + cumulative[up_to])).sum() / 2
+        values.append(wins / ood_weights.sum() / in_weights.sum())
+    return torch.stack(values)
 
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
-    """Average precision of finding the strange rows by a high score."""
-    caught, precision, _ = _thresholds(in_dist, ood)
-    gained = caught.diff(prepend=caught.new_zeros(1))
-    return (gained * precision).sum().item()
+    """Area under the precision-recall curve (average precision) for detecting OOD rows."""
+    recall, precision, _ = _operating_points(in_dist, ood)
+    gain = recall.diff(prepend=recall.new_zeros(1))
+    return (gain * precision).sum().item()
 
 
 def fpr95(in_dist: Tensor, ood: Tensor) -> float:
-    """Share of ordinary rows flagged by the highest threshold that catches 95 % of the strange ones."""
-    caught, _, flagged = _thresholds(in_dist, ood)
-    enough = torch.nonzero(caught >= 0.95 - 1e-12)[0]
-    return flagged[enough].item()
+    """False positive rate at the highest threshold whose true positive rate is at least 95%."""
+    recall, _, false_positive_rate = _operating_points(in_dist, ood)
+    first = torch.nonzero(recall >= 0.95 - 1e-12)[0]
+    return false_positive_rate[first].item()
 
 
-def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """How many values lie below, and how many at or below, each entry of `at`."""
-    for name, scores in (("ordinary", values), ("strange", at)):
+def _operating_points(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
+    _check_scores(in_dist, ood)
+    thresholds = torch.cat([in_dist, ood]).unique().flip(0)
+    true_positives = len(ood) - _rank(ood.sort().values, thresholds)[0].double()
+    false_positives = len(in_dist) - _rank(in_dist.sort().values, thresholds)[0].double()
+    precision = true_positives / (true_positives + false_positives)
+    return true_positives / len(ood), precision, false_positives / len(in_dist)
+
+
+def _rank(ordered: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the ordered scores lie below, and how many at or below, each of `values`."""
+    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
+
+
+def _check_scores(in_dist: Tensor, ood: Tensor) -> None:
+    for name, scores in (("in-distribution", in_dist), ("out-of-distribution", ood)):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
             raise ValueError(
-                f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each of the rows, {name} ones too"
+                f"{name} scores have shape {tuple(scores.shape)} or hold NaN: give one number per row"
             )
-    ordered = values.sort().values
-    return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
-
-
-def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """At every distinct score as threshold, highest first: share of strange rows caught, precision, share of ordinary rows flagged."""
-    at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
-    caught = len(ood) - _counts(ood, at)[0].double()
-    flagged = len(in_dist) - _counts(in_dist, at)[0].double()
-    return caught / len(ood), caught / (caught + flagged), flagged / len(in_dist)

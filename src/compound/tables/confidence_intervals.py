@@ -61,14 +61,6 @@ class Bootstrap:
         return torch.cat([statistic(block) for block in _stack(self.counts(), self.rows)]).numpy()
 
 
-def paired_blocks(first: Bootstrap, second: Bootstrap) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of as many samples of one table as of the other."""
-    n_samples = 1 + min(first.samples, second.samples)
-    rows = max(first.rows, second.rows)
-    blocks = [_stack(islice(table.counts(), n_samples), rows) for table in (first, second)]
-    return zip(*blocks, strict=True)
-
-
 def _stack(counts: Iterator[Tensor], rows: int) -> Iterator[Tensor]:
     size = max(1, BLOCK_COUNTS // rows)
     while block := list(islice(counts, size)):

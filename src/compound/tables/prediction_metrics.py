@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from compound.estimators.row_predictions import RowScores
 from compound.metrics import confidence_bins, weighted_auroc, weighted_ece
-from compound.tables.confidence_intervals import Bootstrap, Metric, paired_blocks
+from compound.tables.confidence_intervals import Bootstrap, Metric
 
 Array = NDArray[Any]
 LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)  # coverages of the calibration curve
@@ -109,14 +109,13 @@ def _confidence(scores: RowScores) -> tuple[Tensor, Tensor]:  # (rows,) each, fl
 
 def ood_metrics(in_dist: pd.DataFrame, ood: pd.DataFrame, generator: Generator) -> list[Metric]:
     """AUROC of each score for detecting the rows of `ood`, and the proportions that `is_ood` flags."""
-    bootstraps = Bootstrap(len(in_dist), generator), Bootstrap(len(ood), generator)
-    samples: dict[str, list[Tensor]] = {"ood_score": [], "epistemic": [], "total": []}
-    for in_weights, ood_weights in paired_blocks(*bootstraps):
-        for name, blocks in samples.items():
-            blocks.append(weighted_auroc(_score(in_dist, name), _score(ood, name), in_weights, ood_weights))
-    metrics = [
-        Metric.from_samples(f"AUROC of {name}", torch.cat(blocks).numpy()) for name, blocks in samples.items()
-    ]
+    in_bootstrap = Bootstrap(len(in_dist), generator)
+    ood_bootstrap = Bootstrap(len(ood), generator)
+    metrics = []
+    for name in ("ood_score", "epistemic", "total"):
+        pairs = zip(in_bootstrap.counts(), ood_bootstrap.counts(), strict=False)  # large tables have fewer
+        samples = weighted_auroc(_score(in_dist, name), _score(ood, name), pairs)
+        metrics.append(Metric.from_samples(f"AUROC of {name}", samples.numpy()))
     for name, frame in (("flagged in this table", in_dist), ("flagged in the OOD table", ood)):
         metrics.append(Metric.from_proportion(name, frame["is_ood"].mean(), len(frame)))
     return metrics
