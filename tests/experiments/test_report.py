@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from compound.experiments.provenance import command
 from compound.models import METHODS
-from compound.report.page import Claim, Page, render_figure
+from compound.report.page import Claim, Page, format_cell, render_figure
 from compound.report.plot_styles import CDNS, FAMILIES, METHOD_STYLES, plot_style
 
 
@@ -159,3 +159,19 @@ def test_provenance_command_has_no_folders():
         "3",
     ]
     assert command(arguments) == "compound run toy --out 'x y' --runs=runs --json a.json --seeds 3"
+
+
+@pytest.mark.parametrize(
+    "value,text",
+    [(0.123456, "0.1235"), (-0.0, "0"), (20561.3, "20,561"), (2.5e7, "2.5e+07"), (12, "12"), (None, "–")],
+)
+def test_cells_are_formatted(value, text):
+    assert format_cell(value) == text
+
+
+def test_text_is_aligned_left_and_numbers_right():
+    made = Page("t")
+    made.table(("name", "number", "text"), [("a", "0.1 ± 0.2", "12"), ("b", 3.0, "unknown")])
+    html = made.html()
+    assert "<th>number</th>" in html and "<td>0.1 ± 0.2</td>" in html
+    assert '<th class="text">text</th>' in html and '<td class="text">12</td>' in html

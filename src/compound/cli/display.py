@@ -17,7 +17,7 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[An
     from compound.report.page import format_cell
 
     for title, columns, rows in tables:
-        table = Table(*columns, title=Text(title), title_justify="left")
+        table = Table(*columns, title=Text(title), title_justify="left", show_header=any(columns))
         for row in rows:
             table.add_row(*(Text(format_cell(cell)) for cell in row))
         Console().print(table)

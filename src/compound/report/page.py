@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -23,13 +24,14 @@ figcaption, caption { color: #555; text-align: left; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
 caption { margin-bottom: .4rem; }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-td.prose { text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; }
 p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2rem; }
-td.yes { color: #17692b; } td.no { color: #a32020; font-weight: 600; }
+.yes { color: #17692b; } .no { color: #a32020; font-weight: 600; }
 """
 
-PROSE = 30  # characters from which on a cell is aligned as a sentence
+NUMERIC = re.compile(r"[-+−–±<>≤≥~ ]*(\d|\.\d|$)")  # start of a text that is aligned as a number
+MAX_NUMERIC = 30  # characters of such a text
+LARGE, HUGE = 1e4, 1e7  # floats shown without exponent though above four digits
 Cell = str | float | int | bool | None
 Rows = Sequence[Sequence[Cell]]
 
@@ -82,12 +84,24 @@ class Page:
         self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>\n" for item in items) + "</ul>")
 
     def table(self, columns: Sequence[str], rows: Rows, caption: str = "") -> None:
-        """A table; booleans are shown as yes and no, None as a dash, floats with four significant digits."""
+        """A table; booleans are shown as yes and no, None as a dash, other cells as `format_cell` has them.
+
+        Columns of numbers are aligned right, columns of text left. Without names there is no header.
+        """
         _check_widths(columns, rows, f"the table {caption!r}")
-        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-        body = "".join("<tr>" + "".join(_html_cell(value) for value in row) + "</tr>\n" for row in rows)
+        styles = [_column_style([row[i] for row in rows]) for i in range(len(columns))]
+        names = [
+            f"<th{_classes(style)}>{escape(name)}</th>" for name, style in zip(columns, styles, strict=True)
+        ]
+        head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(columns) else ""
+        body = "".join(
+            "<tr>"
+            + "".join(_html_cell(value, style) for value, style in zip(row, styles, strict=True))
+            + "</tr>\n"
+            for row in rows
+        )
         title = f"<caption>{escape(caption)}</caption>" if caption else ""
-        table = f"<table>{title}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+        table = f"<table>{title}{head}<tbody>\n{body}</tbody></table>"
         self._parts.append(f'<div class="scroll">{table}</div>')
 
     def figure(self, figure: Figure, caption: str) -> None:
@@ -167,17 +181,31 @@ def render_figure(figure: Figure, file_format: str) -> bytes:
 
 
 def format_cell(value: Cell) -> str:
-    """A cell as text."""
+    """A cell as text: floats with four significant digits, large ones with thousands separators."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if LARGE <= abs(value) < HUGE else f"{value + 0.0:.4g}"  # -0.0 + 0.0 = 0.0
 
 
-def _html_cell(value: Cell) -> str:
+def _column_style(cells: Sequence[Cell]) -> str:
+    """The CSS class of a column: "text" where a cell is text and does not start like a number."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    return "text" if any(len(text) > MAX_NUMERIC or not NUMERIC.match(text) for text in texts) else ""
+
+
+def _html_cell(value: Cell, style: str) -> str:
     if isinstance(value, bool):
-        return '<td class="yes">yes</td>' if value else '<td class="no">no</td>'
-    style = ' class="prose"' if isinstance(value, str) and len(value) > PROSE else ""
-    return f"<td{style}>{escape(format_cell(value))}</td>"
+        text = "yes" if value else "no"
+        return f"<td{_classes(style, text)}>{text}</td>"
+    return f"<td{_classes(style)}>{escape(format_cell(value))}</td>"
+
+
+def _classes(*names: str) -> str:
+    """The HTML attribute of some CSS classes."""
+    names = tuple(filter(None, names))
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _check_widths(columns: Sequence[str], rows: Rows, table: str) -> None:

@@ -68,4 +68,5 @@ def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
 
 
 def _plain(value: Any) -> Cell:
-    return value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") else value
+    return ("yes" if value else "no") if isinstance(value, bool) else value

@@ -29,7 +29,7 @@ def calibration_plot(points: Sequence[CalibrationPoint], is_regression: bool) ->
     axes.errorbar(
         nominal, observed, errors, color=BLUE, marker="o", markersize=4, linewidth=1.2, elinewidth=0.8
     )
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.set_xlabel("nominal coverage" if is_regression else "confidence")
     axes.set_ylabel("observed coverage" if is_regression else "accuracy")
     return figure

@@ -52,12 +52,8 @@ def calibration_note(n_calibration: float, is_regression: bool) -> str:
 
 def ood_note(false_positive_rate: float, promised: bool) -> str:
     """The false positive rate of `is_ood`, and whether the training rows are enough to hold it."""
-    if promised:
-        return f"is_ood flags about {false_positive_rate:.3g} of in-distribution rows"
-    return (
-        f"is_ood rate {false_positive_rate:.3g} is not guaranteed, too few training rows: "
-        "it tends to flag fewer in-distribution rows"
-    )
+    note = f"is_ood flags about {false_positive_rate:.3g} of in-distribution rows"
+    return note if promised else f"{note}, not guaranteed with so few training rows: rather fewer"
 
 
 def format_metric(metric: Metric) -> str:
