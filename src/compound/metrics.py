@@ -1,7 +1,6 @@
-"""Metrics: accuracy of predictions, calibration of their uncertainty, detection of out-of-distribution rows.
+"""Scores of predictive distributions: accuracy, calibration, and the separation of outliers from in-distribution rows.
 
-Metrics of predictions take a predictive and the targets y. Metrics of detection take two sets of scores, of
-in-distribution and of out-of-distribution (OOD) rows; higher scores mean OOD.
+Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets of rows, (rows,) each.
 """
 
 import math
@@ -9,13 +8,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 
 def nll(predictive: Predictive, y: Tensor) -> float:
-    """Mean negative log-likelihood of y, in nats per row."""
+    """Mean negative log-density or log-probability of y, in nats per row."""
     return -predictive.log_prob(y).double().mean().item()
 
 
@@ -25,7 +23,6 @@ def rmse(predictive: GaussianPredictive, y: Tensor) -> float:
 
 
 def accuracy(predictive: CategoricalPredictive, y: Tensor) -> float:
-    """Fraction of rows whose most probable class is y."""
     return (predictive.label == y).double().mean().item()
 
 
@@ -35,36 +32,32 @@ def mmc(predictive: CategoricalPredictive) -> float:
 
 
 def brier(predictive: CategoricalPredictive, y: Tensor) -> float:
-    """Mean Brier score, summed over classes: 0 to 2."""
-    return brier_rows(predictive.probs.double(), y).mean().item()
+    """Mean Brier score: 0 to 2."""
+    return brier_scores(predictive.probs, y).mean().item()
 
 
-def brier_rows(probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
-    """Squared distance of probs (rows, classes) from the one-hot labels y (rows,)."""
-    one_hot = functional.one_hot(y, probs.shape[-1])
-    return (probs - one_hot).square().sum(-1)
+def brier_scores(probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
+    """Squared distance of probabilities (rows, classes) from the one-hot vector of the label, in float64."""
+    return (probs.double() - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1)
 
 
-def ece(predictive: CategoricalPredictive, y: Tensor, n_bins: int = 15) -> float:
-    """Expected calibration error: mean gap between confidence and accuracy, over even bins of confidence."""
+def ece(predictive: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy over equal bins of confidence."""
     correct = (predictive.label == y).double()  # (rows,)
-    return weighted_ece(predictive.confidence.double(), correct, torch.ones_like(correct), n_bins).item()
+    return resampled_ece(predictive.confidence.double(), correct, torch.ones_like(correct), bins).item()
 
 
-def weighted_ece(confidence: Tensor, correct: Tensor, weights: Tensor, n_bins: int = 15) -> Tensor:
-    """Expected calibration error with weights per row, such as the counts of bootstrap samples.
-
-    confidence and correct: (rows,) float64; weights: (..., rows) float64. Returns (...).
-    """
-    index = confidence_bins(confidence, n_bins).expand_as(weights)
-    gaps = weights.new_zeros(*weights.shape[:-1], n_bins)
-    gaps.scatter_add_(-1, index, weights * (confidence - correct))
-    return gaps.abs().sum(-1) / weights.sum(-1)
+def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int = 15) -> Tensor:
+    """Expected calibration errors (...) of rows that count as often as float64 counts (..., rows) say."""
+    index = confidence_bins(confidence, bins).expand_as(counts)
+    gaps = counts.new_zeros(*counts.shape[:-1], bins)
+    gaps.scatter_add_(-1, index, counts * (confidence - correct))
+    return gaps.abs().sum(-1) / counts.sum(-1)
 
 
-def confidence_bins(confidence: Tensor, n_bins: int = 15) -> Tensor:  # (rows,) int64
-    """Index of the even bin (low, high] that holds each confidence."""
-    return (confidence * n_bins).ceil().long().sub(1).clamp(0, n_bins - 1)
+def confidence_bins(confidence: Tensor, bins: int) -> Tensor:  # (rows,)
+    """The number of the bin (low, high] of width 1 / bins that each confidence lies in."""
+    return (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
 
 
 def crps(predictive: GaussianPredictive, y: Tensor) -> float:
@@ -72,22 +65,20 @@ def crps(predictive: GaussianPredictive, y: Tensor) -> float:
 
     E|X - y| - ½ E|X - X'| with E|N(m, v)| in closed form. Grimit et al. (2006).
     """
-    means = predictive.means.double()  # (draws, rows, targets)
-    variances = predictive.variances.double()
+    means, variances = predictive.means.double(), predictive.variances.double()  # (draws, rows, targets)
     n = len(means)
-    if predictive.log_weights is None:
-        weights = means.new_full((n, 1, 1), 1 / n)
-    else:
-        weights = predictive.log_weights.double().exp()  # (draws, rows or 1, 1)
-    to_target = (weights * _mean_absolute(y.double() - means, variances)).sum(0)  # (rows, targets)
-    between_draws = torch.zeros_like(to_target)
-    for i in range(n):  # draw i with itself and all later ones, so that memory is that of the predictive
-        pairs = weights[i:] * _mean_absolute(means[i] - means[i:], variances[i] + variances[i:])
-        between_draws += weights[i] * (2 * pairs.sum(0) - pairs[0])
-    return (to_target - 0.5 * between_draws).mean().item()
+    weights = means.new_full((n, 1, 1), 1 / n)  # (draws, rows or 1, 1)
+    if predictive.log_weights is not None:
+        weights = predictive.log_weights.double().exp()
+    to_y = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
+    between = torch.zeros_like(to_y)
+    for i in range(n):  # one draw against itself and all later ones: memory stays that of the predictive
+        pairs = weights[i:] * _mean_size(means[i] - means[i:], variances[i] + variances[i:])
+        between += weights[i] * (2 * pairs.sum(0) - pairs[0])
+    return (to_y - 0.5 * between).mean().item()
 
 
-def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
+def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
     """E|N(mean, variance)|."""
     std = variance.sqrt()
     z = mean / std
@@ -102,59 +93,52 @@ def coverage(predictive: GaussianPredictive, y: Tensor, level: float = 0.9) -> f
 
 
 def auroc(in_dist: Tensor, ood: Tensor) -> float:
-    """Probability that an OOD row scores higher than an in-distribution row; ties count half."""
-    in_weights, ood_weights = (torch.ones(len(scores), dtype=torch.float64) for scores in (in_dist, ood))
-    return weighted_auroc(in_dist, ood, [(in_weights, ood_weights)]).item()
+    """Probability that an outlier scores higher than an in-distribution row; ties count half."""
+    once = [torch.ones(scores.shape, dtype=torch.float64) for scores in (in_dist, ood)]
+    return resampled_auroc(in_dist, ood, [(once[0], once[1])]).item()
 
 
-def weighted_auroc(in_dist: Tensor, ood: Tensor, weights: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """AUROC for each pair of weights of in_dist and ood, such as the counts of bootstrap samples.
-
-    in_dist and ood: scores (rows,), sorted once; weights: float64 (rows,) each. Returns (pairs,).
-    """
-    _check_scores(in_dist, ood)
-    ordered, order = in_dist.sort()
-    below, up_to = _rank(ordered, ood)
-    values = []
-    for in_weights, ood_weights in weights:
-        cumulative = functional.pad(in_weights[order].cumsum(0), (1, 0))  # weight of the i lowest scores
-        wins = (ood_weights * (cumulative[below] + cumulative[up_to])).sum() / 2
-        values.append(wins / ood_weights.sum() / in_weights.sum())
-    return torch.stack(values)
+def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """AUROC (resamples,) when rows count as often as each pair of float64 counts says, such as bootstrap resamples."""
+    below, up_to = _counts(in_dist, ood)
+    order = in_dist.argsort(stable=True)
+    found = []
+    for in_dist_counts, ood_counts in counts:
+        sums = torch.nn.functional.pad(in_dist_counts[order].cumsum(0), (1, 0))
+        wins = (ood_counts * (sums[below] + sums[up_to])).sum() / 2
+        found.append(wins / ood_counts.sum() / in_dist_counts.sum())
+    return torch.stack(found)
 
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
-    """Area under the precision-recall curve (average precision) for detecting OOD rows."""
-    recall, precision, _ = _operating_points(in_dist, ood)
-    gain = recall.diff(prepend=recall.new_zeros(1))
-    return (gain * precision).sum().item()
+    """Average precision of finding the outliers by a high score."""
+    recall, precision, _ = _thresholds(in_dist, ood)
+    gained = recall.diff(prepend=recall.new_zeros(1))
+    return (gained * precision).sum().item()
 
 
 def fpr95(in_dist: Tensor, ood: Tensor) -> float:
-    """False positive rate at the highest threshold whose true positive rate is at least 95%."""
-    recall, _, false_positive_rate = _operating_points(in_dist, ood)
-    first = torch.nonzero(recall >= 0.95 - 1e-12)[0]
-    return false_positive_rate[first].item()
+    """False positive rate at the highest threshold that finds 95 % of the outliers."""
+    recall, _, false_positive_rate = _thresholds(in_dist, ood)
+    enough = torch.nonzero(recall >= 0.95 - 1e-12)[0]
+    return false_positive_rate[enough].item()
 
 
-def _operating_points(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
-    _check_scores(in_dist, ood)
-    thresholds = torch.cat([in_dist, ood]).unique().flip(0)
-    true_positives = len(ood) - _rank(ood.sort().values, thresholds)[0].double()
-    false_positives = len(in_dist) - _rank(in_dist.sort().values, thresholds)[0].double()
-    precision = true_positives / (true_positives + false_positives)
-    return true_positives / len(ood), precision, false_positives / len(in_dist)
-
-
-def _rank(ordered: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the ordered scores lie below, and how many at or below, each of `values`."""
-    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
-
-
-def _check_scores(in_dist: Tensor, ood: Tensor) -> None:
-    for name, scores in (("in-distribution", in_dist), ("out-of-distribution", ood)):
+def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """How many values lie below, and how many at or below, each entry of `at`."""
+    for scores in (values, at):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
             raise ValueError(
-                f"{name} scores have shape {tuple(scores.shape)} or hold NaN: give one number per row"
+                f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each row, "
+                "in-distribution rows and outliers alike"
             )
+    ordered = values.sort().values
+    return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
+
+
+def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
+    at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
+    found = len(ood) - _counts(ood, at)[0].double()
+    false_positives = len(in_dist) - _counts(in_dist, at)[0].double()
+    return found / len(ood), found / (found + false_positives), false_positives / len(in_dist)

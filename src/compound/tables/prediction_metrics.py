@@ -14,13 +14,14 @@ from pandas.api import types
 from torch import Generator, Tensor
 
 from compound.estimators.row_predictions import RowScores
-from compound.metrics import confidence_bins, weighted_auroc, weighted_ece
+from compound.metrics import confidence_bins, resampled_auroc, resampled_ece
 from compound.tables.confidence_intervals import Bootstrap, Metric
 
 Array = NDArray[Any]
 LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)  # coverages of the calibration curve
 NOMINAL = 0.9  # coverage that is reported
 COVERAGE = "coverage of 90%"
+BINS = 15  # of confidence
 QUANTILE_BINS = 5  # slices of a numeric column
 MIN_SLICE = 10  # rows
 
@@ -84,7 +85,7 @@ def _classification_samples(
     columns = _stack_columns(scores.nll, correct, scores.brier, covered, confidence)
 
     def statistics(weights: Tensor) -> Tensor:  # (samples, rows) -> (samples, 6)
-        ece = weighted_ece(confidence, correct, weights)
+        ece = resampled_ece(confidence, correct, weights, BINS)
         return torch.cat([weights @ columns / len(scores), ece.unsqueeze(1)], 1)
 
     nll, accuracy, brier, coverage, mean_confidence, ece = bootstrap.evaluate(statistics).T
@@ -114,7 +115,7 @@ def ood_metrics(in_dist: pd.DataFrame, ood: pd.DataFrame, generator: Generator) 
     metrics = []
     for name in ("ood_score", "epistemic", "total"):
         pairs = zip(in_bootstrap.counts(), ood_bootstrap.counts(), strict=False)  # large tables have fewer
-        samples = weighted_auroc(_score(in_dist, name), _score(ood, name), pairs)
+        samples = resampled_auroc(_score(in_dist, name), _score(ood, name), pairs)
         metrics.append(Metric.from_samples(f"AUROC of {name}", samples.numpy()))
     for name, frame in (("flagged in this table", in_dist), ("flagged in the OOD table", ood)):
         metrics.append(Metric.from_proportion(name, frame["is_ood"].mean(), len(frame)))
@@ -135,7 +136,7 @@ def calibration_curve(scores: RowScores, is_regression: bool) -> list[Calibratio
             for level, coverage in zip(scores.levels, observed, strict=True)
         ]
     confidence, correct = _confidence(scores)
-    bins = confidence_bins(confidence)
+    bins = confidence_bins(confidence, BINS)
     masks = [bins == i for i in bins.unique()]
     return [
         CalibrationPoint(confidence[rows].mean().item(), correct[rows].mean().item(), int(rows.sum()))
