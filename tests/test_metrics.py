@@ -126,3 +126,20 @@ def test_ranking_scores_at_their_ends():
     assert (metrics.aupr(low, high), metrics.fpr95(low, high), metrics.fpr95(high, low)) == (1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="NaN"):
         metrics.auroc(low, torch.tensor([math.nan]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_resampled_metrics_are_those_of_repeated_rows(seed: int):
+    generator = named_generator(seed, "weights")
+    predictive, y = classes(40, 3, seed)
+    confidence, correct = predictive.confidence.double(), (predictive.label == y).double()
+    counts = torch.randint(4, (5, 40), generator=generator)
+    in_dist, ood = (torch.randn(40, generator=generator).mul(2).round() + shift for shift in (0.0, 1.0))
+    ece = metrics.resampled_ece(confidence, correct, counts.double())
+    pairs = [(count.double(), count.flip(0).double()) for count in counts]
+    auroc = metrics.resampled_auroc(in_dist, ood, pairs)
+    for i, count in enumerate(counts):
+        rows, ood_rows = (torch.arange(40).repeat_interleave(n) for n in (count, count.flip(0)))
+        repeated = replace(predictive, probs=predictive.probs[rows])
+        assert ece[i].item() == pytest.approx(metrics.ece(repeated, y[rows]), abs=1e-14)
+        assert auroc[i].item() == pytest.approx(metrics.auroc(in_dist[rows], ood[ood_rows]), abs=1e-14)

@@ -44,11 +44,16 @@ def brier_scores(probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
 
 def ece(predictive: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
     """Expected calibration error: mean gap between confidence and accuracy over equal bins of confidence."""
-    confidence = predictive.confidence.double()  # (rows,)
-    correct = (predictive.label == y).double()
-    index = confidence_bins(confidence, bins)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add(0, index, confidence - correct)
-    return gap.abs().sum().item() / len(y)
+    correct = (predictive.label == y).double()  # (rows,)
+    return resampled_ece(predictive.confidence.double(), correct, torch.ones_like(correct), bins).item()
+
+
+def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int = 15) -> Tensor:
+    """Expected calibration errors (...) of rows that count as often as float64 counts (..., rows) say."""
+    index = confidence_bins(confidence, bins).expand_as(counts)
+    gaps = counts.new_zeros(*counts.shape[:-1], bins)
+    gaps.scatter_add_(-1, index, counts * (confidence - correct))
+    return gaps.abs().sum(-1) / counts.sum(-1)
 
 
 def confidence_bins(confidence: Tensor, bins: int) -> Tensor:  # (rows,)
@@ -137,8 +142,6 @@ def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
     true_positives = len(ood) - _counts(ood, at)[0].double()
     false_positives = len(in_dist) - _counts(in_dist, at)[0].double()
-    return (
-        true_positives / len(ood),
-        true_positives / (true_positives + false_positives),
-        false_positives / len(in_dist),
-    )
+    recall = true_positives / len(ood)
+    precision = true_positives / (true_positives + false_positives)
+    return recall, precision, false_positives / len(in_dist)

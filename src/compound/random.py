@@ -24,6 +24,7 @@ def named_generator(seed: int, *path: str | int) -> Generator:
     Examples
     --------
     >>> import torch
+    >>> from compound import named_generator
     >>> a, b = (torch.rand(2, generator=named_generator(7, "noise", 3)) for _ in range(2))
     >>> bool((a == b).all())
     True

@@ -29,6 +29,7 @@ class Task:
 
     Examples
     --------
+    >>> from compound import Task
     >>> Task("classification", 10)
     Task(kind='classification', size=10)
     """
@@ -66,6 +67,7 @@ class Batch:
     Examples
     --------
     >>> import torch
+    >>> from compound import Task, make_dataset
     >>> batch = make_dataset(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]), Task("classification", 2))
     >>> len(batch.take(torch.tensor([1, 3])))
     2
@@ -117,6 +119,7 @@ def make_dataset(
     Examples
     --------
     >>> import torch
+    >>> from compound import Task, make_dataset
     >>> data = make_dataset(torch.zeros(4, 2), torch.ones(4, 1), Task("regression", 1))
     >>> len(data), data.size
     (4, 4.0)

@@ -64,6 +64,7 @@ class Method:
 
     Examples
     --------
+    >>> from compound import Method
     >>> Method("ml-cdn", lam=1e-5)
     Method('ml-cdn', lam=1e-05)
     """
@@ -139,7 +140,7 @@ def build(method: str | Method, inputs: int, task: Task, seed: int = 0) -> Model
 
     Examples
     --------
-    >>> from compound import Task
+    >>> from compound import Task, build
     >>> model = build("map", inputs=3, task=Task("classification", 2))
     >>> model.method, model.inputs
     ('map', 3)

@@ -1,6 +1,6 @@
 """What an option of a method may be.
 
-The annotation of its field in the `Config`, as a rule of `compound.io.schema`.
+The annotation of its field in the `Config`, as a schema of `compound.io.schema`.
 """
 
 import reprlib
@@ -9,17 +9,17 @@ import typing
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from compound.io.schema import Rule, boolean, either, integer, leaf, many, nothing, text
+from compound.io.schema import Schema, any_of, array_of, boolean, integer, null, scalar, string
 
 SIZES = (1e-30, 1e15)  # of a number other than 0: float32 has the smallest, and the square of the largest
 LARGEST = 10_000_000  # integer: more units, members or draws than any machine has memory for
 
-INTEGER = Rule(f"a whole number up to {LARGEST:,}", integer(-LARGEST, LARGEST).check)
-NUMBER = leaf(
+INTEGER = Schema(f"a whole number up to {LARGEST:,}", integer(-LARGEST, LARGEST).check)
+NUMBER = scalar(
     f"a number up to {SIZES[1]:g}",
     lambda value: type(value) in (int, float) and (value == 0 or SIZES[0] <= abs(value) <= SIZES[1]),
 )
-WIDTHS = Rule("a list of whole numbers above 0, such as [50,50]", many(integer(1, LARGEST)).check)
+WIDTHS = Schema("a list of whole numbers above 0, such as [50,50]", array_of(integer(1, LARGEST)).check)
 
 
 def check_option(name: str, value: Any, hint: Any) -> Any:
@@ -31,11 +31,11 @@ def check_option(name: str, value: Any, hint: Any) -> Any:
         If the value does not fit the annotation; the message says what would.
     """
     value = _python_number(value)
-    rule = rule_of(hint)
+    schema = schema_of(hint)
     try:
-        rule.check(value, name)
+        schema.check(value, name)
     except ValueError:
-        raise ValueError(f"{name} is {reprlib.repr(value)}: give {rule.wanted}") from None
+        raise ValueError(f"{name} is {reprlib.repr(value)}: give {schema.expected}") from None
     return float(value) if type(value) is int and int not in (hint, *typing.get_args(hint)) else value
 
 
@@ -48,16 +48,16 @@ def _python_number(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def rule_of(hint: Any) -> Rule:
-    """The rule of an annotation."""
+def schema_of(hint: Any) -> Schema:
+    """The schema of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        wanted = " or ".join(rule_of(part).wanted for part in inner if part is not type(None))
-        return Rule(wanted, either(*map(rule_of, inner)).check)
+        expected = " or ".join(schema_of(part).expected for part in inner if part is not type(None))
+        return Schema(expected, any_of(*map(schema_of, inner)).check)
     if origin is Literal:  # which values, the method itself checks, with its task
-        return Rule(" or ".join(map(repr, inner)), text(100).check)
+        return Schema(" or ".join(map(repr, inner)), string(100).check)
     if origin is tuple and inner[-1] is Ellipsis:
-        return WIDTHS if inner[0] is int else Rule("a list of finite numbers", many(NUMBER, 1).check)
+        return WIDTHS if inner[0] is int else Schema("a list of finite numbers", array_of(NUMBER, 1).check)
     if origin is tuple:
-        return Rule(f"a list of {len(inner)} numbers", many(NUMBER, len(inner), len(inner)).check)
-    return {int: INTEGER, float: NUMBER, bool: boolean, type(None): nothing}[hint]
+        return Schema(f"a list of {len(inner)} numbers", array_of(NUMBER, len(inner), len(inner)).check)
+    return {int: INTEGER, float: NUMBER, bool: boolean, type(None): null}[hint]

@@ -40,6 +40,7 @@ class OODDetector:
     --------
     >>> import torch
     >>> from compound import named_generator
+    >>> from compound.ood import OODDetector
     >>> x = torch.randn(1000, 2, generator=named_generator(0, "x"))
     >>> detector = OODDetector.fit(x, 0.01, named_generator(0, "fit"))
     >>> detector.promised, bool(detector.scores(torch.full((1, 2), 9.0)) > detector.threshold)

@@ -44,6 +44,7 @@ class Distance(nn.Module):
     --------
     >>> import torch
     >>> from compound import named_generator
+    >>> from compound.ood import Distance
     >>> x = torch.randn(200, 2, generator=named_generator(0, "x"))
     >>> distance = Distance(2)
     >>> distances = distance.fit(x, named_generator(0, "fit"))

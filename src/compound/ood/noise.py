@@ -30,6 +30,7 @@ class DistanceAwareNoise(nn.Module):
     --------
     >>> import torch
     >>> from compound import named_generator
+    >>> from compound.ood import DistanceAwareNoise
     >>> x = torch.randn(200, 2, generator=named_generator(0, "x"))
     >>> noise = DistanceAwareNoise(2)
     >>> distances = noise.fit(x, named_generator(0, "fit"))

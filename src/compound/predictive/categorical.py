@@ -26,6 +26,7 @@ class CategoricalPredictive(Predictive):
     Examples
     --------
     >>> import torch
+    >>> from compound import CategoricalPredictive
     >>> logs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log().reshape(2, 1, 1, 2)  # two networks, one row
     >>> p = CategoricalPredictive.from_draws(logs)
     >>> p.probs

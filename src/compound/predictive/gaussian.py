@@ -34,6 +34,7 @@ class GaussianPredictive(Predictive):
     Examples
     --------
     >>> import torch
+    >>> from compound import GaussianPredictive
     >>> means = torch.tensor([[[0.0]], [[2.0]]]).unsqueeze(1)  # two networks, one row, one target
     >>> p = GaussianPredictive.from_draws(means, torch.ones(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
     >>> p.mean, p.aleatoric, p.epistemic
