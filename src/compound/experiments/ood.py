@@ -19,8 +19,8 @@ from compound.experiments.ood_page import draw_page
 from compound.experiments.runs import Numbers, Outcome, Result, Run, RunContext, fitted
 from compound.models import METHODS as ALL
 from compound.models import Model
-from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page
