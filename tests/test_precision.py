@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import compound
 from compound.models import METHODS, Draws, build
 from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
-from compound.nn.matrix_gaussian import append_ones
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
+from compound.ops.affine import append_ones
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
 from compound.train.loop import TrainConfig, fit

@@ -46,7 +46,7 @@ def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, cl
 
 
 def _nodes(largest: float) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the inner expectation: Gauss-Hermite if that is accurate, else a trapezoid rule."""
+    """Nodes and weights of the inner expectation: Gauss-Hermite if accurate, else a trapezoid rule."""
     if largest <= 3:
         nodes, weights = np.polynomial.hermite_e.hermegauss(20 if largest <= 1 else 64)
     else:

@@ -9,7 +9,7 @@ import torch
 from numba import config
 
 from compound.ops import cache
-from compound.ops.jit import LOOSE, array, kernel
+from compound.ops.jit import FASTMATH, array, kernel
 
 X = torch.tensor([1.0, 2.0, 4.0])
 
@@ -23,7 +23,7 @@ def loop(x_: int, count: int) -> float:
 
 def compiled():
     """The loop as another process would meet it."""
-    return kernel(LOOSE)(loop)
+    return kernel(FASTMATH)(loop)
 
 
 def hits(own) -> int:
@@ -55,11 +55,11 @@ def flip(path: Path) -> None:
     "damage",
     [flip, lambda path: path.write_bytes(path.read_bytes()[:-3]), lambda path: path.write_bytes(b"")],
 )
-def test_a_damaged_file_is_compiled_anew_and_replaced(folder: Path, kind: str, damage):
+def test_a_damaged_file_is_compiled_again_and_replaced(folder: Path, kind: str, damage):
     (path,) = folder.glob(f"*{kind}")
     damage(path)
     own = compiled()
-    with pytest.warns(UserWarning, match=r"damaged.*compiled anew"):
+    with pytest.warns(UserWarning, match=r"damaged.*compiled again"):
         assert own(X.data_ptr(), 3) == 7
     assert hits(own) == 0
     again = compiled()
@@ -72,7 +72,7 @@ def test_a_missing_file_is_no_damage(folder: Path):
 
 
 def test_code_of_other_sources_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "_sources", lambda folder: "changed")
+    monkeypatch.setattr(cache, "_source_stamp", lambda folder: "changed")
     own = compiled()
     assert own(X.data_ptr(), 3) == 7 and hits(own) == 0
 

@@ -1,8 +1,10 @@
 """The guard before the compiled loops: 10,000 calls with something wrong, each refused before anything is written."""
 
+import pkgutil
 import random
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from compound.ops import flow_loops as flows
-from compound.ops import gaussian_noise as noise
-from compound.ops import jit as basic
-from compound.ops import layer_loops as layers
-from compound.ops import multiplicative_loops as multiplicative
-from compound.ops.guard import Doubles, Ints, Loop
+from compound import ops
+from compound.ops.compound_moments import MomentOptions, compound_moments, reference
+from compound.ops.gaussian_noise import normal_loop
+from compound.ops.guard import Doubles, Loop, Offsets
+from compound.ops.hidden_samples import sample_loop
 from compound.ops.jit import can_use_kernel, launch
-from compound.ops.moments import Options, moments, reference
 
-LOOPS = {
-    name: loop
-    for room in (basic, flows, layers, multiplicative, noise)
-    for name, loop in vars(room).items()
-    if isinstance(loop, Loop)
-}
+MODULES = [import_module(f"compound.ops.{module.name}") for module in pkgutil.iter_modules(ops.__path__)]
+LOOPS = {name: loop for module in MODULES for name, loop in vars(module).items() if isinstance(loop, Loop)}
 
 FAKE = FakeTensorMode()
 
@@ -41,11 +37,11 @@ def numbers_of(loop: Loop, dice: random.Random) -> list[Any]:
         int: lambda: dice.randint(1, 4),
         float: lambda: dice.uniform(0.5, 2.0),
         bool: lambda: dice.random() < 0.7,
-        Ints: lambda: np.cumsum(parts),
+        Offsets: lambda: np.cumsum(parts),
         Doubles: lambda: np.ones(len(parts) - 1),
     }
     found = {name: known[kind]() for name, kind in loop.numbers.items()}
-    if "members" in found and "rows" in found and "given" not in found:
+    if "members" in found and "rows" in found and "gaussians" not in found:
         found["rows"] *= found["members"]
     return list(found.values())
 
@@ -100,7 +96,7 @@ NUMBERS: dict[Any, list[Callable[[Any], Any]]] = {  # by kind: what must be refu
     int: [float, str, lambda n: None, np.int64, bool, lambda n: -n, lambda n: [n], torch.tensor],
     float: [int, str, lambda n: None, np.float32, np.float64, torch.tensor],
     bool: [int, float, lambda n: None, np.bool_, str],
-    Ints: [
+    Offsets: [
         lambda t: t.tolist(), lambda t: t.astype(np.int32), lambda t: t.astype(np.float64), lambda t: t[::-1], lambda t: -t,
         lambda t: t + 1, lambda t: t[:0], lambda t: np.repeat(t, 2)[::2], lambda t: t[None], lambda t: np.insert(t, 1, t[-1] + 1),
     ],
@@ -149,7 +145,7 @@ def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
             kind == "members"
             and "members" in loop.numbers
             and "rows" in loop.numbers
-            and "given" not in loop.numbers
+            and "gaussians" not in loop.numbers
         ):
             numbers[list(loop.numbers).index("members")] = dice.choice([2, 3])
             numbers[list(loop.numbers).index("rows")] = dice.choice([1, 5, 7])
@@ -197,41 +193,52 @@ def test_loops_write_where_they_say_and_only_there(name):
 
 def test_what_is_only_read_may_share_memory():
     mean, out = torch.rand(6), torch.empty(8)
-    launch(layers.units, (mean, mean, mean, out), 1, 1, 1, 2, 3, 1e4)
+    launch(sample_loop, (mean, mean, mean, out), 1, 1, 1, 2, 3, 1e4)
     torch.testing.assert_close(out.view(2, 4)[:, :3].flatten(), mean + mean * mean)
 
 
-SENTENCES = {
-    "x of loop largest is torch.float64 on cpu: hand over torch.float32 on cpu": lambda: (
-        (torch.zeros(2).double(),),
+MESSAGES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "out of loop normal_loop is torch.float64 on cpu: pass torch.float32 on cpu": lambda: (
+        (torch.zeros(8).double(),),
         2,
+        1,
     ),
-    "x of loop largest has shape (2,), 2 numbers: it must have 3": lambda: ((torch.zeros(2),), 3),
-    "x of loop largest is a Sub: hand over a plain torch.Tensor": lambda: (
-        (torch.zeros(2).as_subclass(Sub),),
+    "out of loop normal_loop has shape (8,), 8 elements: it must have 12": lambda: ((torch.zeros(8),), 3, 1),
+    "out of loop normal_loop has shape (4, 2) and strides (1, 4): pass values.contiguous()": lambda: (
+        (torch.zeros(2, 4).T,),
         2,
+        1,
     ),
-    "count of loop largest is -1 (int): it must be int, not below 0": lambda: ((torch.zeros(2),), -1),
-    "loop largest is given 0 tensors and 1 numbers: it takes x, count (int)": lambda: ((), 1),
+    "out of loop normal_loop is a Sub: pass a plain torch.Tensor": lambda: (
+        (torch.zeros(8).as_subclass(Sub),),
+        2,
+        1,
+    ),
+    "quarter of loop normal_loop is -1 (int): it must be int, not below 0": lambda: (
+        (torch.zeros(8),),
+        -1,
+        1,
+    ),
+    "loop normal_loop is given 0 tensors and 1 numbers: it takes out, quarter (int), key (int)": lambda: (
+        (),
+        1,
+    ),
 }
 
 
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_the_sentence_names_loop_and_argument(sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        launch(basic.largest, *SENTENCES[sentence]())
+@pytest.mark.parametrize("message", MESSAGES)
+def test_error_messages_name_loop_and_argument(message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        launch(normal_loop, *MESSAGES[message]())
 
 
-def test_what_the_loops_cannot_take_goes_the_plain_way():
-    wide, heads, basis, options = (
-        torch.rand(5, 4),
-        torch.rand(5, 11),
-        torch.rand(4, 3),
-        Options(10.0, True, True),
-    )
-    expected = reference(wide, heads, basis, options)
-    assert can_use_kernel(wide, heads, basis) and not can_use_kernel(wide.as_subclass(Sub))
-    mapped = torch.func.vmap(lambda h: moments(wide, h, basis, options))
-    for found in (moments(wide.as_subclass(Sub), heads, basis, options), mapped(heads[None])):
+def test_tensors_that_loops_cannot_take_use_the_reference():
+    x_aug, heads, basis = torch.rand(5, 4), torch.rand(5, 11), torch.rand(4, 3)
+    options = MomentOptions(10.0, True, True)
+    expected = reference(x_aug, heads, basis, options)
+    assert can_use_kernel(x_aug, heads, basis) and not can_use_kernel(x_aug.as_subclass(Sub))
+    mapped = torch.func.vmap(lambda h: compound_moments(x_aug, h, basis, options))
+    subclass = compound_moments(x_aug.as_subclass(Sub), heads, basis, options)
+    for found in (subclass, mapped(heads[None])):
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.as_subclass(Tensor).squeeze(0), other)
