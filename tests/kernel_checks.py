@@ -28,7 +28,7 @@ def assert_all_close(
     rtol: float,
     scaled_atol: float | None = None,
 ) -> None:
-    """Within rtol of every entry, or within scaled_atol (rtol by default) of the largest entry of its tensor."""
+    """Within rtol of every entry, or within scaled_atol (default: rtol) of the tensor's largest entry."""
     scaled_atol = rtol if scaled_atol is None else scaled_atol
     for one, other in zip(ours, exact, strict=True):
         assert (one is None) == (other is None)

@@ -23,7 +23,7 @@ CONFIGS = {
 
 def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
     layer = CompoundLinear(inputs, outputs, CONFIGS[name], named_generator(0, name)).double()
-    with torch.no_grad():  # away from the start, where heads hardly depend on x
+    with torch.no_grad():  # far from the initial values, where heads hardly depend on x
         for k, parameter in enumerate(layer.parameters()):
             parameter += 0.3 * torch.randn(
                 parameter.shape, generator=named_generator(1, name, k), dtype=torch.float64
@@ -126,7 +126,7 @@ def test_pre_activations_have_the_law_of_the_oracle(name):
 
 @pytest.mark.parametrize("name", ["vb", "vb-vmg"])
 def test_one_psi_for_all_rows_has_the_law_of_psi_per_row(name):
-    """Prediction draws whole matrices for ψ and V; training draws pre-activations: the same law for a row."""
+    """Prediction draws matrices for ψ and V; training draws pre-activations: the same law for a row."""
     layer, n = layer_of(name), 4_000
     x = inputs_of(1)
     with torch.no_grad():
@@ -211,11 +211,11 @@ def test_members_are_independent_layers():
     noise = [named_generator(k, "noise") for k in range(3)]
     out = together(x.expand(3, -1, -1), noise)
     for k in range(3):
-        alone = CompoundLinear(3, 2, CONFIGS["vb"], named_generator(k, "member"))
-        one = alone(x, named_generator(k, "noise"))
+        single = CompoundLinear(3, 2, CONFIGS["vb"], named_generator(k, "member"))
+        one = single(x, named_generator(k, "noise"))
         for a, b in zip(out, one, strict=True):
             assert_close(a[k], b)
-        assert_close(together.kl()[k], alone.kl())
+        assert_close(together.kl()[k], single.kl())
 
 
 def test_affine_maps_draw_themselves():

@@ -1,4 +1,4 @@
-"""The guard before the compiled loops: 10,000 calls with something wrong, each refused before anything is written."""
+"""The guard before the compiled loops: 10,000 invalid calls, each refused before anything is written."""
 
 import pkgutil
 import random
@@ -30,28 +30,28 @@ class Sub(Tensor):
     """A tensor that is more than its numbers."""
 
 
-def numbers_of(loop: Loop, dice: random.Random) -> list[Any]:
+def numbers_of(loop: Loop, rng: random.Random) -> list[Any]:
     """Numbers that go together: rows come in equal parts, one for each member."""
-    parts = [0, *(dice.randint(1, 3) for _ in range(dice.randint(1, 3)))]
-    known: dict[Any, Callable[[], Any]] = {
-        int: lambda: dice.randint(1, 4),
-        float: lambda: dice.uniform(0.5, 2.0),
-        bool: lambda: dice.random() < 0.7,
+    parts = [0, *(rng.randint(1, 3) for _ in range(rng.randint(1, 3)))]
+    makers: dict[Any, Callable[[], Any]] = {
+        int: lambda: rng.randint(1, 4),
+        float: lambda: rng.uniform(0.5, 2.0),
+        bool: lambda: rng.random() < 0.7,
         Offsets: lambda: np.cumsum(parts),
         Doubles: lambda: np.ones(len(parts) - 1),
     }
-    found = {name: known[kind]() for name, kind in loop.numbers.items()}
-    if "members" in found and "rows" in found and "gaussians" not in found:
-        found["rows"] *= found["members"]
-    return list(found.values())
+    numbers = {name: makers[kind]() for name, kind in loop.numbers.items()}
+    if "members" in numbers and "rows" in numbers and "gaussians" not in numbers:
+        numbers["rows"] *= numbers["members"]
+    return list(numbers.values())
 
 
 def counts_of(loop: Loop, numbers: list[Any]) -> list[int]:
     return [int(eval(count, dict(zip(loop.numbers, numbers, strict=True)))) for count in loop.counts.values()]
 
 
-def made(loop: Loop, dice: random.Random) -> tuple[list[Tensor], list[Any]]:
-    numbers = numbers_of(loop, dice)
+def random_call(loop: Loop, rng: random.Random) -> tuple[list[Tensor], list[Any]]:
+    numbers = numbers_of(loop, rng)
     return [torch.randn(count) for count in counts_of(loop, numbers)], numbers
 
 
@@ -61,7 +61,7 @@ def overlapping(values: Tensor, other: Tensor) -> list[Tensor]:
     return [memory[: len(values)], memory[len(values) - 1 : len(values) - 1 + len(other)]]
 
 
-TENSORS: dict[str, Callable[[Tensor], Any]] = {  # of n > 1 numbers: what must be refused in their place
+TENSORS: dict[str, Callable[[Tensor], Any]] = {  # of n > 1 numbers: what must be refused instead of them
     **{
         str(kind): lambda t, kind=kind: t.to(kind)
         for kind in (
@@ -92,44 +92,46 @@ TENSORS: dict[str, Callable[[Tensor], Any]] = {  # of n > 1 numbers: what must b
     "list": lambda t: t.tolist(),
     "address": lambda t: t.data_ptr(),
 }
-NUMBERS: dict[Any, list[Callable[[Any], Any]]] = {  # by kind: what must be refused in their place
+NUMBERS: dict[Any, list[Callable[[Any], Any]]] = {  # by kind: what must be refused instead of them
     int: [float, str, lambda n: None, np.int64, bool, lambda n: -n, lambda n: [n], torch.tensor],
     float: [int, str, lambda n: None, np.float32, np.float64, torch.tensor],
     bool: [int, float, lambda n: None, np.bool_, str],
     Offsets: [
-        lambda t: t.tolist(), lambda t: t.astype(np.int32), lambda t: t.astype(np.float64), lambda t: t[::-1], lambda t: -t,
-        lambda t: t + 1, lambda t: t[:0], lambda t: np.repeat(t, 2)[::2], lambda t: t[None], lambda t: np.insert(t, 1, t[-1] + 1),
+        lambda t: t.tolist(), lambda t: t.astype(np.int32), lambda t: t.astype(np.float64), lambda t: t[::-1],
+        lambda t: -t, lambda t: t + 1, lambda t: t[:0], lambda t: np.repeat(t, 2)[::2], lambda t: t[None],
+        lambda t: np.insert(t, 1, t[-1] + 1),
     ],
     Doubles: [
-        lambda t: t.tolist(), lambda t: t.astype(np.float32), lambda t: np.repeat(t, 2)[::2], lambda t: t[None], lambda t: np.ones(9),
+        lambda t: t.tolist(), lambda t: t.astype(np.float32), lambda t: np.repeat(t, 2)[::2], lambda t:
+        t[None], lambda t: np.ones(9),
     ],
 }  # fmt: skip
 
 
-def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
-    """A call with one thing wrong, and its name."""
+def invalid_call(loop: Loop, rng: random.Random) -> tuple[str, list[Any], list[Any]]:
+    """A call with one invalid argument, and its name."""
     while True:
-        tensors, numbers = made(loop, dice)
+        tensors, numbers = random_call(loop, rng)
         k, kind = (
-            dice.randrange(len(tensors)),
-            dice.choice(["tensor", "tensor", "number", "size", "overlap", "few", "many", "members"]),
+            rng.randrange(len(tensors)),
+            rng.choice(["tensor", "tensor", "number", "size", "overlap", "few", "many", "members"]),
         )
         if kind == "tensor" and tensors[k].numel() > 1:
-            name = dice.choice(list(TENSORS))
+            name = rng.choice(list(TENSORS))
             tensors[k] = TENSORS[name](tensors[k])
             return f"{loop.arrays[k]} {name}", tensors, numbers
         if kind == "number":
-            j = dice.randrange(len(numbers))
-            numbers[j] = dice.choice(NUMBERS[list(loop.numbers.values())[j]])(numbers[j])
+            j = rng.randrange(len(numbers))
+            numbers[j] = rng.choice(NUMBERS[list(loop.numbers.values())[j]])(numbers[j])
             return f"{list(loop.numbers)[j]} = {numbers[j]!r}", tensors, numbers
         if kind == "size":
             sizes = [j for j, of in enumerate(loop.numbers.values()) if of is int]
-            j, before = dice.choice(sizes), counts_of(loop, numbers)
-            numbers[j] = dice.choice([0, numbers[j] + 1, 1000 * numbers[j], 2**40])
+            j, before = rng.choice(sizes), counts_of(loop, numbers)
+            numbers[j] = rng.choice([0, numbers[j] + 1, 1000 * numbers[j], 2**40])
             if counts_of(loop, numbers) != before:
                 return f"{list(loop.numbers)[j]} = {numbers[j]}", tensors, numbers
         if kind == "overlap":
-            other = dice.randrange(len(tensors))
+            other = rng.randrange(len(tensors))
             if (
                 other != k
                 and (loop.writes[k] or loop.writes[other])
@@ -138,8 +140,8 @@ def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
                 tensors[k], tensors[other] = overlapping(tensors[k], tensors[other])
                 return f"{loop.arrays[k]} over {loop.arrays[other]}", tensors, numbers
         if kind in ("few", "many"):
-            given = dice.choice([tensors, numbers])
-            given.pop() if kind == "few" else given.append(given[-1])
+            arguments = rng.choice([tensors, numbers])
+            arguments.pop() if kind == "few" else arguments.append(arguments[-1])
             return kind, tensors, numbers
         if (
             kind == "members"
@@ -147,8 +149,8 @@ def wrong(loop: Loop, dice: random.Random) -> tuple[str, list[Any], list[Any]]:
             and "rows" in loop.numbers
             and "gaussians" not in loop.numbers
         ):
-            numbers[list(loop.numbers).index("members")] = dice.choice([2, 3])
-            numbers[list(loop.numbers).index("rows")] = dice.choice([1, 5, 7])
+            numbers[list(loop.numbers).index("members")] = rng.choice([2, 3])
+            numbers[list(loop.numbers).index("rows")] = rng.choice([1, 5, 7])
             return (
                 "rows that do not divide",
                 [torch.rand(count) for count in counts_of(loop, numbers)],
@@ -165,10 +167,10 @@ def copies(tensors: list[Any]) -> list[Tensor]:
 
 
 def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
-    dice = random.Random(0)
+    rng = random.Random(0)
     for number in range(10_000):
-        loop = LOOPS[dice.choice(list(LOOPS))]
-        name, tensors, numbers = wrong(loop, dice)
+        loop = LOOPS[rng.choice(list(LOOPS))]
+        name, tensors, numbers = invalid_call(loop, rng)
         before = copies(tensors)
         with pytest.raises(ValueError):
             launch(loop, tensors, *numbers)
@@ -180,15 +182,15 @@ def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_write_where_they_say_and_only_there(name):
-    loop, dice, changed = LOOPS[name], random.Random(1), set()
+    loop, rng, changed = LOOPS[name], random.Random(1), set()
     for _ in range(30):
-        tensors, numbers = made(loop, dice)
+        tensors, numbers = random_call(loop, rng)
         before = [t.clone() for t in tensors]
         launch(loop, tensors, *numbers)
         changed |= {
-            place for place, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)
+            index for index, (t, b) in enumerate(zip(tensors, before, strict=True)) if not torch.equal(t, b)
         }
-    assert changed == {place for place, writes in enumerate(loop.writes) if writes}
+    assert changed == {index for index, writes in enumerate(loop.writes) if writes}
 
 
 def test_what_is_only_read_may_share_memory():
@@ -239,6 +241,6 @@ def test_tensors_that_loops_cannot_take_use_the_reference():
     assert can_use_kernel(x_aug, heads, basis) and not can_use_kernel(x_aug.as_subclass(Sub))
     mapped = torch.func.vmap(lambda h: compound_moments(x_aug, h, basis, options))
     subclass = compound_moments(x_aug.as_subclass(Sub), heads, basis, options)
-    for found in (subclass, mapped(heads[None])):
-        for one, other in zip(found, expected, strict=True):
+    for out in (subclass, mapped(heads[None])):
+        for one, other in zip(out, expected, strict=True):
             torch.testing.assert_close(one.as_subclass(Tensor).squeeze(0), other)

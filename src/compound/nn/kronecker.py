@@ -1,7 +1,7 @@
 """Curvature of the summed loss in the weights of an affine map, and the posterior of its pre-activations.
 
-    H = sum_n (a_n a_n^T) ⊗ (g_n^T Λ_n g_n)  over W (in + 1, out), row by row;  a = (h, 1), g = df/ds, Λ = -∇²
-    log p(y | f)
+    H = sum_n (a_n a_n^T) ⊗ (g_n^T Λ_n g_n)  over W (in + 1, out), row by row
+    a = (h, 1),  g = df/ds,  Λ = -∇² log p(y | f)
 
 `Kronecker` approximates H by mean(a a^T) ⊗ sum(g^T Λ g), with separate blocks for weights and bias; `Dense`
 is H in full. The prior precision δ is added to the eigenvalues, so a new δ costs nothing.

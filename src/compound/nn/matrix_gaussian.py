@@ -27,8 +27,8 @@ class Affine(nn.Module):
     --------
     >>> import torch
     >>> layer = Affine(torch.ones(3, 2))
-    >>> layer(torch.tensor([[1.0, 2.0, 1.0]]), torch.Generator())
-    tensor([[4., 4.]], grad_fn=<...>)
+    >>> layer(torch.tensor([[1.0, 2.0, 1.0]]), torch.Generator()).tolist()
+    [[4.0, 4.0]]
     """
 
     def __init__(self, weight: Tensor):

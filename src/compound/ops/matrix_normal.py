@@ -78,9 +78,10 @@ class _MatrixNormalKL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mean, _, log_row, log_col, _ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # read once: `torch.utils.checkpoint` recomputes it
+        mean, _, log_row, log_col, _ = saved
         gradients = [torch.empty_like(tensor) for tensor in (mean, log_row, log_col)]
-        arrays = (*ctx.saved_tensors, d_total.contiguous(), *gradients)
+        arrays = (*saved, d_total.contiguous(), *gradients)
         launch(kl_backward_loop, arrays, *ctx.numbers)
         return *gradients, None, None, None
 

@@ -86,7 +86,7 @@ class Saved(NamedTuple):
 def forward(
     x_aug: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]
 ) -> tuple[Tensor, Saved]:
-    """`reference` with an own W for every row, compiled."""
+    """`reference` for shared = 1, compiled."""
     out = matmul(x_aug, mean)
     row = log_row.exp()
     col = (0.5 * log_col).exp_()
