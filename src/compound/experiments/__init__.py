@@ -11,7 +11,7 @@ from compound.experiments import launch
 from compound.experiments.launch import Failure, Grid
 from compound.experiments.runs import Outcome, Result, Run, RunContext, Work, finished
 from compound.experiments.times import draw_times
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.report.page import Claim, Page
 
 NAMES = (
@@ -118,7 +118,7 @@ def publish(
     if results:
         page.heading("Time")
         draw_times(results, page, f"{names[0]}-times")
-        page.origins([result.record for result in results])
+        page.provenance([result.record for result in results])
     page.write(out / "index.html")
     return bars
 

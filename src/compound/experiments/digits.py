@@ -20,7 +20,8 @@ from compound.experiments.runs import Outcome, Result, Run, RunContext, fitted
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Cell, Claim, Page
-from compound.train.loop import default_train_config, holdout_weights
+from compound.train.config import default_train_config
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 TITLE = "Digits: doubt about pictures never seen"
@@ -108,9 +109,11 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         "What is asked about, row by row: test digits, " + ", ".join(STRANGE.values()) + ".",
     )
     words = "Share of pictures with at most this much doubt: early for digits, late for the rest. Largest possible: 2.303 nats."
-    page.picture("digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first))
+    page.figure_with_data(
+        "digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first)
+    )
     bars = [bar for method in dict.fromkeys(r.run.method for r in results) for bar in _bars(method, results)]
-    page.bars(bars, "Means over seeds against the bars")
+    page.claims(bars, "Means over seeds against the bars")
     page.table(("method", "seed", *(_words(key) for key in first[0].metrics)), _rows(results), "Every run")
     page.figure(
         _gallery(first),
