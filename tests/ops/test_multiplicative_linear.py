@@ -18,6 +18,7 @@ def test_outputs_bound_and_gradients_are_those_of_the_reference(inputs, rows, gr
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * randn(*parameter.shape).float()
+        layer.bias[1] += 8.0  # a variance of the bias that shows in the bound
         layer.vectors[4] *= scale
     noise = Noise(
         randn(groups, inputs),
