@@ -17,6 +17,7 @@ quick: .venv/.stamp
 # records in tests/slow.txt which tests are slow, by processor time; in one process, about seven minutes
 durations: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow -m 'not slow'
 
 # the tests with the arithmetic of other processors, and with two threads
 machines:

@@ -1,6 +1,6 @@
 """Coverage of conformal intervals.
 
-The noise of this table is skewed, so intervals read off a Gaussian are wrong at every level.
+The noise of this table is skewed, so intervals read off a Gaussian are too wide at most levels.
 `predict_interval` calibrates them on rows that the network was not trained on (split conformal prediction),
 and the observed coverage follows the requested one.
 """

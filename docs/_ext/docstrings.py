@@ -14,7 +14,16 @@ DOCTEST = re.compile(r"^\s*(>>>|\.\.\.)")
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process, priority=100)
+    app.connect("autodoc-process-signature", short_types)
     return {"parallel_read_safe": True}
+
+
+def short_types(
+    app: Any, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """`ndarray` without its type parameters."""
+    array = re.compile(r"(?:~?numpy\.)?ndarray\[tuple\[.*?\], .*?dtype\[.*?\]\]")
+    return tuple(text and array.sub("ndarray", text) for text in (signature, returns))  # type: ignore[return-value]
 
 
 def process(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
