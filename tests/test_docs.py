@@ -64,12 +64,12 @@ def test_docstrings_become_restructured_text(extensions):
         "",
         "Parameters",
         "----------",
-        "*args : int",
+        "*args : shape (*n, k_)",
     ]
     out = convert.escape_prose(convert.literal_blocks(lines))
     assert out[0] == r"A norm \|x\|, a star \*, a field\_."
     assert out[2:5] == ["::", "", "    p = |x| * y_"]
-    assert out[-1] == "*args : int"
+    assert out[-1] == r"*args : shape (\*n, k\_)"
 
 
 def test_drawing_shows_every_room_above_what_it_imports(extensions):

@@ -65,8 +65,13 @@ def escape_prose(lines: list[str]) -> list[str]:
         elif literal and line.strip() and not line.startswith("    "):
             literal = False
         doctest = bool(DOCTEST.match(line)) or (doctest and bool(line.strip()))
-        field = i > head and bool(PARAMETER.match(line))
-        out.append(line if literal or doctest or field or SECTION.match(line) else escape(line))
+        if literal or doctest or SECTION.match(line):
+            out.append(line)
+        elif i > head and PARAMETER.match(line):  # numpydoc itself escapes the name
+            name, colon, kind = line.partition(" : ")
+            out.append(name + colon + escape(kind))
+        else:
+            out.append(escape(line))
     return out
 
 
