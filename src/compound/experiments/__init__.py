@@ -118,7 +118,7 @@ def publish(
     if results:
         page.heading("Time")
         draw_times(results, page, f"{names[0]}-times")
-        page.origins([result.record for result in results])
+        page.provenance([result.record for result in results])
     page.write(out / "index.html")
     return bars
 

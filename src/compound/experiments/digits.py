@@ -108,9 +108,11 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         "What is asked about, row by row: test digits, " + ", ".join(STRANGE.values()) + ".",
     )
     words = "Share of pictures with at most this much doubt: early for digits, late for the rest. Largest possible: 2.303 nats."
-    page.picture("digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first))
+    page.figure_with_data(
+        "digits", _curves(first), words, ("method", "pictures", "entropy", "share"), _data(first)
+    )
     bars = [bar for method in dict.fromkeys(r.run.method for r in results) for bar in _bars(method, results)]
-    page.bars(bars, "Means over seeds against the bars")
+    page.claims(bars, "Means over seeds against the bars")
     page.table(("method", "seed", *(_words(key) for key in first[0].metrics)), _rows(results), "Every run")
     page.figure(
         _gallery(first),

@@ -41,7 +41,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     ]
     words = [", ".join(ood_page.WORDS.get(word, word) for word in key) for key in KEYS]
     page.table(("form", *words), rows, "CIFAR-10 against others; mean ± standard error over seeds")
-    page.data(f"{results[0].run.experiment}-strange", ("form", *words), rows)
+    page.csv_data(f"{results[0].run.experiment}-strange", ("form", *words), rows)
     return bars
 
 

@@ -9,8 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compound.experiments.runs import Result
-from compound.report.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import (
+    CDNS,
+    DASHES,
+    DEFAULT_STYLE,
+    FAMILIES,
+    METHOD_STYLES,
+    family,
+    plot_style,
+)
 
 ACROSS = 3  # panels side by side
 MEASURES = ("accuracy", "entropy")
@@ -41,7 +49,9 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
     lines = [
         name for name in protocols if name != "many steps"
     ]  # that one has three strengths: a table says it better
-    page.picture(results[0].run.experiment, drawing(groups, lines), words, COLUMNS, _data(groups, protocols))
+    page.figure_with_data(
+        results[0].run.experiment, drawing(groups, lines), words, COLUMNS, _data(groups, protocols)
+    )
     for protocol in protocols:
         rows: list[list[Cell]] = []
         for label, found in groups.items():
@@ -62,7 +72,7 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
         )
     bars = _bars(results) if kind == "methods" else []
     if bars:
-        page.bars(bars, "Against the baselines that saw no outliers")
+        page.claims(bars, "Against the baselines that saw no outliers")
     return bars
 
 
@@ -140,7 +150,9 @@ def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
     for name in FAMILIES:
         own = sorted((label for label in groups if family(_method(label)) == name), key=strong, reverse=True)
         if own:
-            rows[name] = {label: {"label": label, **style(_method(label), _form(label))} for label in own}
+            rows[name] = {
+                label: {"label": label, **plot_style(_method(label), _form(label))} for label in own
+            }
     grey = [label for label in rows.get(CDNS, {}) if not _form(label)]
     return _in_rows(groups, protocols, rows, {name: grey for name in rows if name != CDNS})
 
@@ -158,7 +170,7 @@ def _by_method(groups: Groups, protocols: Sequence[str]) -> Figure:
         }
         rows[form][label] = {
             "label": words,
-            "color": LOOKS.get(_method(form), OTHER).colour,
+            "color": METHOD_STYLES.get(_method(form), DEFAULT_STYLE).colour,
             "linewidth": 1 + 0.3 * number,
             **look,
         }
@@ -204,7 +216,7 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
                     found,
                     protocol,
                     key,
-                    {"label": label, **style(_method(label), _form(label)), **thick},
+                    {"label": label, **plot_style(_method(label), _form(label)), **thick},
                 )
             _dress(panel, protocol, key)
             panel.set_xlabel("strength")

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from compound.experiments.runs import Result
-from compound.report.colours import CDNS, FAMILIES, family, style
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import CDNS, FAMILIES, family, plot_style
 
 KEYS = ("accuracy", "nll", "brier", "ece", "mmc_in")
 WORDS = {
@@ -49,7 +49,7 @@ def draw_page(
         for x, y in zip(*line, strict=True)
     ]
     if curves:
-        page.picture(
+        page.figure_with_data(
             name,
             _figure(curves, in_dist, main),
             words,
@@ -59,7 +59,7 @@ def draw_page(
     page.table(
         *_first_table(groups, main, published), f"{in_dist} against {main}; mean ± standard error over seeds"
     )
-    page.data(f"{name}-table-1", *_first_data(groups, main, published))
+    page.csv_data(f"{name}-table-1", *_first_data(groups, main, published))
     columns = [f"{one}, {WORDS[key]}" for one in strange for key in ("mmc_out", "auroc")]
     rows = [
         [label, *(shown(found, at(one, key)) for one in strange for key in ("mmc_out", "auroc"))]
@@ -75,7 +75,7 @@ def draw_page(
     )
     bars = _bars(groups, in_dist)
     if bars:
-        page.bars(bars, "Means over seeds against the bars")
+        page.claims(bars, "Means over seeds against the bars")
     return bars
 
 
@@ -168,7 +168,7 @@ def _method(label: str) -> str:
 class _Curve(NamedTuple):
     label: str
     method: str
-    form: str  # as `colours.style` has it
+    form: str  # as `plot_style` has it
     seed: int
     accuracy: float
     doubt: float  # median entropy about strange pictures
@@ -216,7 +216,7 @@ def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
                     *curve.lines[of],
                     label=words,
                     markevery=(4 + 5 * number, 40),
-                    **style(curve.method, curve.form),
+                    **plot_style(curve.method, curve.form),
                 )
             panel.set(title=f"{of}: {name}", xlim=(0, 2.35), ylim=(-0.02, 1.02))
         row[0].set_ylabel("share of pictures")

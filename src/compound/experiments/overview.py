@@ -12,8 +12,8 @@ from compound.experiments.select import NAMES as SELECTIONS
 from compound.experiments.select import best_of, chosen
 from compound.experiments.status import found, survey, unreadable
 from compound.experiments.times import draw_times
-from compound.report.colours import place
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import method_order
 
 PRESETS = ("paper", "quick")  # in this order
 
@@ -149,7 +149,8 @@ def _kept(runs: Sequence[Run], keys: set[str]) -> list[Run]:
             present = [run.key for run in own if _options(run) == commonest]
         kept |= set(present)
     return sorted(
-        (run for run in runs if run.key in kept), key=lambda run: (run.seed, place(run.method), run.data)
+        (run for run in runs if run.key in kept),
+        key=lambda run: (run.seed, method_order(run.method), run.data),
     )
 
 
@@ -186,7 +187,7 @@ def _agreement(page: Page, preset: str, results: Sequence[Result]) -> None:
     )
     rows = [(finding.claim, finding.agrees, finding.words) for finding in findings]
     page.table(("statement", "agrees", "numbers"), rows)
-    page.data(f"{preset.replace(' ', '-')}-agreement", ("statement", "agrees", "numbers"), rows)
+    page.csv_data(f"{preset.replace(' ', '-')}-agreement", ("statement", "agrees", "numbers"), rows)
 
 
 def _close(
@@ -204,20 +205,20 @@ def _close(
         rows: list[list[Cell]] = [
             [s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.verdict] for s, b in bars
         ]
-        page.table(("experiment", "preset", "claim", "measured", "bar", "held"), rows)
+        page.table(("experiment", "preset", "claim", "measured", "required", "met"), rows)
     page.heading("Time")
     for word in dict.fromkeys(section.preset for section in sections):
         page.subheading(_words(word))
         own = [result for section in sections if section.preset == word for result in section.results]
         draw_times(own, page, f"{word.replace(' ', '-')}-times")
-    page.origins([result.record for result in results])
+    page.provenance([result.record for result in results])
     failed = [state for state in survey(rest, root) if state.kind == "failed"]
     if failed:
         page.heading("Runs that failed")
         page.table(("run", "why"), [(str(state.run), state.words) for state in failed])
     if damaged:
         page.heading("Runs that could not be read")
-        page.points(damaged)
+        page.bullets(damaged)
     if left_out:
         page.heading("Runs that are not shown")
         page.text(

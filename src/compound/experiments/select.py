@@ -68,7 +68,7 @@ class Select:
             f"Each form of {METHOD} was fitted with every λ below, with one seed, and judged on the held-out rows of the training set: "
             "the best accuracy counts, the NLL where accuracies are equal. No test row and no strange picture took part."
         )
-        page.points([f"{data}: λ = {lam:g}" for data, lam in best.items()])
+        page.bullets([f"{data}: λ = {lam:g}" for data, lam in best.items()])
         rows: list[list[Cell]] = [
             [
                 r.run.data,
@@ -80,7 +80,7 @@ class Select:
             for r in results
         ]
         page.table(columns := ("form", "λ", "validation accuracy", "validation NLL", "chosen"), rows)
-        page.data(self.name, columns, rows)
+        page.csv_data(self.name, columns, rows)
         return []
 
 

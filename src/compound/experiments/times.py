@@ -36,4 +36,4 @@ def draw_times(results: Sequence[Result], page: Page, name: str) -> None:
         rows,
         "Seconds, means over runs. A fit that another run had made already costs a run nothing.",
     )
-    page.data(name, columns, rows)
+    page.csv_data(name, columns, rows)

@@ -26,16 +26,18 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         ("form", "set", "x", "mean", "sd"),
         "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations.",
     )
-    page.picture("toy", _bands(results), f"{words} Seed {_shown_seed(results)}.", columns, _data(results))
+    page.figure_with_data(
+        "toy", _bands(results), f"{words} Seed {_shown_seed(results)}.", columns, _data(results)
+    )
     defaults = [result for result in results if not is_published(result.run)]
     bars, others = [], []
     for method in dict.fromkeys(result.run.method for result in defaults):
         mine = [result for result in defaults if result.run.method == method]
         bars += _bars(method, mine) if method.endswith("cdn") else []
         others += [] if method.endswith("cdn") else _said(method, mine)
-    page.bars(bars, "Compound density networks, default forms, against the claims; the worst seed counts")
+    page.claims(bars, "Compound density networks, default forms, against the claims; the worst seed counts")
     if others:
-        page.bars(
+        page.claims(
             others, "What is said of the methods they are compared with, default forms; the worst seed counts"
         )
         page.text(

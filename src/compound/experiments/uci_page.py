@@ -66,9 +66,9 @@ def draw(results: Sequence[Result], page: Page) -> list[Claim]:
         "Lines: published Deep Ensembles (full), tuned MC-dropout (dashed), over all splits."
     )
     columns = ("set", "method", "split", *TABLES)
-    page.picture("uci", _figure(found, sets, methods, published), caption, columns, _data(results))
+    page.figure_with_data("uci", _figure(found, sets, methods, published), caption, columns, _data(results))
     bars = bars_of(found, sets, published)
-    page.bars(bars, f"{DEFAULT} against the bars; a set that was not run counts for nothing")
+    page.claims(bars, f"{DEFAULT} against the bars; a set that was not run counts for nothing")
     page.heading("Who wins where")
     for line in wins(found, sets, methods):
         page.text(line)
