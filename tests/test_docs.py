@@ -38,6 +38,15 @@ def test_relative_links_lead_to_files(page: Path):
     assert not [link for link in targets if link not in generated and not (page.parent / link).exists()]
 
 
+def test_architecture_names_modules_that_exist():
+    source = Path(compound.__file__).parent
+    rooms = {room.partition(".")[0] for room in test_imports.TABLE}
+    named = re.findall(r"`(\w+)[./](\w+)(?:\.py)?`", (ROOT / "ARCHITECTURE.md").read_text())
+    modules = [source / room / f"{module}.py" for room, module in named if room in rooms]
+    assert len(modules) >= 5
+    assert not [path for path in modules if not path.is_file() and not path.with_suffix("").is_dir()]
+
+
 def test_reference_lists_every_public_name():
     page = (DOCS / "api.md").read_text()
     layers = [name for name, value in vars(compound.nn).items() if isinstance(value, type)]
