@@ -1,7 +1,7 @@
 """An out-of-distribution alarm on a table.
 
 `is_ood` flags rows that are farther from the training rows than all but 1% of ordinary rows
-(`false_alarms=0.01`). The threshold is part of the fitted model. Here: measurements of tumours, new ones,
+(`false_positive_rate=0.01`). The threshold is part of the fitted model. Here: measurements of tumours, new ones,
 and the same with mistakes. A column in another unit is always found; two columns exchanged leave plausible
 values in each, and are found less often.
 """
@@ -18,7 +18,7 @@ from compound import CompoundClassifier
 plt.style.use(Path(__file__).with_name("gallery.mplstyle"))
 data = load_breast_cancer(as_frame=True)
 X_train, X_test, y_train, _ = train_test_split(data.data, data.target, test_size=0.4, random_state=0)
-model = CompoundClassifier(random_state=0, max_epochs=30, false_alarms=0.01).fit(X_train, y_train)
+model = CompoundClassifier(random_state=0, max_epochs=30, false_positive_rate=0.01).fit(X_train, y_train)
 
 exchanged = X_test.copy()
 exchanged[["mean radius", "mean texture"]] = X_test[["mean texture", "mean radius"]].to_numpy()

@@ -13,7 +13,8 @@ from compound.experiments.ood_page import grouped, shown
 from compound.experiments.runs import Result, Run
 from compound.models import Method, build
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import make_dataset
 
 

@@ -13,7 +13,7 @@ from compound.experiments import progress
 from compound.experiments.progress import Clock
 from compound.experiments.runs import locked, perform, write_failure
 from compound.experiments.status import found, survey, tables
-from compound.train.loop import FitProgress
+from compound.train.progress import FitProgress
 
 
 def seen(step: int, steps: int = 1000, rate: float = 50.0) -> FitProgress:

@@ -11,7 +11,7 @@ from compound.datasets.uci import SPLITS, Split
 from compound.experiments import baselines, uci, uci_page
 from compound.experiments.runs import Result, Run, perform
 from compound.random import named_generator
-from compound.train.loop import holdout_weights
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compound.experiments.memory import keep_memory
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.models import Draws, Method, Model, build
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 FEATURES, CLASSES, ROWS = 784, 10, 200

@@ -11,7 +11,7 @@ from compound.experiments import launch
 from compound.experiments.launch import Failure, Grid
 from compound.experiments.runs import Outcome, Result, Run, RunContext, Work, finished
 from compound.experiments.times import draw_times
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.report.page import Claim, Page
 
 NAMES = (

@@ -20,7 +20,8 @@ from compound.experiments.runs import Outcome, Result, Run, RunContext, fitted
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Cell, Claim, Page
-from compound.train.loop import default_train_config, holdout_weights
+from compound.train.config import default_train_config
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 TITLE = "Digits: doubt about pictures never seen"

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from compound.datasets.colour import pixels
 from compound.experiments.runs import Busy, locked
-from compound.io.persist import digest, write_atomic
-from compound.train.loop import FitProgress
+from compound.io.atomic import write_atomic
+from compound.io.bundle import digest
+from compound.train.progress import FitProgress
 
 BLOCK = 500  # pictures per file
 ROWS = 25  # pictures per pass: more of them leave the processor's cache

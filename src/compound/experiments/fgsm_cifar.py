@@ -25,7 +25,7 @@ from compound.models import Model
 from compound.models.distance_aware import DistanceAware
 from compound.random import named_generator
 from compound.report.page import Claim, Page
-from compound.train.loop import holdout_weights
+from compound.train.holdout import holdout_weights
 from compound.types import make_dataset
 
 EXTRACTOR = "efficientnet-lite0"

@@ -36,7 +36,7 @@ from compound.experiments.runs import (
     reason,
     write_failure,
 )
-from compound.train.loop import FitProgress
+from compound.train.progress import FitProgress
 
 TRIES = 2  # more attempts at a run whose worker was killed
 PAUSE = 0.5  # seconds between two looks at runs that others hold

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compound.io.persist import write_atomic
-from compound.train.loop import FitProgress
+from compound.io.atomic import write_atomic
+from compound.train.progress import FitProgress
 
 NAME = "progress.json"
 ALL_METHODS = 2.0  # seconds between two words
@@ -62,7 +62,7 @@ def writer(
         now = time.monotonic()
         if now - last >= ALL_METHODS:
             last = now
-            _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.rate_per_second})
+            _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.steps_per_second})
         if callback is not None:
             callback(seen)
 

@@ -25,9 +25,11 @@ import numpy as np
 from compound.experiments import progress
 from compound.experiments.progress import Clock
 from compound.experiments.provenance import provenance
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.models import Method, Model, build
-from compound.train.loop import FitProgress, TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
+from compound.train.progress import FitProgress
 from compound.types import Batch, Task
 
 Numbers = dict[str, np.ndarray[Any, Any]]

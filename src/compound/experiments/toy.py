@@ -22,7 +22,7 @@ from compound.nn import MatrixGaussianLinear
 from compound.nn.matrix_gaussian import append_ones
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
-from compound.train.loop import default_train_config
+from compound.train.config import default_train_config
 from compound.types import Task, make_dataset
 
 TITLE = "Toy regression: what is noise, and what is ignorance"

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from compound import metrics
 from compound.datasets import uci
-from compound.estimators.calibration import ConformalIntervals, score
+from compound.estimators.calibration import ConformalIntervals
+from compound.estimators.conformal_scores import z_score
+from compound.estimators.member_holdout import calibration_scores, member_holdout_weights
 from compound.estimators.prediction import to_float64
-from compound.estimators.regressor import held_out, held_scores
 from compound.experiments import baselines
 from compound.experiments.baselines import PEERS, Answer, installed
 from compound.experiments.runs import Outcome, Run, RunContext, fitted
@@ -28,7 +29,8 @@ from compound.models import Method
 from compound.ood.detector import OODDetector
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, default_train_config, holdout_weights
+from compound.train.config import TrainConfig, default_train_config
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 TITLE = "UCI regression: nine tables, standard splits"
@@ -140,13 +142,13 @@ def _learnt(run: Run, place: RunContext, x: Tensor, y: Tensor) -> Learnt:
             None,
         )
     outside = x + STEP * directions(x, run.seed, "outside") if run.method == "dpn" else None
-    weight = held_out(len(x), _members(run.method), HELD_OUT, run.seed)
+    weight = member_holdout_weights(len(x), _members(run.method), HELD_OUT, run.seed)
     model = fitted(run, place, make_dataset(x, y, TASK, weight, outside), TASK)
 
     def ask(asked: Tensor) -> GaussianPredictive:
         return cast(GaussianPredictive, model.predict(asked, DRAWS, named_generator(run.seed, "predict")))
 
-    return Learnt(ask, ConformalIntervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
+    return Learnt(ask, ConformalIntervals.fit(calibration_scores(model, x, y, weight == 0, run.seed), 1))
 
 
 def _members(method: str) -> int:
@@ -198,5 +200,5 @@ def _honest(intervals: ConformalIntervals | None, answer: GaussianPredictive, y:
     reach = intervals.conformal_quantile(0.9)
     return {
         "reach": float(reach),
-        "coverage_calibrated": (score(to_float64(answer), y.double()) <= reach).double().mean().item(),
+        "coverage_calibrated": (z_score(to_float64(answer), y.double()) <= reach).double().mean().item(),
     }
