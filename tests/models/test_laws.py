@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from compound.models import METHODS, Method, build
 from compound.models.files import load_model, save_model
-from compound.nn.networks import LIMIT
+from compound.ops.clamp import LIMIT
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.loop import fit

@@ -20,8 +20,8 @@ from compound.experiments.runs import Numbers, Outcome, Result, Run, RunContext,
 from compound.models import METHODS as ALL
 from compound.models import Model
 from compound.models.far_noise import FarNoise
-from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page

@@ -19,7 +19,7 @@ from compound.experiments.toy_page import draw as draw
 from compound.models import METHODS as ALL
 from compound.models import VBCDN
 from compound.nn import MatrixGaussianLinear
-from compound.nn.matrix_gaussian import append_ones
+from compound.ops.affine import append_ones
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 from compound.train.config import default_train_config
@@ -185,13 +185,15 @@ def _weight_variances(
         h, parts, sizes = x.unsqueeze(0), [], []  # (members, points, in), of one member
         for layer in layers:
             psi = layer.draw(generator)
-            _, *heads = layer.hyper.at(append_ones(h), psi[0])[0].split(
+            _, *heads = layer.hyper.forward_given(append_ones(h), psi[0])[0].split(
                 layer.hyper.heads, -1
             )  # (points, in + 1), (points, out)
-            log_row, log_col = (head.double().clamp(-layer.form.bound, layer.form.bound) for head in heads)
+            log_row, log_col = (
+                head.double().clamp(-layer.config.bound, layer.config.bound) for head in heads
+            )
             parts.append(log_row.exp().mean(1) * log_col.exp().mean(1))  # mean over i, j of exp(lr_i + lc_j)
             sizes.append(log_row.shape[1] * log_col.shape[1])
-            out = layer.at(h, psi)
+            out = layer.forward_given(h, psi)
             h = out.draw(torch.randn(out.mean.shape, generator=generator)).relu()
         rows.append(sum(part * size for part, size in zip(parts, sizes, strict=True)) / sum(sizes))
     mixing = torch.stack(rows)  # (draws, points)

@@ -35,7 +35,7 @@ from compound.models.base import (
 from compound.models.bnn_lv_posteriors import Latents, Weights
 from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.models.row_adam import RowAdam
-from compound.nn.networks import clamp_inputs, clipped_relu
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator

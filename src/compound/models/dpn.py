@@ -33,7 +33,8 @@ from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.dpn_laws import DirichletLaw, NormalWishartLaw, PriorLaw
-from compound.nn.networks import LIMIT, Network
+from compound.nn.networks import Network
+from compound.ops.clamp import LIMIT
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator
 from compound.types import Batch, Task
@@ -109,7 +110,7 @@ class DPN(Model):
         x = batch.x.new_empty(len(batch) + len(_ood_rows(batch)), self.inputs)
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_ood_rows(batch), -LIMIT, LIMIT, out=x[len(batch) :])
-        f = self.network.within(x)  # (1, rows + rows', outputs)
+        f = self.network.forward_clamped(x)  # (1, rows + rows', outputs)
         each, divergence = self.likelihood.parts(f, batch.y)
         in_dist, ood = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)

@@ -16,9 +16,9 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import train_mask
 from compound.models.limits import Limits
-from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.ramp import GRIDS, choose_ramp
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import GaussianPredictive, Predictive
 from compound.types import Batch, Task
 

@@ -28,7 +28,8 @@ from compound.models.laplace_config import LaplaceConfig, check
 from compound.models.map import MAP, MAPConfig
 from compound.models.observation import HomoscedasticGaussian
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
-from compound.nn.networks import Linear, clamp_inputs, clipped_relu
+from compound.nn.networks import Linear
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators
