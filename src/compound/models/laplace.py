@@ -124,9 +124,8 @@ class Laplace(Model):
             inputs, f = layer_inputs(network, x)
             root = weight.sqrt()[:, None, None] * self._root(f)
             inputs = inputs[-len(self.blocks) :]
-            for block, block_sums, h, g in zip(
-                self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True
-            ):
+            gradients = jacobians(network, inputs, root)
+            for block, block_sums, h, g in zip(self.blocks, sums, inputs, gradients, strict=True):
                 block.add(block_sums, h, g, weight)
             scores = weight * likelihood.log_prob(f.unsqueeze(0), y)[0]
             misfit = (
@@ -179,9 +178,8 @@ class Laplace(Model):
         )
         if learnt is not None:
             start.append(0.0)
-            bounds.append(
-                (max(FACTORS[0], float((learnt.floor / learnt.variance()).max())), FACTORS[1])
-            )  # no noise below its floor
+            least = float((learnt.floor / learnt.variance()).max())  # no noise below its floor
+            bounds.append((max(FACTORS[0], least), FACTORS[1]))
 
         def objective(point: list[float]) -> tuple[float, list[float]]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
@@ -191,14 +189,8 @@ class Laplace(Model):
             return value.item(), slope.tolist()
 
         limits = [(math.log(low), math.log(high)) for low, high in bounds]
-        result = minimize(
-            objective,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=limits,
-            options={"ftol": 1e-15, "gtol": 1e-10},
-        )
+        tolerances = {"ftol": 1e-15, "gtol": 1e-10}
+        result = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits, options=tolerances)
         logs = torch.from_numpy(result.x)
         self.delta.copy_(logs[:count].exp())
         if learnt is not None:
