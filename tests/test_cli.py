@@ -42,9 +42,9 @@ def test_every_command_shows_an_example(command, name: str):
         (["run", "toy", "--seeds", "0"], "ask for at least 1"),
         (
             ["run", "uci", "--data-dir", "empty"],
-            "data set uci is not here: put uci/bostonHousing.npz at empty",
+            "data set uci is missing: put uci/bostonHousing.npz at empty",
         ),
-        (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is not here"),
+        (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is missing"),
         (["run"], "Missing argument"),
         (["nonsense"], "No such command"),
     ],
@@ -106,14 +106,14 @@ def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
 
 def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(toy, "STEPS", {"quick": 5, "paper": 6})
-    work = toy.work
+    work = toy.ToyExperiment.work
 
-    def unlucky(run, place):
+    def unlucky(self, run, context):
         if run.data == "set 2":
             raise ArithmeticError("bad luck")
-        return work(run, place)
+        return work(self, run, context)
 
-    monkeypatch.setattr(toy, "work", unlucky)
+    monkeypatch.setattr(toy.ToyExperiment, "work", unlucky)
     words = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
     result = command(*words)
     assert (
@@ -134,7 +134,7 @@ def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkey
         "ArithmeticError: bad luck" in Path("whole/index.html").read_text()
         and Path("whole/quick-toy.csv").exists()
     )
-    monkeypatch.setattr(toy, "work", work)
+    monkeypatch.setattr(toy.ToyExperiment, "work", work)
     assert command(*words).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
 
 
@@ -145,10 +145,10 @@ def test_nothing_to_report_is_refused(command):
 
 
 def test_ctrl_c_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
-    def stopped(run, place):
+    def stopped(self, run, context):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toy, "work", stopped)
+    monkeypatch.setattr(toy.ToyExperiment, "work", stopped)
     result = command("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1")
     assert result.exit_code == 130 and "the same command goes on where it was" in result.output
 
@@ -174,7 +174,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     def work(*_, **__):
         raise AssertionError("worked before it looked")
 
-    for module, name in ((experiments, "work_through"), (overview, "overview"), (speed, "main")):
+    for module, name in ((experiments, "run_grid"), (overview, "overview"), (speed, "main")):
         monkeypatch.setattr(module, name, work)
     Path("file").write_text("")
     taken = ("--json", "file/a.json") if words[0] == "bench" else ("--out", "file/report")
@@ -212,7 +212,7 @@ def test_what_the_system_refuses_ends_in_a_sentence(
     def found(root):
         raise error
 
-    monkeypatch.setattr(status, "found", found)
+    monkeypatch.setattr(status, "find_runs", found)
     result = command("status")
     assert result.exit_code == 2 and expected in result.output
 
@@ -220,7 +220,7 @@ def test_what_the_system_refuses_ends_in_a_sentence(
 def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch):
     from compound.experiments import status
 
-    monkeypatch.setattr(status, "found", lambda root: torch.empty(2**60))
+    monkeypatch.setattr(status, "find_runs", lambda root: torch.empty(2**60))
     result = command("status")
     assert (
         result.exit_code == 2 and "memory ran out" in result.output
@@ -230,7 +230,7 @@ def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.
 def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pytest.MonkeyPatch):
     Path("broken.py").write_text("import ctypes\nctypes.CDLL('libnothing.so')\n")
     monkeypatch.syspath_prepend(".")
-    monkeypatch.setattr("compound.experiments.status.found", lambda root: __import__("broken"))
+    monkeypatch.setattr("compound.experiments.status.find_runs", lambda root: __import__("broken"))
     result = command("status")
     assert result.exit_code == 2 and "a library cannot be loaded (libnothing.so" in result.output
 
@@ -243,7 +243,7 @@ def test_warnings_are_notes(command, monkeypatch: pytest.MonkeyPatch):
         warnings.warn("something is odd", stacklevel=1)
         raise ValueError("no runs")
 
-    monkeypatch.setattr("compound.experiments.status.found", found)
+    monkeypatch.setattr("compound.experiments.status.find_runs", found)
     assert command("status").output == "note: something is odd\nError: no runs\n"
 
 

@@ -105,7 +105,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path):
     print(f"COMPOUND_FAULTS={seed} repeats the choices")
     chance = random.Random(seed)
     runs = grids.grid(RUNS, STEPS)
-    calm = grids.work_through(runs, grids.work_of, tmp_path / "calm", None, 1).results
+    reference = grids.run_grid(runs, grids.work_of, tmp_path / "calm", None, 1).results
     done, round_, counts = 0, 0, {"driver": 0, "group": 0, "worker": 0}
     while done < KILLS:
         root, first = tmp_path / f"round {round_}", {}
@@ -127,7 +127,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path):
                 break
         assert len(written(root)) == RUNS
         assert first.items() <= written(root).items()
-        for before in calm:
+        for before in reference:
             after = read(before.run, root)
             assert after.metrics == before.metrics
             assert np.array_equal(after.arrays["mean"], before.arrays["mean"])
@@ -150,7 +150,7 @@ def test_leftovers_of_the_dead_are_swept_and_never_read(tmp_path: Path):
         for name in ("metrics.json", "arrays.npz", "checkpoint.safetensors", "progress.json"):
             (folder / f".{name}.0123abcd.new").write_text('{"metrics": {"sum": ')
     assert not read_or_none(run, tmp_path)
-    grids.work_through([run], grids.work_of, tmp_path, None, 1)
+    grids.run_grid([run], grids.work_of, tmp_path, None, 1)
     assert {path.name for path in home.iterdir()} == {
         "arrays.npz",
         "begun",

@@ -94,15 +94,17 @@ def run(
     Example: compound run toy --preset paper --seeds 3 --jobs 2
     """
     from compound import experiments
-    from compound.experiments.select import Choice, choose
+    from compound.experiments.ood.select import Selection, select_lambda
 
     planned = experiments.plan(name, preset, seeds, _words(methods))
     _check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
     with _resumable():
-        choice = choose(planned, preset, runs, data_dir, jobs) if select else Choice(planned, [])
-        grid = experiments.work_through(choice.runs, runs, data_dir, jobs)
-    _show([*grid.results, *choice.results], grid.failures, out / name, "", json_path)
+        selection = (
+            select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
+        )
+        grid = experiments.run_grid(selection.runs, runs, data_dir, jobs)
+    _show([*grid.results, *selection.results], grid.failures, out / name, "", json_path)
 
 
 @main.command()
@@ -119,7 +121,7 @@ def demo(out: Path, runs: Path, jobs: int | None) -> None:
     _check_outputs(out, runs)
     planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
     with _resumable():
-        grid = experiments.work_through(planned, runs, None, jobs)
+        grid = experiments.run_grid(planned, runs, None, jobs)
     _show(grid.results, grid.failures, out, "What a compound density network knows, and what it does not")
 
 
@@ -140,10 +142,10 @@ def status(name: str | None, preset: str, seeds: int | None, methods: str, runs:
     from rich.console import Console
 
     from compound import experiments
-    from compound.experiments.status import found, survey, tables
+    from compound.experiments.status import find_runs, run_states, state_tables
 
-    planned = found(runs) if name is None else experiments.plan(name, preset, seeds, _words(methods))
-    for table in tables(survey(planned, runs)):
+    planned = find_runs(runs) if name is None else experiments.plan(name, preset, seeds, _words(methods))
+    for table in state_tables(run_states(planned, runs)):
         Console().print(table)
 
 
@@ -164,10 +166,10 @@ def report(runs: Path, out: Path, preset: str) -> None:
 
     _check_outputs(out)
     made = overview(runs, out, preset)
-    for line in made.troubles:
+    for line in made.errors:
         click.echo(line, err=True)
     click.echo(f"page: {out / 'index.html'} ({made.runs} runs)")
-    if made.troubles:
+    if made.errors:
         raise click.exceptions.Exit(1)
 
 
@@ -208,7 +210,8 @@ def data_list(data_dir: Path | None) -> None:
     table = Table("set", "what", "files", "where")
     for state in listing(data_dir):
         missing = "compound data fetch " + state.name if state.fetchable else "to be put there by hand"
-        table.add_row(state.name, state.words, f"{state.found} of {state.files}", state.where or missing)
+        files = f"{state.n_found} of {state.n_files}"
+        table.add_row(state.name, state.description, files, state.folder or missing)
     Console().print(table)
 
 
@@ -308,14 +311,16 @@ def _show(
     results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None
 ) -> None:
     """The page, the numbers, the last words; exit code 1 where a run failed."""
-    from compound import experiments
+    from compound.experiments.pages import publish, save_summary
 
-    bars = experiments.publish(results, out, title, failures)
+    claims = publish(results, out, title, failures)
     if json_path:
-        experiments.save_summary(json_path, experiments.summary(results, bars, failures))
-    for bar in bars:
-        value = "no number" if bar.value is None else f"{bar.value:.4g}"
-        click.echo(f"{'ok  ' if bar.held else 'MISS'} {bar.claim}: {value} ({bar.sense} {bar.limit:g})")
+        save_summary(json_path, results, claims, failures)
+    for claim in claims:
+        value = "no number" if claim.value is None else f"{claim.value:.4g}"
+        click.echo(
+            f"{'ok  ' if claim.held else 'MISS'} {claim.claim}: {value} ({claim.sense} {claim.limit:g})"
+        )
     click.echo(f"page: {out / 'index.html'}")
     for failure in failures:
         click.echo(f"failed: {failure.run}: {failure.reason}", err=True)

@@ -1,104 +1,126 @@
-"""Run directories: one per configuration. A finished run is never repeated, a killed one goes on from its checkpoint.
+"""Runs: identity, execution and results.
 
-runs/<key>/       config.json · history.csv · arrays.npz · lock · metrics.json (comes last: finished; with checksums of both)
-                  progress.json while it is not finished, failure.json where the last attempt failed
-runs/fits/<key>/  checkpoint.safetensors, of all runs that train alike
+<root>/<key>/        one directory per run (run_files.py); a finished run is never repeated
+<root>/fits/<key>/   checkpoint.safetensors, shared by all runs that train the same model on the same data
 """
 
-import fcntl
 import hashlib
-import io
 import json
-import math
-import time
 import traceback
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from compound.experiments import progress
+from compound.experiments.locks import Busy, locked
 from compound.experiments.progress import Clock
-from compound.experiments.provenance import provenance
+from compound.experiments.run_files import (
+    CONFIG,
+    FAILURE,
+    METRICS,
+    Arrays,
+    Damaged,
+    canonical_json,
+    error_line,
+    read_arrays,
+    read_metrics,
+    remove_temporary_files,
+    to_json,
+    write_failure,
+    write_result,
+)
 from compound.io.persist import write_atomic
 from compound.models import Method, Model, build
 from compound.train.loop import FitProgress, TrainConfig, fit
 from compound.types import Batch, Task
 
-Numbers = dict[str, np.ndarray[Any, Any]]
-METRICS, FAILURE = "metrics.json", "failure.json"
-
-
-class Busy(RuntimeError):
-    """Another process works on this run, or on a fit that it needs."""
-
-    def __init__(self, path: Path):
-        super().__init__(f"{path} is held by another process")
-        self.path = path
-
-
-class Damaged(ValueError):
-    """A finished run whose files are not what was written."""
-
-    def __init__(self, directory: Path, why: object):
-        super().__init__(
-            f"{directory} is damaged ({why}): delete that folder, and the same command works the run out again"
-        )
+# variants of a run; "" is the default form of a method on the usual data
+PUBLISHED = "as published"  # options and training of the paper
+ONE_MEMBER = "one member"  # the default form without its ensemble
+REGION = "region"  # a region of the inputs is kept out of training
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that decides a result. Two equal descriptions share a directory, whatever order their options were written in."""
+    """Everything that determines a result. Equal runs share a directory; the order of options is free."""
 
     experiment: str
     method: str
-    data: str
+    data: str  # name of the data set
     seed: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of training: fields of `TrainConfig`
+    variant: str = ""  # PUBLISHED, ONE_MEMBER, REGION
+    n_train: int | None = None  # training rows, where an experiment uses a part of its data set
+    extractor: str = ""  # network whose features the method sees
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Run":
+        """The run that config.json describes."""
+        return cls(**(config if "variant" in config else _upgrade(config)))
 
     def config(self) -> dict[str, Any]:
-        """As it stands in config.json."""
-        return json.loads(_canonical(asdict(self)))
+        """The content of config.json."""
+        return json.loads(canonical_json(asdict(self)))
+
+    @property
+    def data_label(self) -> str:
+        """Data set and variant for readers, such as "cifar10/2000/efficientnet-lite0, as published"."""
+        source = "/".join(str(part) for part in (self.data, self.n_train, self.extractor) if part)
+        return f"{source}, {self.variant}" if self.variant else source
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(_canonical(asdict(self)).encode()).hexdigest()[:16]
+        """Name of the run's directory."""
+        return self._hash(self.experiment)
 
     @property
     def fit_key(self) -> str:
-        """Alike for runs that train the same model on the same data, whatever they ask it afterwards."""
-        return hashlib.sha256(_canonical({**asdict(self), "experiment": ""}).encode()).hexdigest()[:16]
+        """Equal for runs that train the same model on the same data, whatever they evaluate afterwards."""
+        return self._hash("")
+
+    def _hash(self, experiment: str) -> str:
+        # `data_label` was one field in the first version: hashing it keeps the names of directories
+        identity = {
+            "experiment": experiment,
+            "method": self.method,
+            "data": self.data_label,
+            "seed": self.seed,
+            "options": dict(self.options),
+            "settings": dict(self.settings),
+        }
+        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        return f"{self.experiment} · {self.data} · {self.method} · seed {self.seed}"
+        return f"{self.experiment} · {self.data_label} · {self.method} · seed {self.seed}"
 
 
 class RunContext(NamedTuple):
-    """What a run's work may use but must not depend on."""
+    """What the work of a run may use, but its result must not depend on."""
 
     directory: Path
     data_dir: Path | None = None
     callback: Callable[[FitProgress], None] | None = None
     clock: Clock | None = None
-    wait: bool = True  # for a fit that another process works on, or raise Busy
+    wait: bool = True  # for a fit that another process works on; else raise `Busy`
 
 
 class Outcome(NamedTuple):
-    metrics: dict[str, Any]  # numbers, words, and lists or dictionaries of them
-    arrays: Numbers
+    """What the work of a run returns."""
+
+    metrics: dict[str, Any]  # numbers, strings, and lists or dictionaries of them
+    arrays: Arrays
 
 
 class Result(NamedTuple):
+    """A finished run."""
+
     run: Run
     metrics: dict[str, Any]
-    arrays: Numbers
-    record: dict[str, Any]  # which code gave it
+    arrays: Arrays
+    provenance: dict[str, Any]  # code, command and seconds
 
 
 Work = Callable[[Run, RunContext], Outcome]
@@ -112,222 +134,111 @@ def perform(
     callback: Callable[[FitProgress], None] | None = None,
     wait: bool = True,
 ) -> Result:
-    """The result of a run: read where it is finished, else worked for.
+    """The result of a run: read where it is finished, else computed by `work`.
 
-    While another process works on the same one, waits or raises Busy. What goes wrong is kept in failure.json and raised.
+    While another process works on the same run, waits or raises `Busy`. Errors are kept in failure.json and
+    raised.
     """
     directory = root / run.key
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / "lock", wait):
-        if not finished(run, root):
-            sweep(directory)
-            _claim(run, directory)
-            clock = progress.clock(directory)
-            try:
-                place = RunContext(
-                    directory, data_dir, progress.writer(directory, clock, callback), clock, wait
-                )
-                _finish(directory, work(run, place), clock)
-            except Busy:
-                raise
-            except Exception as error:
-                write_failure(directory, reason(error), "".join(traceback.format_exception(error)))
-                raise
+        if not is_finished(run, root):
+            remove_temporary_files(directory)
+            _write_config(run, directory)
+            _compute(run, work, directory, data_dir, callback, wait)
         for name in (FAILURE, progress.NAME):
             (directory / name).unlink(missing_ok=True)
     return read(run, root)
 
 
-def _finish(directory: Path, outcome: Outcome, clock: Clock) -> None:
-    packed = _packed(outcome.arrays)
-    write_atomic(directory / "arrays.npz", packed)
-    seconds, training = round(clock.seconds, 2), round(clock.training, 2)
-    about = {
-        **provenance(),
-        "seconds": seconds,
-        "training": training,
-        "answering": round(seconds - training, 2),
-    }
-    content = json.loads(
-        _json(
-            {
-                "metrics": _finite(outcome.metrics),
-                "record": about,
-                "arrays": hashlib.sha256(packed).hexdigest(),
-            }
-        )
-    )
-    write_atomic(directory / METRICS, _json({**content, "sha256": _digest(content)}))
+def _compute(
+    run: Run,
+    work: Work,
+    directory: Path,
+    data_dir: Path | None,
+    callback: Callable[[FitProgress], None] | None,
+    wait: bool,
+) -> None:
+    clock = progress.resume_clock(directory)
+    context = RunContext(directory, data_dir, progress.writer(directory, clock, callback), clock, wait)
+    try:
+        outcome = work(run, context)
+        write_result(directory, outcome.metrics, outcome.arrays, clock.summary())
+    except Busy:
+        raise
+    except Exception as error:
+        write_failure(directory, error_line(error), "".join(traceback.format_exception(error)))
+        raise
 
 
-def finished(run: Run, root: Path) -> bool:
+def is_finished(run: Run, root: Path) -> bool:
     return (root / run.key / METRICS).exists()
 
 
-def reason(error: BaseException) -> str:
-    """An error in one line."""
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-
-
-def write_failure(directory: Path, words: str, trace: str = "") -> None:
-    """Why the last attempt at a run failed; the next one begins all the same."""
-    about = {
-        "reason": words,
-        "traceback": trace.splitlines(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "record": provenance(),
-    }
-    write_atomic(directory / FAILURE, _json(about))
-
-
-def sweep(directory: Path) -> None:
-    """Remove what a killed process was writing; only the holder of the directory's lock may."""
-    for path in directory.glob(".*.new"):
-        path.unlink(missing_ok=True)
-
-
 def read(run: Run, root: Path) -> Result:
-    """A finished run from its directory; raises `Damaged` where its files are not what was written."""
+    """A finished run from its directory; raises `Damaged` where its files differ from what was written."""
     directory = root / run.key
-    if not finished(run, root):
+    if not is_finished(run, root):
         raise ValueError(f"run {run.key} in {root} is not finished: perform it first")
-    kept = read_metrics(directory)
+    content = read_metrics(directory)
+    return Result(run, content["metrics"], read_arrays(directory, content.get("arrays")), content["record"])
+
+
+def read_config(path: Path) -> Run | None:
+    """The run that a config.json describes, None where it is not the run of its directory."""
     try:
-        packed = (directory / "arrays.npz").read_bytes()
-        if kept.get("arrays") not in (None, hashlib.sha256(packed).hexdigest()):
-            raise Damaged(directory, "the checksum of arrays.npz differs")
-        with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
-            return Result(run, kept["metrics"], dict(arrays), kept["record"])
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        TypeError,
-        AttributeError,
-        MemoryError,
-    ) as error:
-        raise (
-            error if isinstance(error, Damaged) else Damaged(directory, f"arrays.npz: {reason(error)}")
-        ) from error
+        run = Run.from_config(json.loads(path.read_text()))
+        return run if run.key == path.parent.name else None
+    except (OSError, ValueError, TypeError):
+        return None
 
 
-def read_metrics(directory: Path) -> dict[str, Any]:
-    """The content of metrics.json. Runs of earlier versions have no checksums: there the right form must do."""
-    try:
-        kept = json.loads((directory / METRICS).read_text())
-        if not isinstance(kept, dict) or not all(
-            isinstance(kept.get(name), dict) for name in ("metrics", "record")
-        ):
-            raise Damaged(directory, f"{METRICS} holds no result")
-        if kept.pop("sha256", None) not in (None, _digest(kept)):
-            raise Damaged(directory, f"the checksum of {METRICS} differs")
-    except (OSError, ValueError, RecursionError) as error:
-        raise (
-            error if isinstance(error, Damaged) else Damaged(directory, f"{METRICS}: {reason(error)}")
-        ) from error
-    return kept
-
-
-def readable(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]:
-    """Finished runs that can be read, and what is wrong with the others."""
-    whole, broken = [], []
+def split_damaged(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]:
+    """Finished runs that can be read, and the errors of those that cannot."""
+    intact = []
+    errors = []
     for run in runs:
         try:
             read(run, root)
-            whole.append(run)
+            intact.append(run)
         except Damaged as error:
-            broken.append(error)
-    return whole, broken
+            errors.append(error)
+    return intact, errors
 
 
-def fitted(run: Run, place: RunContext, data: Batch, task: Task) -> Model:
-    """The run's model, trained on data; goes on from the checkpoint where one is left.
+def fit_run(run: Run, context: RunContext, data: Batch, task: Task) -> Model:
+    """The model of a run, trained on data; training resumes from its checkpoint where there is one.
 
-    Runs of several experiments that train alike share one fit, in fits/ beside their directories.
+    Runs of several experiments that train the same model share one fit, in fits/ beside their directories.
     """
     model = build(Method(run.method, **run.options), data.x.shape[1], task, run.seed)
-    home = place.directory.parent / "fits" / run.fit_key
-    home.mkdir(parents=True, exist_ok=True)
-    with locked(home / "lock", place.wait), place.clock.train() if place.clock else nullcontext():
-        sweep(home)
-        checkpoint = home / "checkpoint.safetensors"
+    directory = context.directory.parent / "fits" / run.fit_key
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / "lock", context.wait), context.clock.train() if context.clock else nullcontext():
+        remove_temporary_files(directory)
         history = fit(
             model,
             data,
             TrainConfig(**run.settings),
             seed=run.seed,
-            checkpoint=checkpoint,
-            callback=place.callback,
+            checkpoint=directory / "checkpoint.safetensors",
+            callback=context.callback,
         )
-        history.save_csv(place.directory / "history.csv")
+        history.save_csv(context.directory / "history.csv")
     return model
 
 
-@contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Only one process at a time is inside. The lock dies with its holder; the file stays, for removing it would race."""
-    with path.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise Busy(path) from error
-        yield
-
-
-def held(path: Path) -> bool:
-    """Whether a process is inside `locked(path)` now."""
-    try:
-        with path.open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _claim(run: Run, directory: Path) -> None:
-    path = directory / "config.json"
-    if path.exists() and json.loads(path.read_text()) != run.config():
+def _write_config(run: Run, directory: Path) -> None:
+    path = directory / CONFIG
+    if path.exists() and read_config(path) is None:
         raise ValueError(f"{path} describes another run: move that directory away")
-    write_atomic(path, _json(run.config()))
+    write_atomic(path, to_json(run.config()))
 
 
-def _canonical(value: Any) -> str:
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"a run holds something that JSON cannot say ({error}): use numbers, words, lists"
-        ) from error
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(_canonical(content).encode()).hexdigest()
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON has no word for."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _packed(arrays: Numbers) -> bytes:
-    for name, array in arrays.items():
-        if array.dtype.hasobject:
-            raise ValueError(
-                f"array {name!r} holds Python objects: give numbers, for objects would be pickled"
-            )
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
+def _upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of the first version, whose entry `data` was the whole `data_label`."""
+    source, _, variant = str(config.get("data", "")).partition(", ")
+    data, *part = source.split("/")
+    if len(part) == 2:
+        return {**config, "data": data, "n_train": int(part[0]), "extractor": part[1], "variant": variant}
+    return {**config, "data": source, "variant": variant}
