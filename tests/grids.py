@@ -1,4 +1,4 @@
-"""A small grid of real fits, some of which fail or die on request: python tests/grids.py FOLDER JOBS RUNS STEPS
+"""A small grid of real fits, some of which fail or are killed: python tests/grids.py FOLDER JOBS RUNS STEPS
 
 Workers are processes of their own, so what they do must be importable there.
 """
@@ -39,8 +39,8 @@ def trains(run: Run, context: RunContext) -> Outcome:
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
     with mock.patch.object(runs, "fit", partial(fit, save_every=0.3)):
         model = fit_run(run, context, make_dataset(x, 2 * x, TASK), TASK)
-    answer = model.predict(x, 10, named_generator(run.seed)).mean
-    return Outcome({"sum": answer.sum().item()}, {"mean": answer.numpy()})
+    mean = model.predict(x, 10, named_generator(run.seed)).mean
+    return Outcome({"sum": mean.sum().item()}, {"mean": mean.numpy()})
 
 
 def fails(run: Run, context: RunContext) -> Outcome:
@@ -51,7 +51,7 @@ def fails(run: Run, context: RunContext) -> Outcome:
 
 
 def dies(run: Run, context: RunContext) -> Outcome:
-    """Seed 0 dies at every attempt, seed 1 at its first."""
+    """Seed 0 is killed at every attempt, seed 1 at its first."""
     attempts = context.directory / "attempts"
     attempts.write_text((attempts.read_text() if attempts.exists() else "") + "x")
     first = attempts.read_text() == "x"
@@ -61,7 +61,7 @@ def dies(run: Run, context: RunContext) -> Outcome:
 
 
 def alone(function: Callable[..., object], *arguments: object) -> None:
-    """What a forked process does, in one thread: it would wait forever for those of the pool that was not forked with it."""
+    """Call in a forked process, with one thread: torch's thread pool is not forked along."""
     torch.set_num_threads(1)
     function(*arguments)
 

@@ -11,7 +11,7 @@ from compound.random import named_generator
 
 @pytest.fixture
 def few(monkeypatch):
-    """Short training on 300 synthetic images: the position of a bright stripe is the label. Other sets are noise."""
+    """Short training on 300 synthetic images: the position of a stripe is the label. Other sets are noise."""
 
     def load(name: str, part: str, data_dir=None) -> Images:
         g = named_generator(0, name, part)

@@ -27,7 +27,9 @@ from compound.experiments.workers import threads_per_job
 SCRIPT = Path(grids.__file__)
 
 
-def test_failures_and_killed_workers_do_not_affect_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failures_and_killed_workers_do_not_affect_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     _, failing = grids.grid(2, 20, "fails")
     killed, killed_once = grids.grid(2, 20, "dies")
@@ -40,7 +42,10 @@ def test_failures_and_killed_workers_do_not_affect_other_runs(tmp_path: Path, mo
         failure = json.loads((tmp_path / "two" / run.key / FAILURE).read_text())
         assert failure["reason"] == reason and {"time", "record"} <= set(failure)
     assert any("in fails" in line for line in failure["traceback"])
-    assert [len((tmp_path / "two" / run.key / "attempts").read_text()) for run in (killed, killed_once)] == [3, 2]
+    assert [len((tmp_path / "two" / run.key / "attempts").read_text()) for run in (killed, killed_once)] == [
+        3,
+        2,
+    ]
     assert [result.run for result in done.results] == [*ordinary, killed_once]
     alone = run_grid(ordinary, grids.work_of, tmp_path / "one", None, 1).results
     for one, other in zip(alone, done.results, strict=False):  # the number of jobs changes nothing
@@ -104,9 +109,7 @@ def test_run_that_another_command_works_on_comes_last(tmp_path: Path):
 def test_two_commands_share_a_grid_and_do_nothing_twice(tmp_path: Path):
     runs = grids.grid(4, 100)
     context = multiprocessing.get_context("spawn")  # a forked torch may hang in its thread pool
-    both = [
-        context.Process(target=run_grid, args=(runs, grids.work_of, tmp_path, None, 1)) for _ in range(2)
-    ]
+    both = [context.Process(target=run_grid, args=(runs, grids.work_of, tmp_path, None, 1)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -128,11 +131,11 @@ def test_run_whose_fit_another_command_works_on_is_busy(tmp_path: Path):
 
 
 def test_ctrl_c_ends_driver_and_workers_at_once(tmp_path: Path):
-    words = [sys.executable, str(SCRIPT), str(tmp_path / "runs"), "2", "2", "1000000"]
+    arguments = [sys.executable, str(SCRIPT), str(tmp_path / "runs"), "2", "2", "1000000"]
     # a shell that started these tests in the background made them deaf to SIGINT, and children inherit that
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     driver = subprocess.Popen(
-        words, start_new_session=True, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+        arguments, start_new_session=True, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     )
     try:
         progress = [tmp_path / "runs" / run.key / "progress.json" for run in grids.grid(2, 1_000_000)]
@@ -141,12 +144,12 @@ def test_ctrl_c_ends_driver_and_workers_at_once(tmp_path: Path):
             time.sleep(0.1)
         workers = [json.loads(path.read_text())["pid"] for path in progress]
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        _, words = driver.communicate(timeout=30)
+        _, stderr = driver.communicate(timeout=30)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode not in (0, None)
-    assert words.count("KeyboardInterrupt") <= 1  # the driver's own; the command turns it into a sentence
+    assert stderr.count("KeyboardInterrupt") <= 1  # the parent process; the command turns it into a message
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

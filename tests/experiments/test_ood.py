@@ -50,7 +50,7 @@ def test_out_of_distribution_images(few, tmp_path):
         ]
     assert sorted(entropy) == pytest.approx(
         [float(line["entropy"]) for line in lines]
-    )  # as few as these are all kept
+    )  # so few are not thinned
     assert [float(line["share"]) for line in lines] == pytest.approx([(k + 1) / 40 for k in range(40)])
     with (tmp_path / "page" / "ood-mnist-table-1.csv").open() as file:
         first = {line["form"]: line for line in csv.DictReader(file)}
@@ -133,7 +133,12 @@ def test_strong_attacks_include_the_published_forms_with_most_samples(few):
     fits = {run.fit_key for run in experiments.plan("fgsm-samples", "paper", 1, ["ml-cdn"])}
     assert strong[-1].fit_key in fits  # trained once
     groups = fgsm_page.grouped([Result(run, {}, {}, {}) for run in strong])
-    assert [str(form) for form in groups] == ["ml-cdn", "ml-cdn, published", "bnn-lv", "ml-cdn, published, S=10"]
+    assert [str(form) for form in groups] == [
+        "ml-cdn",
+        "ml-cdn, published",
+        "bnn-lv",
+        "ml-cdn, published, S=10",
+    ]
 
 
 def test_groups_and_means_over_seeds():
@@ -142,6 +147,11 @@ def test_groups_and_means_over_seeds():
         return Result(run, {"plain": {"nll": value}, "far": {"nll": value + 1}}, {}, {})
 
     groups = grouped([result(0, 1.0), result(1, 3.0), result(0, 5.0, PUBLISHED)])
-    assert [str(form) for form in groups] == ["map", "map + far noise", "map, published", "map, published + far noise"]
+    assert [str(form) for form in groups] == [
+        "map",
+        "map + far noise",
+        "map, published",
+        "map, published + far noise",
+    ]
     assert mean_of(groups[Form("map")], "nll").text(4) == "2.0000 ± 1.0000"
     assert mean_of(groups[Form("map", PUBLISHED)], "nll").text(4) == "5.0000"

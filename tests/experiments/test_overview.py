@@ -90,8 +90,8 @@ def test_runs_with_other_options_are_not_mixed_in(tmp_path: Path):
     for run in (grid, other, odd, unplanned):
         perform(run, work, tmp_path)
     sections, left_out = make_sections([grid, other, odd, unplanned], tmp_path)
-    found = {section.preset: [result.run.key for result in section.results] for section in sections}
-    assert found == {"paper": [unplanned.key, grid.key], "77 steps": [odd.key]} or found == {
+    shown = {section.preset: [result.run.key for result in section.results] for section in sections}
+    assert shown == {"paper": [unplanned.key, grid.key], "77 steps": [odd.key]} or shown == {
         "paper": [grid.key, unplanned.key],
         "77 steps": [odd.key],
     }
@@ -130,16 +130,18 @@ def findings(name: str, of=work, methods=METHODS) -> dict[str, tuple]:
 
 
 def test_the_papers_own_numbers_agree_with_the_paper():
-    found = findings("ood-mnist")
-    order = [value for claim, value in found.items() if "above VMG" in claim or "order of all" in claim]
+    by_claim = findings("ood-mnist")
+    order = [value for claim, value in by_claim.items() if "above VMG" in claim or "order of all" in claim]
     assert len(order) == 4 and all(agrees for agrees, _ in order)
-    assert found["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
     assert (
-        found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False
+        by_claim["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
+    )
+    assert (
+        by_claim["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False
     )  # its MMC is not that of vb-cdn
     assert (
         "AUROC 0.964 (paper 0.964, +0.000)"
-        in found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
+        in by_claim["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
     )
 
 
@@ -147,15 +149,15 @@ def test_a_baseline_above_is_named():
     def better(run: Run, context) -> Outcome:
         return Outcome(ood(run, 0.995 if run.method == "mnf" else auroc_of(run)), {})
 
-    found = findings("ood-mnist", better)
-    (agrees, words), *_ = (value for claim, value in found.items() if "published form above" in claim)
+    by_claim = findings("ood-mnist", better)
+    (agrees, detail), *_ = (value for claim, value in by_claim.items() if "published form above" in claim)
     assert (
         agrees is False
-        and "not above mnf (0.995)" in words
-        and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in words
+        and "not above mnf (0.995)" in detail
+        and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in detail
     )
-    (agrees, words) = found["Table 1: the order of all by AUROC, VB-CDN in the published form"]
-    assert agrees is False and words.startswith("ours: mnf 0.995, vb-cdn 0.993")
+    (agrees, detail) = by_claim["Table 1: the order of all by AUROC, VB-CDN in the published form"]
+    assert agrees is False and detail.startswith("ours: mnf 0.995, vb-cdn 0.993")
 
 
 @pytest.mark.parametrize("name", ["fgsm-mnist", "fgsm-fashion", "fgsm-cifar"])
@@ -164,28 +166,26 @@ def test_attacks_are_compared_under_both_protocols(name: str):
         Result(run, work(run, None).metrics, {}, {})
         for run in experiments.plan("fgsm-mnist", "paper", 1, METHODS)
     ]
-    found = {
+    by_claim = {
         f.claim: (f.agrees, f.detail)
         for f in paper_comparison([r._replace(run=replace(r.run, experiment=name)) for r in attacked])
     }
-    accuracy = {claim: agrees for claim, (agrees, _) in found.items() if "accuracy" in claim}
+    accuracy = {claim: agrees for claim, (agrees, _) in by_claim.items() if "accuracy" in claim}
     assert all(agrees is ("protocol published" in claim) for claim, agrees in accuracy.items())
     assert len(accuracy) == 16  # four forms, two protocols, two strengths
-    entropy = [value for claim, value in found.items() if "entropy" in claim]
+    entropy = [value for claim, value in by_claim.items() if "entropy" in claim]
     assert len(entropy) == 8 and not any(agrees for agrees, _ in entropy)  # equal is not above
 
 
 def test_numbers_within_the_scatter_of_seeds_are_named():
-    own, other = (
-        Mean.from_values([0.90, 0.92]),
-        {"near": Mean.from_values([0.88, 0.90]), "far": Mean.from_values([0.5, 0.52])},
-    )
+    value = Mean.from_values([0.90, 0.92])
+    others = {"near": Mean.from_values([0.88, 0.90]), "far": Mean.from_values([0.5, 0.52])}
     assert (
-        above("c", own, other).detail
+        above("c", value, others).detail
         == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
     )
-    assert "scatter is not known" in above("c", Mean.from_values([0.9]), other).detail
-    assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
+    assert "scatter is not known" in above("c", Mean.from_values([0.9]), others).detail
+    assert above("c", None, others).agrees is None and above("c", value, {}).agrees is None
 
 
 def test_figures_4_and_5_stand_beside_the_sound_attack():
@@ -202,7 +202,10 @@ def test_figures_4_and_5_stand_beside_the_sound_attack():
     four, five = (
         findings(name, attacked, ["ml-cdn", "vb-cdn", "vmg"]) for name in ("fgsm-samples", "fgsm-strong")
     )
-    claim = "Figure 4, protocol published: accuracy of vb-cdn, published with 10 samples in training above 0.5 at every strength"
+    claim = (
+        "Figure 4, protocol published: accuracy of vb-cdn, published with 10 samples in training above 0.5 "
+        "at every strength"
+    )
     assert four[claim] == (True, "lowest 0.600; 0.050 under the sound attack")
     assert [agrees for agrees, _ in four.values()] == [
         False,
@@ -221,10 +224,9 @@ def test_figures_4_and_5_stand_beside_the_sound_attack():
 def flip(path: Path) -> None:
     """A flipped bit that JSON and zip would not notice by themselves."""
     content = bytearray(path.read_bytes())
-    place = (
-        content.index(b"0.978") + 4 if path.suffix == ".json" else 12
-    )  # a digit of a metric; the time of a file in the zip
-    content[place] ^= 1
+    # a digit of a metric; the time of a file in the zip
+    position = content.index(b"0.978") + 4 if path.suffix == ".json" else 12
+    content[position] ^= 1
     path.write_bytes(content)
 
 
@@ -257,8 +259,8 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, name: s
 def test_runs_of_earlier_versions_have_no_checksums(tmp_path: Path):
     (made,) = results("ood-mnist", "paper", 1, tmp_path, ["vmg"])
     path = tmp_path / made.run.key / "metrics.json"
-    kept = json.loads(path.read_text())
-    del kept["sha256"], kept["arrays"]
-    path.write_text(json.dumps(kept))
+    content = json.loads(path.read_text())
+    del content["sha256"], content["arrays"]
+    path.write_text(json.dumps(content))
     again = read(made.run, tmp_path)
     assert again.metrics == made.metrics and again.arrays.keys() == made.arrays.keys()

@@ -57,7 +57,10 @@ def test_config_of_the_first_version_is_read():
     for run, label in (
         (replace(RUN, variant=PUBLISHED), "set 1, as published"),
         (replace(RUN, data="cifar10", n_train=2000, extractor="a.b:c"), "cifar10/2000/a.b:c"),
-        (replace(RUN, data="cifar10", n_train=9, extractor="e", variant=PUBLISHED), "cifar10/9/e, as published"),
+        (
+            replace(RUN, data="cifar10", n_train=9, extractor="e", variant=PUBLISHED),
+            "cifar10/9/e, as published",
+        ),
     ):
         new_fields = ("variant", "n_train", "extractor")
         old = {name: value for name, value in run.config().items() if name not in new_fields}

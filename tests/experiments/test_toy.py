@@ -20,7 +20,9 @@ def test_weight_variances_are_those_of_the_layers():
             first, heads = layer.hyper.maps
             first.log_row.fill_(-1.5)
             first.log_col.fill_(0.2)
-            heads.log_row.fill_(-40)  # no posterior variance in the heads: every draw of ψ gives the same variances
+            heads.log_row.fill_(
+                -40
+            )  # no posterior variance in the heads: every draw of ψ gives the same variances
             heads.log_col.fill_(-40)
             heads.mean.zero_()
             scale, rows, _ = layer.hyper.heads
@@ -30,7 +32,9 @@ def test_weight_variances_are_those_of_the_layers():
     mixing = (200 * math.exp(-0.5) + 101 * math.exp(-1.7)) / 301  # 2 x 100 weights, then 101 x 1
     for name in ("mixing", "mixing_left", "mixing_right"):
         assert variances[name] == pytest.approx({"mean": mixing, "median": mixing}, rel=1e-5)
-    assert variances["posterior"] == pytest.approx({"mean": math.exp(-1.3), "median": math.exp(-1.3)}, rel=1e-5)
+    assert variances["posterior"] == pytest.approx(
+        {"mean": math.exp(-1.3), "median": math.exp(-1.3)}, rel=1e-5
+    )
 
 
 def evaluate_known_band(name: str) -> dict[str, float]:
