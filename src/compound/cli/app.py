@@ -100,9 +100,7 @@ def run(
     _check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
     with _resumable():
-        selection = (
-            select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
-        )
+        selection = select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
         grid = experiments.run_grid(selection.runs, runs, data_dir, jobs)
     _show([*grid.results, *selection.results], grid.failures, out / name, "", json_path)
 
@@ -176,14 +174,25 @@ def report(runs: Path, out: Path, preset: str) -> None:
 @main.command()
 @_file
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
-def bench(json_path: Path | None, quick: bool) -> None:
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout: ratios of times new / old, from interleaved pairs.",
+)
+@click.option("--pairs", type=click.IntRange(3), help="Of --against.  [default: 15; 3 with --quick]")
+def bench(json_path: Path | None, quick: bool, against: Path | None, pairs: int | None) -> None:
     """Measure speed and memory.
 
     Example: compound bench --quick --json speed.json
     """
+    _check_outputs(json_path=json_path)
+    if against is not None:
+        from compound.bench.against import main as compare
+
+        compare(against, json_path, quick, pairs)
+        return
     from compound.bench.speed import main as measure
 
-    _check_outputs(json_path=json_path)
     measure(json_path, quick)
 
 
