@@ -91,14 +91,12 @@ def start_worker(source: Path) -> Iterator[Worker]:
     """A worker with `source` (a folder that holds the package compound) first on its path."""
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(source.resolve())}
     command = [sys.executable, "-P", worker.__file__]
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Worker(process, source.resolve())
-    finally:
-        process.kill()
-        process.wait()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield Worker(process, source.resolve())
+        finally:
+            process.kill()
 
 
 def find_source(checkout: Path) -> Path:

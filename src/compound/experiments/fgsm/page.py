@@ -17,9 +17,7 @@ N_COLUMNS = 3  # of panels
 MEASURES = ("accuracy", "entropy")
 PANEL_LIMITS = {"accuracy": (-0.02, 1.02), "entropy": (-0.05, 2.35)}
 COLUMNS = ("form", "protocol", "seeds", "strength", "accuracy", "entropy")
-ZERO_GRADIENT = (
-    "silent"  # key in metrics.json of the fraction of rows without a gradient; all others are protocols
-)
+ZERO_GRADIENT = "silent"  # key of the fraction of rows without a gradient; all other keys are protocols
 CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 TOLERANCE = 0.02  # differences of accuracy that count as none
 AT_03 = 3  # index of strength 0.3 in a curve
