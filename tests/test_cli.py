@@ -1,4 +1,4 @@
-"""The command as a user meets it: help, refusals with exit code 2, and one small experiment from end to end."""
+"""The command line: help, rejected input with exit code 2, and one small experiment from end to end."""
 
 import json
 import os
@@ -20,21 +20,24 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COMPOUND_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def call(*words: str) -> Result:
-        return CliRunner().invoke(main, words)
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(main, arguments)
 
     return call
 
 
-@pytest.mark.parametrize("name", ["run", "demo", "status", "report", "bench"])
-def test_every_command_shows_an_example(command, name: str):
-    result = command(name, "--help")
+COMMANDS = [(name,) for name in main.commands] + [("data", name) for name in main.commands["data"].commands]
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_every_command_shows_an_example(command, name: tuple[str, ...]):
+    result = command(*name, "--help")
     assert result.exit_code == 0
-    assert f"Example: compound {name}" in result.output
+    assert f"Example: compound {' '.join(name)}" in result.output
 
 
 @pytest.mark.parametrize(
-    "words,expected",
+    "arguments,expected",
     [
         (["run", "nothing"], "choose one of toy, digits"),
         (["run", "toy", "--preset", "huge"], "toy has quick, paper"),
@@ -49,15 +52,15 @@ def test_every_command_shows_an_example(command, name: str):
         (["nonsense"], "No such command"),
     ],
 )
-def test_bad_wishes_are_refused_in_a_sentence(command, words: list[str], expected: str):
-    result = command(*words)
+def test_invalid_arguments_are_rejected_in_one_sentence(command, arguments: list[str], expected: str):
+    result = command(*arguments)
     assert result.exit_code == 2
     assert expected in result.output
     assert "Traceback" not in result.output
     assert not Path("runs").exists()
 
 
-def test_output_that_cannot_be_written_is_refused(command):
+def test_unwritable_output_is_rejected(command):
     Path("file").write_text("")
     result = command("run", "toy", "--runs", "file/runs")
     assert result.exit_code == 2
@@ -67,8 +70,8 @@ def test_output_that_cannot_be_written_is_refused(command):
 
 def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(toy, "STEPS", {"quick": 30, "paper": 30})
-    words = ("run", "toy", "--seeds", "1", "--jobs", "1", "--json", "numbers/toy.json")
-    first = command(*words)
+    arguments = ("run", "toy", "--seeds", "1", "--jobs", "1", "--json", "numbers/toy.json")
+    first = command(*arguments)
     assert first.exit_code == 0, first.output
     numbers = json.loads(Path("numbers/toy.json").read_text())
     assert len(numbers["runs"]) == 8  # two sets, two methods, two forms
@@ -78,7 +81,7 @@ def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
     page = Path("report/toy/index.html").read_text()
     for claim in (bar["claim"] for bar in numbers["bars"]):
         assert claim in page
-    assert "0.356" in page  # the paper's own number stands beside ours
+    assert "0.356" in page  # the paper's value is shown beside ours
     assert Path("report/toy/toy.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in Path("runs").iterdir()} == {
         "fits",
@@ -86,10 +89,10 @@ def test_toy_from_end_to_end(command, monkeypatch: pytest.MonkeyPatch):
     }
 
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")}
-    assert command(*words).exit_code == 0
+    assert command(*arguments).exit_code == 0
     assert before == {
         path: path.stat().st_mtime_ns for path in Path("runs").rglob("metrics.json")
-    }  # nothing was repeated
+    }  # no run was repeated
     assert json.loads(Path("numbers/toy.json").read_text()) == numbers
 
 
@@ -100,22 +103,22 @@ def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
     )
     assert result.exit_code == 0, result.output
     metrics = json.loads(Path("digits.json").read_text())["runs"][0]["metrics"]
-    assert metrics["accuracy"] > 0.5  # sixty steps are enough to beat guessing by far
+    assert metrics["accuracy"] > 0.5  # sixty steps are far better than chance
     assert "ml-cdn: accuracy" in Path("report/digits/index.html").read_text()
 
 
-def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkeypatch: pytest.MonkeyPatch):
+def test_failed_run_exits_with_one_and_shows_its_reason(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(toy, "STEPS", {"quick": 5, "paper": 6})
     work = toy.ToyExperiment.work
 
-    def unlucky(self, run, context):
+    def failing_work(self, run, context):
         if run.data == "set 2":
             raise ArithmeticError("bad luck")
         return work(self, run, context)
 
-    monkeypatch.setattr(toy.ToyExperiment, "work", unlucky)
-    words = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
-    result = command(*words)
+    monkeypatch.setattr(toy.ToyExperiment, "work", failing_work)
+    arguments = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
+    result = command(*arguments)
     assert (
         result.exit_code == 1
         and "failed: toy · set 2 · map · seed 0: ArithmeticError: bad luck" in result.output
@@ -128,73 +131,71 @@ def test_failed_run_ends_with_code_one_and_its_reason_everywhere(command, monkey
     state = command("status", "toy", "--seeds", "1", "--methods", "map")
     assert "1 done, 0 running, 1 failed, 0 waiting" in state.output and "bad luck" in state.output
     assert "1 done, 0 running, 1 failed, 0 waiting" in command("status").output
-    whole = command("report", "--out", "whole")
-    assert whole.exit_code == 0 and "(1 runs)" in whole.output
-    assert (
-        "ArithmeticError: bad luck" in Path("whole/index.html").read_text()
-        and Path("whole/quick-toy.csv").exists()
-    )
+    overview = command("report", "--out", "overview")
+    assert overview.exit_code == 0 and "(1 runs)" in overview.output
+    assert "ArithmeticError: bad luck" in Path("overview/index.html").read_text()
+    assert Path("overview/quick-toy.csv").exists()
     monkeypatch.setattr(toy.ToyExperiment, "work", work)
-    assert command(*words).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
+    assert command(*arguments).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
 
 
-def test_nothing_to_report_is_refused(command):
-    for words in (("status",), ("report",)):
-        result = command(*words)
+def test_report_without_runs_is_rejected(command):
+    for arguments in (("status",), ("report",)):
+        result = command(*arguments)
         assert result.exit_code == 2 and "holds no runs" in result.output
 
 
-def test_ctrl_c_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
-    def stopped(self, run, context):
+def test_ctrl_c_says_how_to_resume(command, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(self, run, context):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toy.ToyExperiment, "work", stopped)
+    monkeypatch.setattr(toy.ToyExperiment, "work", interrupted)
     result = command("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1")
-    assert result.exit_code == 130 and "the same command goes on where it was" in result.output
+    assert result.exit_code == 130 and "the same command resumes" in result.output
 
 
-def test_select_is_refused_where_there_is_nothing_to_choose(command):
+def test_select_is_rejected_without_candidates(command):
     result = command("run", "toy", "--select")
     assert result.exit_code == 2 and "leave --select out" in result.output
 
 
-# how commands end
+# errors
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")]
+    "arguments", [("run", "toy", "--seeds", "1"), ("demo",), ("report",), ("bench", "--quick")]
 )
-def test_outputs_that_cannot_be_written_are_refused_before_any_work(
-    command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_unwritable_outputs_are_rejected_before_any_work(
+    command, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     from compound import experiments
     from compound.bench import speed
     from compound.experiments import overview
 
     def work(*_, **__):
-        raise AssertionError("worked before it looked")
+        raise AssertionError("started before the check")
 
     for module, name in ((experiments, "run_grid"), (overview, "overview"), (speed, "main")):
         monkeypatch.setattr(module, name, work)
     Path("file").write_text("")
-    taken = ("--json", "file/a.json") if words[0] == "bench" else ("--out", "file/report")
-    result = command(*words, *taken)
+    unwritable = ("--json", "file/a.json") if arguments[0] == "bench" else ("--out", "file/report")
+    result = command(*arguments, *unwritable)
     assert result.exit_code == 2 and "cannot be written to" in result.output
-    if words[0] == "run":
-        assert "cannot be written to" in command(*words, "--json", "file/a.json").output
+    if arguments[0] == "run":
+        assert "cannot be written to" in command(*arguments, "--json", "file/a.json").output
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
     "error,expected",
     [
-        (MemoryError(), "Error: memory ran out: give fewer rows"),
-        (MemoryError("Unable to allocate 7.28 TiB"), "memory ran out (Unable to allocate 7.28 TiB)"),
+        (MemoryError(), "Error: out of memory: give fewer rows"),
+        (MemoryError("Unable to allocate 7.28 TiB"), "out of memory (Unable to allocate 7.28 TiB)"),
         (
             RuntimeError(
                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes."
             ),
-            "(4.0 GB more were asked for)",
+            "(4.0 GB more were needed)",
         ),
         (
             ImportError("libx.so: cannot open shared object file"),
@@ -204,7 +205,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
         (OSError(13, "Permission denied", "a.csv"), "Error: a.csv: Permission denied"),
     ],
 )
-def test_what_the_system_refuses_ends_in_a_sentence(
+def test_system_errors_end_in_one_sentence(
     command, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
 ):
     from compound.experiments import status
@@ -217,17 +218,15 @@ def test_what_the_system_refuses_ends_in_a_sentence(
     assert result.exit_code == 2 and expected in result.output
 
 
-def test_memory_of_torch_itself_ends_in_a_sentence(command, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_in_torch_ends_in_one_sentence(command, monkeypatch: pytest.MonkeyPatch):
     from compound.experiments import status
 
     monkeypatch.setattr(status, "find_runs", lambda root: torch.empty(2**60))
     result = command("status")
-    assert (
-        result.exit_code == 2 and "memory ran out" in result.output
-    )  # the words are torch's, and may change with it
+    assert result.exit_code == 2 and "out of memory" in result.output  # torch's message may change
 
 
-def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pytest.MonkeyPatch):
+def test_unloadable_library_is_named(command, monkeypatch: pytest.MonkeyPatch):
     Path("broken.py").write_text("import ctypes\nctypes.CDLL('libnothing.so')\n")
     monkeypatch.syspath_prepend(".")
     monkeypatch.setattr("compound.experiments.status.find_runs", lambda root: __import__("broken"))
@@ -235,7 +234,7 @@ def test_a_library_that_cannot_be_loaded_is_called_one(command, monkeypatch: pyt
     assert result.exit_code == 2 and "a library cannot be loaded (libnothing.so" in result.output
 
 
-def test_warnings_are_notes(command, monkeypatch: pytest.MonkeyPatch):
+def test_warnings_are_printed_as_notes(command, monkeypatch: pytest.MonkeyPatch):
     import warnings
 
     def found(root):
@@ -260,9 +259,9 @@ main(["show"])
 """
 
 
-def test_a_terminal_that_knows_ascii_only_gets_ascii():
-    """click helps itself there, rich does not."""
-    surroundings = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    out = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, env=surroundings)
+def test_ascii_terminals_get_ascii():
+    """click escapes by itself, rich does not."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    out = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, env=environment)
     assert (out.returncode, out.stderr) == (0, b"")
     assert b"\\u03bb" in out.stdout and b"caf\\xe9" in out.stdout

@@ -101,23 +101,23 @@ def test_brier_accuracy_and_confidence_by_hand():
 
 def scores(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = named_generator(seed, "scores")
-    ordinary, strange = torch.randn(150, generator=generator), torch.randn(90, generator=generator) + 1
+    in_dist, ood = torch.randn(150, generator=generator), torch.randn(90, generator=generator) + 1
     return (
-        (ordinary, strange) if kind == "distinct" else (ordinary.round(), strange.round())
+        (in_dist, ood) if kind == "distinct" else (in_dist.round(), ood.round())
     )  # rounding makes many ties
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["distinct", "ties"])
 def test_ranking_scores_match_scikit_learn_and_pair_counting(kind: str, seed: int):
-    ordinary, strange = scores(kind, seed)
-    label, score = np.r_[np.zeros(150), np.ones(90)], torch.cat([ordinary, strange]).numpy()
-    pairs = [1.0 if s > o else 0.5 if s == o else 0.0 for o in ordinary.tolist() for s in strange.tolist()]
-    assert metrics.auroc(ordinary, strange) == pytest.approx(np.mean(pairs))
-    assert metrics.auroc(ordinary, strange) == pytest.approx(roc_auc_score(label, score))
-    assert metrics.aupr(ordinary, strange) == pytest.approx(average_precision_score(label, score))
+    in_dist, ood = scores(kind, seed)
+    label, score = np.r_[np.zeros(150), np.ones(90)], torch.cat([in_dist, ood]).numpy()
+    pairs = [1.0 if s > o else 0.5 if s == o else 0.0 for o in in_dist.tolist() for s in ood.tolist()]
+    assert metrics.auroc(in_dist, ood) == pytest.approx(np.mean(pairs))
+    assert metrics.auroc(in_dist, ood) == pytest.approx(roc_auc_score(label, score))
+    assert metrics.aupr(in_dist, ood) == pytest.approx(average_precision_score(label, score))
     flagged, caught, _ = roc_curve(label, score, drop_intermediate=False)
-    assert metrics.fpr95(ordinary, strange) == pytest.approx(flagged[caught >= 0.95].min())
+    assert metrics.fpr95(in_dist, ood) == pytest.approx(flagged[caught >= 0.95].min())
 
 
 def test_ranking_scores_at_their_ends():
@@ -126,3 +126,20 @@ def test_ranking_scores_at_their_ends():
     assert (metrics.aupr(low, high), metrics.fpr95(low, high), metrics.fpr95(high, low)) == (1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="NaN"):
         metrics.auroc(low, torch.tensor([math.nan]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_resampled_metrics_are_those_of_repeated_rows(seed: int):
+    generator = named_generator(seed, "weights")
+    predictive, y = classes(40, 3, seed)
+    confidence, correct = predictive.confidence.double(), (predictive.label == y).double()
+    counts = torch.randint(4, (5, 40), generator=generator)
+    in_dist, ood = (torch.randn(40, generator=generator).mul(2).round() + shift for shift in (0.0, 1.0))
+    ece = metrics.resampled_ece(confidence, correct, counts.double())
+    pairs = [(count.double(), count.flip(0).double()) for count in counts]
+    auroc = metrics.resampled_auroc(in_dist, ood, pairs)
+    for i, count in enumerate(counts):
+        rows, ood_rows = (torch.arange(40).repeat_interleave(n) for n in (count, count.flip(0)))
+        repeated = replace(predictive, probs=predictive.probs[rows])
+        assert ece[i].item() == pytest.approx(metrics.ece(repeated, y[rows]), abs=1e-14)
+        assert auroc[i].item() == pytest.approx(metrics.auroc(in_dist[rows], ood[ood_rows]), abs=1e-14)

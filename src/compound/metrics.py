@@ -1,9 +1,10 @@
-"""Numbers that judge an answer: how good it is, how honest its doubt is, how well it separates outliers from ordinary rows.
+"""Scores of predictive distributions: accuracy, calibration, and the separation of outliers from in-distribution rows.
 
-The first argument is a predictive, the second the truth; the scores of strangeness come as two sets of rows, ordinary and outlying.
+Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets of rows, (rows,) each.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,56 +12,70 @@ from torch import Tensor
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 
-def nll(answer: Predictive, y: Tensor) -> float:
-    """Mean negative log-density or log-probability of the truth, in nats per row."""
-    return -answer.log_prob(y).double().mean().item()
+def nll(predictive: Predictive, y: Tensor) -> float:
+    """Mean negative log-density or log-probability of y, in nats per row."""
+    return -predictive.log_prob(y).double().mean().item()
 
 
-def rmse(answer: GaussianPredictive, y: Tensor) -> float:
+def rmse(predictive: GaussianPredictive, y: Tensor) -> float:
     """Root of the mean squared error of the predictive mean, over rows and targets."""
-    return (answer.mean - y).double().square().mean().sqrt().item()
+    return (predictive.mean - y).double().square().mean().sqrt().item()
 
 
-def accuracy(answer: CategoricalPredictive, y: Tensor) -> float:
-    return (answer.label == y).double().mean().item()
+def accuracy(predictive: CategoricalPredictive, y: Tensor) -> float:
+    return (predictive.label == y).double().mean().item()
 
 
-def mmc(answer: CategoricalPredictive) -> float:
+def mmc(predictive: CategoricalPredictive) -> float:
     """Mean maximal confidence."""
-    return answer.confidence.double().mean().item()
+    return predictive.confidence.double().mean().item()
 
 
-def brier(answer: CategoricalPredictive, y: Tensor) -> float:
-    """Mean squared distance of the probabilities from the truth's corner, summed over classes: 0 to 2."""
-    truth = torch.nn.functional.one_hot(y, answer.probs.shape[-1])
-    return (answer.probs.double() - truth).square().sum(-1).mean().item()
+def brier(predictive: CategoricalPredictive, y: Tensor) -> float:
+    """Mean Brier score: 0 to 2."""
+    return brier_scores(predictive.probs, y).mean().item()
 
 
-def ece(answer: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: mean gap between confidence and accuracy over even bins (low, high] of confidence."""
-    confidence, right = answer.confidence.double(), (answer.label == y).double()  # (rows,)
-    place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, confidence - right)
-    return gap.abs().sum().item() / len(y)
+def brier_scores(probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
+    """Squared distance of probabilities (rows, classes) from the one-hot vector of the label, in float64."""
+    return (probs.double() - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1)
 
 
-def crps(answer: GaussianPredictive, y: Tensor) -> float:
+def ece(predictive: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy over equal bins of confidence."""
+    correct = (predictive.label == y).double()  # (rows,)
+    return resampled_ece(predictive.confidence.double(), correct, torch.ones_like(correct), bins).item()
+
+
+def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int = 15) -> Tensor:
+    """Expected calibration errors (...) of rows that count as often as float64 counts (..., rows) say."""
+    index = confidence_bins(confidence, bins).expand_as(counts)
+    gaps = counts.new_zeros(*counts.shape[:-1], bins)
+    gaps.scatter_add_(-1, index, counts * (confidence - correct))
+    return gaps.abs().sum(-1) / counts.sum(-1)
+
+
+def confidence_bins(confidence: Tensor, bins: int) -> Tensor:  # (rows,)
+    """The number of the bin (low, high] of width 1 / bins that each confidence lies in."""
+    return (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
+
+
+def crps(predictive: GaussianPredictive, y: Tensor) -> float:
     """Continuous ranked probability score of the mixture, mean over rows and targets, in the unit of y.
 
     E|X - y| - ½ E|X - X'| with E|N(m, v)| in closed form. Grimit et al. (2006).
     """
-    means, variances = answer.means.double(), answer.variances.double()  # (draws, rows, targets)
+    means, variances = predictive.means.double(), predictive.variances.double()  # (draws, rows, targets)
     n = len(means)
-    even = means.new_full((n, 1, 1), 1 / n)
-    weights = (
-        even if answer.log_weights is None else answer.log_weights.double().exp()
-    )  # (draws, rows or 1, 1)
-    near = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
-    apart = torch.zeros_like(near)
-    for i in range(n):  # one draw against itself and all later ones: memory stays that of the answer
+    weights = means.new_full((n, 1, 1), 1 / n)  # (draws, rows or 1, 1)
+    if predictive.log_weights is not None:
+        weights = predictive.log_weights.double().exp()
+    to_y = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
+    between = torch.zeros_like(to_y)
+    for i in range(n):  # one draw against itself and all later ones: memory stays that of the predictive
         pairs = weights[i:] * _mean_size(means[i] - means[i:], variances[i] + variances[i:])
-        apart += weights[i] * (2 * pairs.sum(0) - pairs[0])
-    return (near - 0.5 * apart).mean().item()
+        between += weights[i] * (2 * pairs.sum(0) - pairs[0])
+    return (to_y - 0.5 * between).mean().item()
 
 
 def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
@@ -70,47 +85,60 @@ def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
     return mean * (2 * torch.special.ndtr(z) - 1) + std * math.sqrt(2 / math.pi) * (-0.5 * z.square()).exp()
 
 
-def coverage(answer: GaussianPredictive, y: Tensor, level: float = 0.9) -> float:
-    """Share of the truth inside the central interval of probability `level`."""
+def coverage(predictive: GaussianPredictive, y: Tensor, level: float = 0.9) -> float:
+    """Fraction of y inside the central interval of probability `level`."""
     if not 0 < level < 1:
         raise ValueError(f"level is {level}: it must lie between 0 and 1, such as 0.9")
-    return ((answer.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
+    return ((predictive.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
 
 
 def auroc(in_dist: Tensor, ood: Tensor) -> float:
-    """Probability that a strange row scores higher than an ordinary one; ties count half."""
-    low, high = _counts(in_dist, ood)
-    return ((low + high).double() / 2).mean().item() / len(in_dist)
+    """Probability that an outlier scores higher than an in-distribution row; ties count half."""
+    once = [torch.ones(scores.shape, dtype=torch.float64) for scores in (in_dist, ood)]
+    return resampled_auroc(in_dist, ood, [(once[0], once[1])]).item()
+
+
+def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """AUROC (resamples,) when rows count as often as each pair of float64 counts says, such as bootstrap resamples."""
+    below, up_to = _counts(in_dist, ood)
+    order = in_dist.argsort(stable=True)
+    found = []
+    for in_dist_counts, ood_counts in counts:
+        sums = torch.nn.functional.pad(in_dist_counts[order].cumsum(0), (1, 0))
+        wins = (ood_counts * (sums[below] + sums[up_to])).sum() / 2
+        found.append(wins / ood_counts.sum() / in_dist_counts.sum())
+    return torch.stack(found)
 
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
-    """Average precision of finding the strange rows by a high score."""
-    caught, precision, _ = _thresholds(in_dist, ood)
-    gained = caught.diff(prepend=caught.new_zeros(1))
+    """Average precision of finding the outliers by a high score."""
+    recall, precision, _ = _thresholds(in_dist, ood)
+    gained = recall.diff(prepend=recall.new_zeros(1))
     return (gained * precision).sum().item()
 
 
 def fpr95(in_dist: Tensor, ood: Tensor) -> float:
-    """Share of ordinary rows flagged by the highest threshold that catches 95 % of the strange ones."""
-    caught, _, flagged = _thresholds(in_dist, ood)
-    enough = torch.nonzero(caught >= 0.95 - 1e-12)[0]
-    return flagged[enough].item()
+    """False positive rate at the highest threshold that finds 95 % of the outliers."""
+    recall, _, false_positive_rate = _thresholds(in_dist, ood)
+    enough = torch.nonzero(recall >= 0.95 - 1e-12)[0]
+    return false_positive_rate[enough].item()
 
 
 def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """How many values lie below, and how many at or below, each entry of `at`."""
-    for name, scores in (("ordinary", values), ("strange", at)):
+    for scores in (values, at):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
             raise ValueError(
-                f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each of the rows, {name} ones too"
+                f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each row, "
+                "in-distribution rows and outliers alike"
             )
     ordered = values.sort().values
     return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
 
 
 def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """At every distinct score as threshold, highest first: share of strange rows caught, precision, share of ordinary rows flagged."""
+    """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
     at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
-    caught = len(ood) - _counts(ood, at)[0].double()
-    flagged = len(in_dist) - _counts(in_dist, at)[0].double()
-    return caught / len(ood), caught / (caught + flagged), flagged / len(in_dist)
+    found = len(ood) - _counts(ood, at)[0].double()
+    false_positives = len(in_dist) - _counts(in_dist, at)[0].double()
+    return found / len(ood), found / (found + false_positives), false_positives / len(in_dist)

@@ -420,7 +420,7 @@ def test_from_grid_to_page(few, tmp_path):
     text = (tmp_path / "page" / "index.html").read_text()
     assert f"({few})" in text and "gtsrb, AUROC" in text
     for label in ("ml-cdn", "ml-cdn + far noise", "ml-cdn, published", "map", "map + far noise", "dpn"):
-        assert f"<td>{label}</td>" in text
+        assert f">{label}</td>" in text
     assert (tmp_path / "page" / "fgsm-cifar.png").exists()
 
 

@@ -1,3 +1,5 @@
+"""HTML reports: escaping, embedded data, claims, and distinct plot styles."""
+
 import base64
 import csv
 import re
@@ -9,12 +11,12 @@ from matplotlib.figure import Figure
 
 from compound.experiments.provenance import command
 from compound.models import METHODS
-from compound.report.colours import CDNS, FAMILIES, LOOKS, style
-from compound.report.page import Claim, Page, drawn
+from compound.report.page import Claim, Page, format_cell, render_figure
+from compound.report.plot_styles import CDNS, FAMILIES, METHOD_STYLES, plot_style
 
 
 class Cells(HTMLParser):
-    """Tags must close in order; the text of cells is kept."""
+    """Collects the text of cells; fails where tags do not close in order."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -52,12 +54,12 @@ def page() -> Page:
     return made
 
 
-def test_page_is_well_formed_and_shows_words_as_they_are():
+def test_page_is_well_formed_and_escapes_text():
     cells = Cells(page().html()).cells
     assert {"A <b> & c", "x < y", "a & b", "0.1235", "12", "yes", "no", "–", 'a "line"'} <= set(cells)
 
 
-def test_page_needs_nothing_from_outside():
+def test_page_has_no_external_resources():
     text = page().html()
     for source in re.findall(r'(?:src|href)="([^"]*)', text):
         assert source.startswith("data:")
@@ -68,7 +70,7 @@ def test_page_needs_nothing_from_outside():
 
 def test_same_page_same_bytes():
     assert page().html() == page().html()
-    assert drawn(line(), "png") == drawn(line(), "png")
+    assert render_figure(line(), "png") == render_figure(line(), "png")
 
 
 def test_write_replaces_the_page_as_a_whole(tmp_path: Path):
@@ -76,7 +78,7 @@ def test_write_replaces_the_page_as_a_whole(tmp_path: Path):
     page().write(target)
     page().write(target)
     assert target.read_text() == page().html()
-    assert [path.name for path in target.parent.iterdir()] == ["index.html"]  # no temporary file is left
+    assert [path.name for path in target.parent.iterdir()] == ["index.html"]  # no temporary file remains
 
 
 def test_ragged_table_is_refused():
@@ -94,24 +96,24 @@ def test_ragged_table_is_refused():
         (None, 0, "at most", False),
     ],
 )
-def test_bars_are_held_on_the_right_side(value, limit, sense, held):
-    bar = Claim("claim", value, limit, sense)
-    assert bar.held is held
+def test_claims_hold_on_the_right_side_of_their_limit(value, limit, sense, held):
+    claim = Claim("claim", value, limit, sense)
+    assert claim.held is held
     made = Page("t")
-    made.bars([bar])
+    made.claims([claim])
     assert ("not run" if value is None else "yes" if held else "no") in Cells(made.html()).cells
 
 
-def test_nan_holds_no_bar():
+def test_nan_satisfies_no_claim():
     assert not Claim("claim", float("nan"), 0).held
     assert not Claim("claim", float("nan"), 0, "at most").held
 
 
-def test_figure_brings_its_numbers(tmp_path: Path):
+def test_figure_data_are_embedded_and_attached(tmp_path: Path):
     made = Page("t")
     made.prefix = "paper-"
     rows = [("a, b", 0.1 + 0.2, None), ('say "x"', 1e-17, 3)]
-    made.picture("curves", line(), "words", ("name", "x", "n"), rows)
+    made.figure_with_data("curves", line(), "caption", ("name", "x", "n"), rows)
     made.write(tmp_path / "index.html")
     content = (tmp_path / "paper-curves.csv").read_bytes()
     (link,) = re.findall(r'download="paper-curves.csv" href="data:text/csv;base64,([^"]*)', made.html())
@@ -124,27 +126,27 @@ def test_figure_brings_its_numbers(tmp_path: Path):
         and read[1][2] == ""
     )
     assert read[2][0] == 'say "x"' and float(read[2][1]) == 1e-17
-    assert (tmp_path / "paper-curves.png").read_bytes() == drawn(line(), "png")
+    assert (tmp_path / "paper-curves.png").read_bytes() == render_figure(line(), "png")
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        made.data("short", ("a", "b"), [("only",)])
+        made.csv_data("short", ("a", "b"), [("only",)])
 
 
-def test_methods_differ_without_colour():
-    assert set(LOOKS) == set(METHODS)
+def test_methods_are_distinct_without_colour():
+    assert set(METHOD_STYLES) == set(METHODS)
     for members in FAMILIES.values():
-        shapes = [(str(look.line), look.marker) for look in members.values()]
+        shapes = [(str(style.line), style.marker) for style in members.values()]
         assert len({marker for _, marker in shapes}) == len(shapes) == len(set(shapes))
-    assert len({look.colour for look in LOOKS.values()}) == len(LOOKS)
+    assert len({style.colour for style in METHOD_STYLES.values()}) == len(METHOD_STYLES)
     for method in FAMILIES[CDNS]:
-        forms = [style(method, form) for form in ("", "other", "published")]
+        forms = [plot_style(method, form) for form in ("", "other", "published")]
         assert (
             len({form["color"] for form in forms}) == 1
             and len({str(form["linestyle"]) for form in forms}) == 3
         )
 
 
-def test_command_line_keeps_no_folders():
-    words = [
+def test_provenance_command_has_no_folders():
+    arguments = [
         "/home/me/bin/compound",
         "run",
         "toy",
@@ -156,4 +158,20 @@ def test_command_line_keeps_no_folders():
         "--seeds",
         "3",
     ]
-    assert command(words) == "compound run toy --out 'x y' --runs=runs --json a.json --seeds 3"
+    assert command(arguments) == "compound run toy --out 'x y' --runs=runs --json a.json --seeds 3"
+
+
+@pytest.mark.parametrize(
+    "value,text",
+    [(0.123456, "0.1235"), (-0.0, "0"), (20561.3, "20,561"), (2.5e7, "2.5e+07"), (12, "12"), (None, "–")],
+)
+def test_cells_are_formatted(value, text):
+    assert format_cell(value) == text
+
+
+def test_text_is_aligned_left_and_numbers_right():
+    made = Page("t")
+    made.table(("name", "number", "text"), [("a", "0.1 ± 0.2", "12"), ("b", 3.0, "unknown")])
+    html = made.html()
+    assert "<th>number</th>" in html and "<td>0.1 ± 0.2</td>" in html
+    assert '<th class="text">text</th>' in html and '<td class="text">12</td>' in html

@@ -1,9 +1,9 @@
-"""How often ordinary new rows are flagged as out-of-distribution, where rows are few per column.
+"""False positive rate of `is_ood` on new in-distribution rows, with few training rows per column.
 
     python tests/measurements/false_alarms.py [--columns 5 20 60 200] [--ratios 1.5 3 8 20] [--tables 8]
 
-For every kind of table, number of columns and rows per column: the mean rate on 2,000 new rows at 1% and 5% with its standard error,
-and whether the threshold promises it.
+For every distribution, number of columns and rows per column: the mean rate on 2,000 new rows at nominal 1%
+and 5%, with its standard error, and whether the detector guarantees the nominal rate.
 """
 
 import argparse
@@ -37,15 +37,19 @@ def correlated(rows: int, columns: int, law: np.random.Generator, draw: np.rando
     return draw.standard_normal((rows, factors)) @ loadings + 0.3 * draw.standard_normal((rows, columns))
 
 
-KINDS = (gaussian, heavy_columns, heavy_rows, correlated)
+DISTRIBUTIONS = (gaussian, heavy_columns, heavy_rows, correlated)
 
 
-def rates(kind, columns: int, rows: int, seed: int) -> list[tuple[float, bool]]:
+def rates(distribution, columns: int, rows: int, seed: int) -> list[tuple[float, bool]]:
+    """The false positive rate at each of RATES, and whether it is guaranteed."""
     draw = np.random.default_rng([seed, 2])
-    x, new = (kind(count, columns, np.random.default_rng([seed, 1]), draw) for count in (rows, 2000))
-    known, fresh = (torch.from_numpy((table - x.mean(0)) / x.std(0)).float() for table in (x, new))
-    found = [OODDetector.fit(known, rate, named_generator(seed, "alarms")) for rate in RATES]
-    return [(float((one.scores(fresh) > one.threshold).float().mean()), one.promised) for one in found]
+    x, new = (distribution(count, columns, np.random.default_rng([seed, 1]), draw) for count in (rows, 2000))
+    train, test = (torch.from_numpy((table - x.mean(0)) / x.std(0)).float() for table in (x, new))
+    detectors = [OODDetector.fit(train, rate, named_generator(seed, "alarms")) for rate in RATES]
+    return [
+        (float((detector.scores(test) > detector.threshold).float().mean()), detector.promised)
+        for detector in detectors
+    ]
 
 
 if __name__ == "__main__":
@@ -54,14 +58,13 @@ if __name__ == "__main__":
     parser.add_argument("--ratios", type=float, nargs="*", default=[1.5, 3, 8, 20])
     parser.add_argument("--tables", type=int, default=8)
     options = parser.parse_args()
-    for kind, columns, ratio in itertools.product(KINDS, options.columns, options.ratios):
+    for distribution, columns, ratio in itertools.product(DISTRIBUTIONS, options.columns, options.ratios):
         rows = math.ceil(ratio * columns)
-        found = [rates(kind, columns, rows, seed) for seed in range(options.tables)]
-        words = []
+        results = [rates(distribution, columns, rows, seed) for seed in range(options.tables)]
+        texts = []
         for level, rate in enumerate(RATES):
-            values = np.array([table[level][0] for table in found])
-            promise = "promised" if found[0][level][1] else "not promised"
-            words.append(
-                f"{rate:.0%}: {values.mean():.2%} ± {values.std() / math.sqrt(len(values)):.2%}, {promise}"
-            )
-        print(f"{kind.__name__:14s} {rows:5d} x {columns:3d}  {'; '.join(words)}", flush=True)
+            values = np.array([table[level][0] for table in results])
+            guarantee = "guaranteed" if results[0][level][1] else "not guaranteed"
+            error = values.std() / math.sqrt(len(values))
+            texts.append(f"{rate:.0%}: {values.mean():.2%} ± {error:.2%}, {guarantee}")
+        print(f"{distribution.__name__:14s} {rows:5d} x {columns:3d}  {'; '.join(texts)}", flush=True)

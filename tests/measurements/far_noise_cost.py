@@ -1,8 +1,8 @@
-"""What far noise costs on test rows: mean negative log-likelihood with it less that of the same weights without.
+"""Cost of far noise: test NLL with it minus that of the same weights without it.
 
     python tests/measurements/far_noise_cost.py DATA [--method ml-cdn] [--splits 20] [--only yacht]
 
-For every UCI set: the mean over splits in nats, its standard error, and the worst split.
+For every UCI table: the mean over splits in nats, its standard error, and the worst split.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 from compound import CompoundRegressor
 from compound.datasets.uci import SPLITS
 
-SILENT = [0.0, 1.0, 1.0, -20.0, 0.0, -20.0]  # a ramp that adds nothing
+NO_NOISE = [0.0, 1.0, 1.0, -20.0, 0.0, -20.0]  # a ramp that adds nothing
 
 
 def cost(folder: Path, name: str, split: int, method: str) -> float:
@@ -22,10 +22,10 @@ def cost(folder: Path, name: str, split: int, method: str) -> float:
         x, y = file["data"][:, file["index_features"]], file["data"][:, file["index_target"]][:, 0]
         train, test = file[f"index_train_{split}"], file[f"index_test_{split}"]
     model = CompoundRegressor(method, random_state=split).fit(x[train], y[train])
-    truth = torch.from_numpy(y[test]).unsqueeze(-1)
-    noisy = model.predict_dist(x[test]).log_prob(truth).mean()
-    model.model_.far.ramp = torch.tensor(SILENT)
-    return float(model.predict_dist(x[test]).log_prob(truth).mean() - noisy)
+    target = torch.from_numpy(y[test]).unsqueeze(-1)
+    with_noise = model.predict_dist(x[test]).log_prob(target).mean()
+    model.model_.far.ramp = torch.tensor(NO_NOISE)
+    return float(model.predict_dist(x[test]).log_prob(target).mean() - with_noise)
 
 
 if __name__ == "__main__":
@@ -36,14 +36,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=list(SPLITS))
     options = parser.parse_args()
     for name in options.only:
-        found = np.array(
-            [
-                cost(options.data, name, split, options.method)
-                for split in range(min(options.splits, SPLITS[name]))
-            ]
-        )
-        error = found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.nan
-        print(
-            f"{name:28s} {options.method} cost {found.mean():.4f} ± {error:.4f}, worst {found.max():.4f}, {len(found)} splits",
-            flush=True,
-        )
+        splits = range(min(options.splits, SPLITS[name]))
+        costs = np.array([cost(options.data, name, split, options.method) for split in splits])
+        error = costs.std(ddof=1) / np.sqrt(len(costs)) if len(costs) > 1 else np.nan
+        text = f"cost {costs.mean():.4f} ± {error:.4f}, worst {costs.max():.4f}, {len(costs)} splits"
+        print(f"{name:28s} {options.method} {text}", flush=True)

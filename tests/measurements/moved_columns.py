@@ -1,9 +1,10 @@
-"""Nothing explodes: test rows of real tables with one column at a time moved by 0.1 to 1,000 training ranges.
+"""Predictions far from the data: real tables with one column shifted by 0.1 to 1,000 training ranges.
 
     python tests/measurements/moved_columns.py DATA [--rows 2000] [--method ml-cdn]
 
-For every table: the largest standard deviation over the target's, the farthest mean beyond the training range in widths of it, and the
-mean epistemic share at every distance. Classes: the epistemic share of the entropy alone.
+For every table: the largest predictive standard deviation relative to that of the target, the largest
+distance of a mean beyond the training range in units of it, and the mean epistemic fraction of the
+uncertainty at every distance. Classification: the epistemic fraction of the entropy only.
 """
 
 import argparse
@@ -33,33 +34,37 @@ def measure(name: str, x: pd.DataFrame, y: np.ndarray, rows: int, method: str) -
     order = np.random.default_rng(0).permutation(len(y))
     train, test = order[:rows], order[rows : rows + 100] if len(y) > rows + 100 else order[-60:]
     train = np.setdiff1d(train, test)
-    classes = name in CLASSES or y.dtype == object
-    model = (CompoundClassifier if classes else CompoundRegressor)(method, random_state=0).fit(
-        x.iloc[train], y[train]
-    )
+    is_classification = name in CLASSES or y.dtype == object
+    estimator = CompoundClassifier if is_classification else CompoundRegressor
+    model = estimator(method, random_state=0).fit(x.iloc[train], y[train])
     numeric = [
         column
         for column in x.columns
         if pd.api.types.is_numeric_dtype(x[column]) and x[column].iloc[train].nunique() > 1
     ]
-    shares, widest, farthest = [], 0.0, 0.0
+    fractions: list[float] = []
+    max_std = 0.0
+    max_beyond = 0.0
     for distance in DISTANCES:
-        share = []
+        epistemic = []
         for column in numeric:
             for sign in (-1, 1):
-                moved, known = x.iloc[test].copy(), x[column].iloc[train]
-                moved[column] = moved[column].astype(float) + sign * distance * (known.max() - known.min())
-                parts = model.decompose(moved)
-                share.append(np.mean(parts.epistemic / parts.total))
-                if not classes:
+                shifted = x.iloc[test].copy()
+                train_range = np.ptp(x[column].iloc[train].dropna())
+                shifted[column] = shifted[column].astype(float) + sign * distance * train_range
+                parts = model.decompose(shifted)
+                epistemic.append(np.mean(parts.epistemic / parts.total))
+                if not is_classification:
                     low, high = y[train].min(), y[train].max()
-                    mean, std = model.predict(moved, return_std=True)
-                    widest = max(widest, float(std.max() / y[train].std()))
-                    farthest = max(farthest, float(np.maximum(mean - high, low - mean).max() / (high - low)))
-        shares.append(float(np.mean(share)))
-    falls = [round(b - a, 5) for a, b in zip(shares[1:], shares[2:], strict=False) if b < a]
+                    mean, std = model.predict(shifted, return_std=True)
+                    max_std = max(max_std, float(std.max() / y[train].std()))
+                    beyond = np.maximum(mean - high, low - mean).max() / (high - low)
+                    max_beyond = max(max_beyond, float(beyond))
+        fractions.append(float(np.mean(epistemic)))
+    decreases = [round(b - a, 5) for a, b in zip(fractions[1:], fractions[2:], strict=False) if b < a]
+    values = " ".join(f"{fraction:.4f}" for fraction in fractions)
     print(
-        f"{name:28s} std {widest:7.3f} beyond {farthest:6.3f} share {' '.join(f'{s:.4f}' for s in shares)} falls {falls}",
+        f"{name:28s} std {max_std:7.3f} beyond {max_beyond:6.3f} epistemic {values} decreases {decreases}",
         flush=True,
     )
 

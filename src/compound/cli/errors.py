@@ -1,4 +1,4 @@
-"""How a command ends: whatever goes wrong, in one sentence and with an exit code."""
+"""Errors of a command: one sentence on stderr, and an exit code."""
 
 import errno
 import io
@@ -15,104 +15,106 @@ from typing import Any
 
 import click
 
+REPEAT = 1.0  # seconds within which a second SIGTERM is taken for a copy of the first
 
-class Refused(click.ClickException):
-    """Input that cannot be worked with: one sentence, exit code 2."""
+
+class InvalidInput(click.ClickException):
+    """Input that cannot be used: one sentence, exit code 2."""
 
     exit_code = 2
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, what containers and schedulers send: a command ends as it does after Ctrl-C."""
+    """SIGTERM, sent by containers and schedulers: handled as Ctrl-C."""
 
 
 class Commands(click.Group):
-    """Whatever goes wrong ends in one sentence."""
+    """The command group; turns exceptions into one sentence and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        for stream in (
-            sys.stdout,
-            sys.stderr,
-        ):  # a λ must not end a command on a terminal that knows ASCII only
-            if isinstance(stream, io.TextIOWrapper):
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # λ must not raise on an ASCII terminal
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _terminable(), _notes():
+            with _sigterm_raises(), _warnings_on_stderr():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
             click.echo("stopped", err=True)
             raise click.exceptions.Exit(exit_code(error)) from None
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        except ImportError as error:
-            raise Refused(_not_loaded(error)) from error
-        except MemoryError as error:
-            raise Refused(_no_memory(str(error))) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # click ends quietly where nobody reads on
+        except Exception as error:
+            message = _message(error)
+            if message is None:
                 raise
-            raise Refused(_trouble(error)) from error
-        except RuntimeError as error:
-            asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
-            if asked is None:
-                raise
-            raise Refused(_no_memory(f"{int(asked[1]) / 1e9:.1f} GB more were asked for")) from error
+            raise InvalidInput(message) from error
+
+
+def _message(error: Exception) -> str | None:
+    """The sentence for an expected error; None for one that should keep its traceback."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, ImportError):
+        return _import_message(error)
+    if isinstance(error, MemoryError):
+        return _memory_message(str(error))
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:  # click exits quietly on a closed pipe
+        return _os_message(error)
+    size = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
+    if isinstance(error, RuntimeError) and size:  # of torch
+        return _memory_message(f"{int(size[1]) / 1e9:.1f} GB more were needed")
+    return None
+
+
+def _os_message(error: OSError) -> str:
+    # an OSError while a module is imported is a shared library that cannot be loaded
+    if any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return _import_message(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+
+
+def _import_message(error: Exception) -> str:
+    return f"a library cannot be loaded ({error}): reinstall compound-torch and its dependencies"
+
+
+def _memory_message(detail: str) -> str:
+    detail = f" ({detail})" if detail else ""
+    return f"out of memory{detail}: give fewer rows or columns, or free some memory"
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, so that temporary files are removed on the way out."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    ):
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, so that temporary files are removed."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
     last = -1.0
 
     def stop(*_: Any) -> None:
         nonlocal last
-        if (
-            last < 0 or time.monotonic() > last + 1
-        ):  # it often comes twice, to a process and to its group: the second must not stop the cleaning
+        # often sent twice, to a process and to its group: the second must not interrupt the cleanup
+        if last < 0 or time.monotonic() > last + REPEAT:
             last = time.monotonic()
             raise Terminated
 
-    former = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(
-            signal.SIGTERM, (former or signal.SIG_DFL) if last < 0 else signal.SIG_IGN
-        )  # on its way out already
+        restored = (previous or signal.SIG_DFL) if last < 0 else signal.SIG_IGN  # ignored while exiting
+        signal.signal(signal.SIGTERM, restored)
 
 
 @contextmanager
-def _notes() -> Iterator[None]:
-    """Warnings as sentences on stderr."""
+def _warnings_on_stderr() -> Iterator[None]:
+    """Warnings become one line on stderr."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
         yield
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """128 plus the number of the signal, as a shell has it."""
+    """128 plus the number of the signal, the convention of shells."""
     return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
-
-
-def _trouble(error: OSError) -> str:
-    # a module's own lines run while it is imported: what the system refused there is a library
-    if any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__)):
-        return _not_loaded(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-
-
-def _not_loaded(error: Exception) -> str:
-    return f"a library cannot be loaded ({error}): install compound-torch and what it needs again"
-
-
-def _no_memory(words: str) -> str:
-    return f"memory ran out{f' ({words})' if words else ''}: give fewer rows or columns, or free some memory"

@@ -1,23 +1,17 @@
-"""The command for people with a table: fit, predict, evaluate, explain, export. Arguments in, calls out."""
+"""Commands for table files: fit, predict, evaluate, explain, export."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from compound.cli import options
+from compound.cli.display import print_tables, row_progress
+
 _path = click.Path(path_type=Path)
 _table = click.argument("table", type=_path)
 _model = click.argument("model", type=_path)
-_coverage = click.option(
-    "--coverage",
-    type=float,
-    default=0.9,
-    show_default=True,
-    help="Of the intervals, or of the sets of classes.",
-)
-_seed = click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
+LABEL = 16  # characters of the first column of the summary
 
 
 @click.command()
@@ -28,82 +22,62 @@ _seed = click.option("--seed", type=int, default=0, show_default=True, help="Of 
     type=click.Choice(["auto", "regression", "classification"]),
     default="auto",
     show_default=True,
-    help="Numbers or classes.",
+    help="The task; auto infers it from the target.",
 )
 @click.option(
-    "--method", default="", help="A name that `compound methods` lists.  [default: that of the estimators]"
+    "--method", default="", help="A name listed by `compound methods`.  [default: that of the estimators]"
 )
 @click.option(
     "--option",
-    "options",
+    "method_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Of the method, such as lam=1e-4; may be repeated.",
+    help="Option of the method, such as lam=1e-4; may be repeated.",
 )
-@click.option("--drop", multiple=True, metavar="COLUMN", help="Leave a column out; may be repeated.")
-@click.option("--out", type=_path, help="Folder of the model.  [default: TABLE.model]")
+@click.option("--drop", multiple=True, metavar="COLUMN", help="Column to leave out; may be repeated.")
+@click.option("--out", type=_path, help="Directory of the model.  [default: TABLE.model]")
 @click.option(
     "--held-out",
+    "test_fraction",
     type=float,
     default=0.1,
     show_default=True,
-    help="Part of the rows that the model is judged on.",
+    help="Fraction of rows held out as test set.",
 )
 @click.option(
     "--epochs",
+    "max_epochs",
     type=click.IntRange(1),
-    help="At most so many passes over the rows.  [default: chosen by the number of rows]",
+    help="Maximal number of epochs.  [default: set by the number of rows]",
 )
 @click.option(
     "--false-alarms",
+    "false_positive_rate",
     type=float,
     default=0.01,
     show_default=True,
-    help="Share of ordinary rows that is_ood may flag.",
+    help="False positive rate of is_ood: fraction of in-distribution rows that are flagged.",
 )
-@_seed
-def fit(
-    table: Path,
-    target: str,
-    task: Any,
-    method: str,
-    options: tuple[str, ...],
-    drop: tuple[str, ...],
-    out: Path | None,
-    held_out: float,
-    epochs: int | None,
-    false_alarms: float,
-    seed: int,
-) -> None:
-    """Learn to predict a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
+@options.seed
+def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **request: Any) -> None:
+    """Fit a model that predicts a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
 
-    Some rows are held out, and the model is judged on them. The summary, with pictures and the strangest rows, is also in
-    report.html in the folder of the model.
+    Some rows are held out to evaluate the model. The summary, with figures and the rows of highest OOD score,
+    is also in report.html in the model's directory.
 
     Example: compound fit houses.csv --target price
     """
     from compound.tables.fitting import FitRequest, check_model_path, fit_table, save
-    from compound.tables.pages import fit_page, summary
+    from compound.tables.pages import fit_page, fit_summary
 
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
-    wish = FitRequest(
-        target,
-        task,
-        method,
-        tuple(_option(text) for text in options),
-        drop,
-        held_out,
-        epochs,
-        false_alarms,
-        seed,
-    )
-    with _counting("rows judged") as watch:
-        fitted = fit_table(table, wish, watch)
-    save(fitted, out, fit_page(fitted).html())
-    for name, words in summary(fitted):
-        click.echo(f"{name:<16} {words}")
-    click.echo(f"{'model':<16} {out}\n{'report':<16} {out / 'report.html'}")
+    parsed = tuple(_parse_option(text) for text in method_options)
+    with row_progress("rows evaluated") as callback:
+        result = fit_table(table, FitRequest(options=parsed, **request), callback)
+    save(result, out, fit_page(result).html())
+    for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
+        click.echo(f"{name:<{LABEL}} {text}")
 
 
 @click.command()
@@ -112,113 +86,117 @@ def fit(
 @click.option(
     "--out",
     type=_path,
-    help="A .csv, .tsv (or those with .gz) or .parquet file.  [default: TABLE.predicted.csv]",
+    help="A .csv, .tsv (also .gz) or .parquet file.  [default: TABLE.predicted.csv]",
 )
-@_coverage
-@click.option("--only", is_flag=True, help="Leave the table's own columns out.")
+@click.option(
+    "--coverage",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="Coverage of the prediction intervals or sets.",
+)
+@click.option("--only", is_flag=True, help="Write the predictions without the columns of TABLE.")
 def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
-    """Answer every row of TABLE; tables of any length take the same memory.
+    """Predict every row of TABLE; tables of any length take the same memory.
 
-    Numbers: mean, std, lower, upper. Classes: class, probability, set. Both: aleatoric and epistemic doubt, ood_score and is_ood.
+    Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
+    epistemic uncertainty, ood_score and is_ood.
 
-    Example: compound predict houses.model new.csv --out answers.csv
+    Example: compound predict houses.model new.csv --out predictions.csv
     """
-    from compound.tables.reading import load_estimator
-    from compound.tables.streaming import predict as stream
+    from compound.tables.model_inputs import load_estimator
+    from compound.tables.streaming import predict_file
 
     out = out or Path(f"{_stem(table)}.predicted.csv")
-    with _counting("rows") as watch:
-        told = stream(load_estimator(model), table, out, coverage, only, watch)
-    speed = told.rows / max(told.seconds, 1e-9)
+    with row_progress("rows") as callback:
+        summary = predict_file(load_estimator(model), table, out, coverage, only, callback)
+    speed = summary.rows / max(summary.seconds, 1e-9)
     click.echo(
-        f"{told.rows:,} rows, {told.n_ood:,} of them strange, {told.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
+        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
     )
 
 
 @click.command()
 @_model
 @_table
-@click.option(
-    "--ood", type=_path, help="Another table, of rows unlike those learnt from: how well are they told apart?"
-)
-@click.option("--target", help="The column with the truth.  [default: the one that was learnt]")
+@click.option("--ood", type=_path, help="A table of out-of-distribution rows, to measure their detection.")
+@click.option("--target", help="The column with the true values.  [default: that of the fit]")
 @click.option(
     "--slice",
-    "columns",
+    "slice_names",
     multiple=True,
     metavar="COLUMN",
-    help="Show all slices of a column; may be repeated.  [default: the worst of all]",
+    help="Show all slices of a column; may be repeated.  [default: those of lowest coverage]",
 )
-@click.option("--out", type=_path, help="Also write a page (.html), with pictures and all slices.")
-@click.option("--json", "json_path", type=_path, help="Also write all numbers to this file.")
-@_seed
+@click.option("--out", type=_path, help="Also write a page (.html) with figures and all slices.")
+@click.option("--json", "json_path", type=_path, help="Also write all results to this file.")
+@options.seed
 def evaluate(
     model: Path,
     table: Path,
     ood: Path | None,
     target: str | None,
-    columns: tuple[str, ...],
+    slice_names: tuple[str, ...],
     out: Path | None,
     json_path: Path | None,
     seed: int,
 ) -> None:
-    """Compare a model's answers for TABLE with the truth in it.
+    """Compare a model's predictions for TABLE with the true values in it.
 
-    Every number comes with its 95% interval. Slices are the rows with one value of a column, or with values in one of
-    five ranges: is the model as honest there?
+    Metrics have 95% confidence intervals. A slice is the set of rows with one value of a column, or with
+    values in one of five quantile bins: slices show where the model is badly calibrated.
 
     Example: compound evaluate houses.model test.csv --ood boats.csv --slice city
     """
     from compound.io.paths import check_writable
-    from compound.tables.evaluating import evaluate as judged
+    from compound.tables.evaluating import evaluate as evaluate_table
 
     for path in (out, json_path):
         if path:
             check_writable(path)
-    with _counting("rows judged") as watch:
-        found = judged(model, table, ood, target, columns, seed, watch)
+    with row_progress("rows evaluated") as callback:
+        evaluation = evaluate_table(model, table, ood, target, slice_names, seed, callback)
     if out:
-        found.write_page(out)
+        evaluation.write_page(out)
     if json_path:
-        found.write_json(json_path)
-    for title, heads, rows in found.tables():
-        _print(title, heads, rows)
+        evaluation.write_json(json_path)
+    print_tables(evaluation.tables())
 
 
 @click.command()
 @_model
 @_table
-@click.option("--row", type=click.IntRange(1), required=True, help="Which one, counted from 1.")
-@click.option("--out", type=_path, help="A page (.html) or picture (.png).  [default: TABLE.row-N.html]")
-@_seed
+@click.option("--row", type=click.IntRange(1), required=True, help="Row number, from 1.")
+@click.option("--out", type=_path, help="A page (.html) or figure (.png).  [default: TABLE.row-N.html]")
+@options.seed
 def explain(model: Path, table: Path, row: int, out: Path | None, seed: int) -> None:
-    """Show which columns make a row of TABLE strange, and its answer doubtful.
+    """Show what each column contributes to the OOD score and epistemic uncertainty of a row of TABLE.
 
-    Beside each value stands that of the nearest prototype, the mean of rows that the model learnt from.
+    Each value is shown beside that of the nearest prototype, a cluster centre of the training rows.
 
     Example: compound explain houses.model new.csv --row 17
     """
-    from compound.tables.explain_report import check_output, tables, write
+    from compound.tables.explain_report import check_output, explanation_tables, write_explanation
     from compound.tables.explaining import explain_row
 
     out = out or Path(f"{_stem(table)}.row-{row}.html")
     check_output(out)
-    found = explain_row(model, table, row, seed)
-    write(found, f"Row {row} of {table.name}", out)
-    for title, heads, rows in tables(found):
-        _print(title, heads, rows)
-    click.echo(f"page: {out}" if out.suffix == ".html" else f"picture: {out}")
+    explanation = explain_row(model, table, row, seed)
+    write_explanation(explanation, f"Row {row} of {table.name}", out)
+    print_tables(explanation_tables(explanation))
+    click.echo(f"page: {out}" if out.suffix == ".html" else f"figure: {out}")
 
 
 @click.command()
 @_model
-@click.option("--out", type=_path, help="The program.  [default: MODEL.pt2]")
+@click.option("--out", type=_path, help="The exported program.  [default: MODEL.pt2]")
 @click.option(
     "--rows",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="How many rows the program takes at a time.",
+    help="Batch size of the program.",
 )
 def export(model: Path, out: Path | None, rows: int) -> None:
     """Write a model as a torch.export program, for serving without this library.
@@ -226,12 +204,12 @@ def export(model: Path, out: Path | None, rows: int) -> None:
     Example: compound export houses.model --out houses.pt2
     """
     from compound.estimators import load
-    from compound.estimators.export import export as write
+    from compound.estimators.export import export as export_program
     from compound.io.paths import check_writable
 
     out = out or Path(f"{_stem(model)}.pt2")
     check_writable(out)
-    write(load(model), out, rows)
+    export_program(load(model), out, rows)
     click.echo(f"program: {out}")
 
 
@@ -243,62 +221,19 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
-def _option(text: str) -> tuple[str, Any]:
-    """lam=1e-4, widths=[50,50] -> a name and a value."""
+def _parse_option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as name and value: JSON where possible, lists as tuples, else text."""
     import json
 
     name, sign, value = text.partition("=")
-    if not sign or not name or name in ("name", "self"):  # the method itself has --method
+    if not sign or not name or name in ("name", "self"):  # the name of a method is given by --method
         raise ValueError(f"--option is {text!r}: write NAME=VALUE, such as lam=1e-4")
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
         return name, value
     except RecursionError as error:
         raise ValueError(
-            f"--option {name} is a list within a list within a list: write NAME=VALUE, such as lam=1e-4"
+            f"--option {name} is nested too deeply: write NAME=VALUE, such as lam=1e-4"
         ) from error
-    return name, tuple(found) if isinstance(found, list) else found
-
-
-def _print(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from compound.report.page import shown
-
-    table = Table(*heads, title=Text(title), title_justify="left")
-    for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(table)
-
-
-@contextmanager
-def _counting(what: str) -> Iterator[Callable[[int], None]]:
-    """How many, and how many per second, on stderr; work of less than two seconds stays silent."""
-    import time
-
-    from rich import progress
-    from rich.console import Console
-
-    words = progress.TextColumn("{task.completed:,.0f} " + what + "  {task.fields[speed]:,.0f}/s")
-    drawing = progress.Progress(
-        progress.SpinnerColumn(), words, console=Console(stderr=True), transient=True, auto_refresh=False
-    )
-    task = drawing.add_task(what, total=None, speed=0.0)
-    begin = last = 0.0
-
-    def watch(done: int) -> None:
-        nonlocal begin, last
-        now = time.monotonic()
-        begin = begin or now
-        if now - begin > 2 and now - last > 0.2:
-            drawing.start()
-            drawing.update(task, completed=done, speed=done / (now - begin), refresh=True)
-            last = now
-
-    try:
-        yield watch
-    finally:
-        drawing.stop()
+    return name, tuple(parsed) if isinstance(parsed, list) else parsed

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from compound.experiments.runs import PUBLISHED, Run
 from compound.models import METHODS
-from compound.report.colours import CDNS, family
+from compound.report.plot_styles import CDNS, family
 
 LABELS = {PUBLISHED: "published"}  # of variants, on pages
 

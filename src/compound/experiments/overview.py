@@ -13,8 +13,8 @@ from compound.experiments.run_files import error_line
 from compound.experiments.runs import Result, Run, is_finished, read, split_damaged
 from compound.experiments.status import find_runs, run_states, unreadable_configs
 from compound.experiments.times import draw_times
-from compound.report.colours import place
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import method_order
 
 ORDER = PRESETS[::-1]  # paper first
 
@@ -64,12 +64,12 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
     claims, errors = _draw_sections(page, sections)
     if claims:
         page.heading("All claims with a limit")
-        page.table(("experiment", "preset", "claim", "measured", "limit", "held"), claims)
+        page.table(("experiment", "preset", "claim", "measured", "required", "met"), claims)
     page.heading("Time")
     for group in _by_preset(sections):
         page.subheading(group[0].preset_title)
         draw_times(_results(group), page, f"{group[0].file_prefix}times")
-    page.origins([result.provenance for result in _results(sections)])
+    page.provenance([result.provenance for result in _results(sections)])
     unfinished = [run for run in runs if not is_finished(run, root)]
     _draw_missing(page, unfinished, left_out, root, unreadable)
     page.write(out / "index.html")
@@ -145,7 +145,7 @@ def _shown(runs: Sequence[Run], planned: set[str]) -> list[Run]:
         elif slot[:2] not in planned_methods:
             most_common, _ = Counter(map(_options, group)).most_common(1)[0]
             shown |= {run.key for run in group if _options(run) == most_common}
-    order = sorted(runs, key=lambda run: (run.seed, place(run.method), run.data_label))
+    order = sorted(runs, key=lambda run: (run.seed, method_order(run.method), run.data_label))
     return [run for run in order if run.key in shown]
 
 
@@ -189,7 +189,7 @@ def _draw_comparison(page: Page, sections: Sequence[Section]) -> None:
     )
     columns = ("statement", "agrees", "numbers")
     page.table(columns, findings)
-    page.data(f"{sections[0].file_prefix}agreement", columns, findings)
+    page.csv_data(f"{sections[0].file_prefix}agreement", columns, findings)
 
 
 def _draw_sections(page: Page, sections: Sequence[Section]) -> tuple[list[list[Cell]], list[str]]:
@@ -223,7 +223,7 @@ def _draw_missing(
         page.table(("run", "reason"), [(str(state.run), state.detail) for state in failed])
     if unreadable:
         page.heading("Runs that could not be read")
-        page.points(unreadable)
+        page.bullets(unreadable)
     if left_out:
         page.heading("Runs that are not shown")
         page.text("Finished, but with other options than the runs of the same method and data above.")

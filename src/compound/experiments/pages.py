@@ -34,7 +34,7 @@ def publish(
     if results:
         page.heading("Time")
         draw_times(results, page, f"{names[0]}-times")
-        page.origins([result.provenance for result in results])
+        page.provenance([result.provenance for result in results])
     page.write(out / "index.html")
     return claims
 

@@ -28,4 +28,4 @@ def draw_times(results: Sequence[Result], page: Page, name: str) -> None:
     page.table(
         columns, rows, "Seconds, means over runs. A fit that another run made before costs a run nothing."
     )
-    page.data(name, columns, rows)
+    page.csv_data(name, columns, rows)

@@ -1,1 +1,1 @@
-"""HTML pages and figure styles."""
+"""HTML reports and plot styles, shared by table reports and experiments."""

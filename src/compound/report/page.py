@@ -1,8 +1,9 @@
-"""One self-contained page: text, tables, figures and their data in a single HTML file that asks nothing of the network."""
+"""A self-contained HTML report: text, tables, figures and their data in one file, no external resources."""
 
 import base64
 import csv
 import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,22 +16,28 @@ from matplotlib.figure import Figure
 from compound.io.persist import write_atomic
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
+body { max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }
-figure { margin: 1.5rem 0; } figure img { max-width: 100%; } figcaption, caption { color: #555; text-align: left; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; } caption { margin-bottom: .4rem; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; } th:first-child, td:first-child { text-align: left; }
-td.words { text-align: left; }
+figure { margin: 1.5rem 0; } figure img { max-width: 100%; }
+figcaption, caption { color: #555; text-align: left; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
+caption { margin-bottom: .4rem; }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child, .text { text-align: left; }
 p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2rem; }
-td.yes { color: #17692b; } td.no { color: #a32020; font-weight: 600; }
+.yes { color: #17692b; } .no { color: #a32020; font-weight: 600; }
 """
 
-LONG = 30  # letters of a cell that is read as a sentence
+NUMERIC = re.compile(r"[-+−–±<>≤≥~ ]*(\d|\.\d|$)")  # start of a text that is aligned as a number
+MAX_NUMERIC = 30  # characters of such a text
+LARGE, HUGE = 1e4, 1e7  # floats shown without exponent though above four digits
 Cell = str | float | int | bool | None
+Rows = Sequence[Sequence[Cell]]
 
 
 class Claim(NamedTuple):
-    """A claim in a number, and the limit it must keep; no number keeps no limit."""
+    """A quantitative claim: a measured value and the limit it must satisfy. A missing value never does."""
 
     claim: str
     value: float | None
@@ -39,137 +46,171 @@ class Claim(NamedTuple):
 
     @property
     def held(self) -> bool:
+        """Whether the measured value satisfies the limit."""
         if self.value is None:
             return False
         return self.value >= self.limit if self.sense == "at least" else self.value <= self.limit
 
     @property
     def verdict(self) -> Cell:
+        """`held` as a table cell, "not run" without a value."""
         return self.held if self.value is not None else "not run"
 
 
 class Page:
-    """A page that grows from top to bottom; `write` puts it in a file, with its pictures and their data as files beside it."""
+    """An HTML page, built from top to bottom.
+
+    `html` returns it as a string. `write` saves it with the attached files: figures as PNG, data as CSV.
+    """
 
     def __init__(self, title: str):
         self.title = title
-        self.files: dict[str, bytes] = {}  # beside the page
-        self.prefix = ""  # of the names of those files: a page may show one experiment twice
+        self.files: dict[str, bytes] = {}  # attached files by name
+        self.prefix = ""  # of attached names: lets one page show an experiment twice
         self._parts: list[str] = [f"<h1>{escape(title)}</h1>"]
 
-    def heading(self, words: str) -> None:
-        self._parts.append(f"<h2>{escape(words)}</h2>")
+    def heading(self, text: str) -> None:
+        self._parts.append(f"<h2>{escape(text)}</h2>")
 
-    def subheading(self, words: str) -> None:
-        self._parts.append(f"<h3>{escape(words)}</h3>")
+    def subheading(self, text: str) -> None:
+        self._parts.append(f"<h3>{escape(text)}</h3>")
 
-    def points(self, words: Sequence[str]) -> None:
-        """A list."""
-        self._parts.append("<ul>" + "".join(f"<li>{escape(one)}</li>\n" for one in words) + "</ul>")
+    def text(self, text: str) -> None:
+        """A paragraph."""
+        self._parts.append(f"<p>{escape(text)}</p>")
 
-    def text(self, words: str) -> None:
-        self._parts.append(f"<p>{escape(words)}</p>")
+    def bullets(self, items: Sequence[str]) -> None:
+        """A bullet list."""
+        self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>\n" for item in items) + "</ul>")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> None:
-        """True and False become "yes" and "no", None a dash, numbers four significant digits."""
-        for row in rows:
-            if len(row) != len(columns):
-                raise ValueError(
-                    f"a row of the table {caption!r} has {len(row)} cells for {len(columns)} columns: give one each"
-                )
-        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-        body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>\n" for row in rows)
-        words = f"<caption>{escape(caption)}</caption>" if caption else ""
-        self._parts.append(
-            f'<div class="wide"><table>{words}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
+    def table(self, columns: Sequence[str], rows: Rows, caption: str = "") -> None:
+        """A table; booleans are shown as yes and no, None as a dash, other cells as `format_cell` has them.
+
+        Columns of numbers are aligned right, columns of text left. Without names there is no header.
+        """
+        _check_widths(columns, rows, f"the table {caption!r}")
+        styles = [_column_style([row[i] for row in rows]) for i in range(len(columns))]
+        names = [
+            f"<th{_classes(style)}>{escape(name)}</th>" for name, style in zip(columns, styles, strict=True)
+        ]
+        head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(columns) else ""
+        body = "".join(
+            "<tr>"
+            + "".join(_html_cell(value, style) for value, style in zip(row, styles, strict=True))
+            + "</tr>\n"
+            for row in rows
         )
-
-    def picture(
-        self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
-    ) -> None:
-        """A figure and the numbers in it; both also become files, name.png and name.csv."""
-        self.figure(figure, caption)
-        self.keep(name, figure)
-        self.data(name, columns, rows)
-
-    def keep(self, name: str, figure: Figure | None) -> None:
-        """A figure as a file beside the page."""
-        if figure is not None:
-            self.files[f"{self.prefix}{name}.png"] = drawn(figure, "png")
-
-    def data(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """A link to a table as csv, which the page carries in itself; it also becomes a file."""
-        name, content = f"{self.prefix}{name}.csv", spreadsheet(columns, rows)
-        self.files[name] = content
-        link = f'<a download="{escape(name)}" href="data:text/csv;base64,{base64.b64encode(content).decode()}">{escape(name)}</a>'
-        self._parts.append(f'<p class="data">data: {link}</p>')
+        title = f"<caption>{escape(caption)}</caption>" if caption else ""
+        table = f"<table>{title}{head}<tbody>\n{body}</tbody></table>"
+        self._parts.append(f'<div class="scroll">{table}</div>')
 
     def figure(self, figure: Figure, caption: str) -> None:
-        # as an image and not as inline markup: the names inside one drawing cannot meet those of another
-        data, words = base64.b64encode(drawn(figure, "svg")).decode(), escape(caption)
-        image = f'<img src="data:image/svg+xml;base64,{data}" alt="{words}">'
-        self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
+        """A figure as SVG, embedded as an image so that ids of different drawings cannot clash."""
+        data = base64.b64encode(render_figure(figure, "svg")).decode()
+        text = escape(caption)
+        image = f'<img src="data:image/svg+xml;base64,{data}" alt="{text}">'
+        self._parts.append(f"<figure>{image}<figcaption>{text}</figcaption></figure>")
 
-    def bars(self, bars: Sequence[Claim], caption: str = "Claims and their bars") -> None:
-        rows = [(bar.claim, bar.value, f"{bar.sense} {bar.limit:g}", bar.verdict) for bar in bars]
-        self.table(("claim", "measured", "bar", "held"), rows, caption)
+    def csv_data(self, name: str, columns: Sequence[str], rows: Rows) -> None:
+        """A download link to a table as CSV, embedded in the page and attached as name.csv."""
+        name = f"{self.prefix}{name}.csv"
+        content = to_csv(columns, rows)
+        self.files[name] = content
+        target = f"data:text/csv;base64,{base64.b64encode(content).decode()}"
+        link = f'<a download="{escape(name)}" href="{target}">{escape(name)}</a>'
+        self._parts.append(f'<p class="data">data: {link}</p>')
 
-    def origins(self, records: Sequence[Mapping[str, object]]) -> None:
-        """Which code gave the numbers of this page."""
+    def figure_with_data(
+        self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Rows
+    ) -> None:
+        """A figure and the data behind it, attached as name.png and name.csv."""
+        self.figure(figure, caption)
+        self.files[f"{self.prefix}{name}.png"] = render_figure(figure, "png")
+        self.csv_data(name, columns, rows)
+
+    def claims(self, claims: Sequence[Claim], caption: str = "Claims and required values") -> None:
+        """A table of measured values against their limits."""
+        rows = [
+            (claim.claim, claim.value, f"{claim.sense} {claim.limit:g}", claim.verdict) for claim in claims
+        ]
+        self.table(("claim", "measured", "required", "met"), rows, caption)
+
+    def provenance(self, records: Sequence[Mapping[str, object]]) -> None:
+        """A section that lists the commands and versions behind the numbers of this page."""
         columns = ("command", "version", "commit", "torch")
-        self.heading("Where the numbers come from")
+        self.heading("Provenance")
         self.table(columns, sorted({tuple(str(record[column]) for column in columns) for record in records}))
 
     def html(self) -> str:
+        """The page as a string; undecodable bytes of a file name are escaped."""
         head = (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>\n'
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f"<title>{escape(self.title)}</title>\n"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<style>{STYLE}</style></head>\n<body>\n"
         )
         page = head + "\n".join(self._parts) + "\n</body></html>\n"
-        return page.encode(
-            errors="backslashreplace"
-        ).decode()  # a file's name may hold bytes that are no letters
+        return page.encode(errors="backslashreplace").decode()
 
     def write(self, path: Path) -> None:
+        """Save the page at `path`, and the attached files in the same folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             write_atomic(path.with_name(name), content)
         write_atomic(path, self.html().encode())
 
 
-def spreadsheet(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
-    """A table as csv; None is an empty cell, numbers keep all their digits."""
-    for row in rows:
-        if len(row) != len(columns):
-            raise ValueError(
-                f"a row of {columns[0]!r} has {len(row)} cells for {len(columns)} columns: give one each"
-            )
+def to_csv(columns: Sequence[str], rows: Rows) -> bytes:
+    """A table as CSV: None is an empty cell, floats keep all their digits."""
+    _check_widths(columns, rows, repr(columns[0]))
     buffer = io.StringIO()
-    lines = csv.writer(buffer, lineterminator="\n")
-    lines.writerow(columns)
-    lines.writerows(rows)
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
     return buffer.getvalue().encode()
 
 
-def drawn(figure: Figure, kind: str) -> bytes:
-    """The figure as the bytes of a file ("svg" or "png"), the same bytes for the same figure."""
+def render_figure(figure: Figure, file_format: str) -> bytes:
+    """The figure as "svg" or "png"; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    metadata = {"Date": None} if file_format == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "compound"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # letters that the font lacks are drawn as boxes
-        figure.savefig(buffer, format=kind, dpi=120, bbox_inches="tight", metadata=metadata)
+        warnings.filterwarnings("ignore", "Glyph")  # characters missing in the font are drawn as boxes
+        figure.savefig(buffer, format=file_format, dpi=120, bbox_inches="tight", metadata=metadata)
     return buffer.getvalue()
 
 
-def _cell(value: Cell) -> str:
-    if isinstance(value, bool):
-        return '<td class="yes">yes</td>' if value else '<td class="no">no</td>'
-    words = ' class="words"' if isinstance(value, str) and len(value) > LONG else ""
-    return f"<td{words}>{escape(shown(value))}</td>"
-
-
-def shown(value: Cell) -> str:
-    """A value as a person reads it."""
+def format_cell(value: Cell) -> str:
+    """A cell as text: floats with four significant digits, large ones with thousands separators."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if LARGE <= abs(value) < HUGE else f"{value + 0.0:.4g}"  # -0.0 + 0.0 = 0.0
+
+
+def _column_style(cells: Sequence[Cell]) -> str:
+    """The CSS class of a column: "text" where a cell is text and does not start like a number."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    return "text" if any(len(text) > MAX_NUMERIC or not NUMERIC.match(text) for text in texts) else ""
+
+
+def _html_cell(value: Cell, style: str) -> str:
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+        return f"<td{_classes(style, text)}>{text}</td>"
+    return f"<td{_classes(style)}>{escape(format_cell(value))}</td>"
+
+
+def _classes(*names: str) -> str:
+    """The HTML attribute of some CSS classes."""
+    names = tuple(filter(None, names))
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _check_widths(columns: Sequence[str], rows: Rows, table: str) -> None:
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(
+                f"a row of {table} has {len(row)} cells for {len(columns)} columns: give one each"
+            )

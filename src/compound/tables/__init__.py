@@ -1,1 +1,1 @@
-"""Work on table files, as the command does it: fit, predict, evaluate, explain."""
+"""Table files, as the command line uses them: fit, predict, evaluate, explain."""

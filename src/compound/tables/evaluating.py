@@ -1,4 +1,4 @@
-"""A model against the truth in a table: everything `compound evaluate` tells."""
+"""`compound evaluate`: a model's predictions for a table against the targets in it."""
 
 import json
 from collections.abc import Sequence
@@ -15,68 +15,77 @@ from compound.estimators.row_predictions import (
 )
 from compound.io.persist import write_atomic
 from compound.random import named_generator
-from compound.tables.pages import evaluate_page, slice_columns
-from compound.tables.reading import (
-    asked_table,
+from compound.tables.confidence_intervals import Metric
+from compound.tables.file_errors import join_names
+from compound.tables.model_inputs import (
     encode_target,
-    labelled_table,
     load_estimator,
+    read_features,
+    read_labelled,
     required_columns,
 )
-from compound.tables.scores import LEVELS, NOMINAL, Number, Slice, curve, numbers, ood_metrics, slices
-from compound.tables.tabular import listed
+from compound.tables.pages import METRIC_COLUMNS, evaluate_page, slice_columns
+from compound.tables.prediction_metrics import (
+    LEVELS,
+    NOMINAL,
+    Slice,
+    calibration_curve,
+    ood_metrics,
+    prediction_metrics,
+    slices,
+)
 
-WORST = 10  # slices shown when none were asked for
+WORST_SLICES = 10  # shown by default
 
-Shown = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+TitledTable = tuple[str, Sequence[str], Sequence[Sequence[Any]]]  # title, column names, rows
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    title: str
-    targets: bool
-    judged: RowScores
-    numbers: list[Number]
-    ood_metrics: list[Number]  # empty without another table
-    slices: list[Slice]  # of all columns
-    columns: tuple[str, ...]  # whose slices were asked for
+    """Everything that `compound evaluate` reports."""
 
-    def tables(self) -> list[Shown]:
-        """What is printed: a title, column heads, rows."""
-        heads = ("", "value", "from", "to")
-        shown: list[Shown] = [
-            (f"{self.title}: {len(self.judged):,} rows, with 95% intervals", heads, self.numbers)
-        ]
+    title: str
+    is_regression: bool
+    scores: RowScores
+    metrics: list[Metric]
+    ood_metrics: list[Metric]  # empty without an OOD table
+    slices: list[Slice]  # of all columns
+    slice_names: tuple[str, ...]  # columns whose slices are printed; if empty, the slices of lowest coverage
+
+    def tables(self) -> list[TitledTable]:
+        """The tables printed on the terminal."""
+        title = f"{self.title}: {len(self.scores):,} rows, with 95% confidence intervals"
+        tables: list[TitledTable] = [(title, METRIC_COLUMNS, self.metrics)]
         if self.ood_metrics:
-            shown.append(("Rows of the other table", heads, self.ood_metrics))
-        shown.append(
-            (
-                "Calibration",
-                ("coverage" if self.targets else "confidence", "seen", "rows"),
-                curve(self.judged, self.targets),
-            )
-        )
-        asked = [part for part in self.slices if part.column in self.columns]
-        worst = sorted(self.slices, key=lambda part: part.coverage)[:WORST]
-        title = f"Slices: {', '.join(self.columns)}" if self.columns else "Slices that are covered least"
-        return [*shown, (title, slice_columns(self.targets), asked if self.columns else worst)]
+            tables.append(("Out-of-distribution detection", METRIC_COLUMNS, self.ood_metrics))
+        columns = ("nominal coverage" if self.is_regression else "confidence", "observed", "rows")
+        tables.append(("Calibration", columns, calibration_curve(self.scores, self.is_regression)))
+        if self.slice_names:
+            title = f"Slices: {', '.join(self.slice_names)}"
+            rows = [part for part in self.slices if part.column in self.slice_names]
+        else:
+            title = "Slices of lowest coverage"
+            rows = sorted(self.slices, key=lambda part: part.coverage)[:WORST_SLICES]
+        return [*tables, (title, slice_columns(self.is_regression), rows)]
 
     def write_page(self, out: Path) -> None:
+        """Write the HTML report."""
         page = evaluate_page(
-            self.title, self.judged, self.targets, self.numbers, self.ood_metrics, self.slices
+            self.title, self.scores, self.is_regression, self.metrics, self.ood_metrics, self.slices
         )
         write_atomic(out, page.html().encode())
 
     def write_json(self, out: Path) -> None:
-        words = {
-            "rows": len(self.judged),
-            "numbers": {number.name: number._asdict() for number in self.numbers},
-            "strangers": {number.name: number._asdict() for number in self.ood_metrics},
-            "calibration": [point._asdict() for point in curve(self.judged, self.targets)],
+        """Write all results as JSON."""
+        results = {
+            "rows": len(self.scores),
+            "metrics": {metric.name: metric._asdict() for metric in self.metrics},
+            "ood": {metric.name: metric._asdict() for metric in self.ood_metrics},
+            "calibration": [point._asdict() for point in calibration_curve(self.scores, self.is_regression)],
             "slices": [part._asdict() for part in self.slices],
-            "nominal": NOMINAL,
+            "nominal_coverage": NOMINAL,
         }
-        write_atomic(out, json.dumps(words, indent=2).encode() + b"\n")
+        write_atomic(out, json.dumps(results, indent=2).encode() + b"\n")
 
 
 def evaluate(
@@ -84,30 +93,37 @@ def evaluate(
     table: Path,
     ood: Path | None,
     target: str | None,
-    columns: tuple[str, ...],
+    slice_names: tuple[str, ...],
     seed: int,
     callback: RowCallback = no_progress,
 ) -> Evaluation:
-    """Both tables are read and checked before any question is asked."""
+    """Evaluate a saved model on `table`, and its OOD scores against `ood`.
+
+    Both tables are read and checked before any prediction. `callback` receives the number of rows done.
+    """
     estimator = load_estimator(model)
-    name = target or getattr(estimator, "target_name_", None)
-    if name is None:
-        raise ValueError(f"{model} does not know the name of its target: give --target")
-    known = required_columns(table, estimator)
-    for column in columns:
-        if column not in known:
-            raise ValueError(f"--slice is {column!r}: the model reads {listed(known)}")
-    labelled = labelled_table(table, estimator, name)
-    y, other = encode_target(labelled, estimator), None if ood is None else asked_table(ood, estimator)
-    targets = estimator.model_.task.kind == "regression"
-    judged = score_frame(estimator, labelled.x, y, LEVELS, callback)
-    found = numbers(judged, targets, named_generator(seed, "bootstrap"))
-    strangers = (
-        []
-        if other is None
-        else ood_metrics(
-            judged.answers, uncertainty_frame(estimator, other), named_generator(seed, "strangers")
-        )
+    target = target or getattr(estimator, "target_name_", None)
+    if target is None:
+        raise ValueError(f"{model} does not store the name of its target: give --target")
+    features = required_columns(table, estimator)
+    for name in slice_names:
+        if name not in features:
+            raise ValueError(f"--slice is {name!r}: the model reads {join_names(features)}")
+    labelled = read_labelled(table, estimator, target)
+    y = encode_target(labelled, estimator)
+    ood_features = None if ood is None else read_features(ood, estimator)
+    is_regression = estimator.model_.task.kind == "regression"
+    scores = score_frame(estimator, labelled.x, y, LEVELS, callback)
+    detection: list[Metric] = []
+    if ood_features is not None:
+        ood_frame = uncertainty_frame(estimator, ood_features)
+        detection = ood_metrics(scores.answers, ood_frame, named_generator(seed, "strangers"))
+    return Evaluation(
+        f"{target} in {table.name}",
+        is_regression,
+        scores,
+        prediction_metrics(scores, is_regression, named_generator(seed, "bootstrap")),
+        detection,
+        slices(scores, labelled.x, is_regression, features),
+        slice_names,
     )
-    parts = slices(judged, labelled.x, targets, known)
-    return Evaluation(f"{name} in {table.name}", targets, judged, found, strangers, parts, columns)

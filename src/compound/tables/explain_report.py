@@ -1,4 +1,4 @@
-"""An explanation for people: tables for the terminal, a page or a picture."""
+"""Reports of `compound explain`: tables for the terminal, an HTML page or a figure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,63 +6,67 @@ from typing import Any
 
 from compound.io.paths import check_writable
 from compound.io.persist import write_atomic
-from compound.report.page import Cell, Page, drawn, shown
-from compound.tables import figures
+from compound.report.page import Cell, Page, format_cell, render_figure
 from compound.tables.explaining import Explanation
+from compound.tables.figures import contribution_bars
 
-COLUMNS = 12  # that a picture or the terminal shows
+MAX_COLUMNS = 12  # shown in a figure or on the terminal
 
-Shown = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
+TitledTable = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]  # title, column names, rows
 
 
 def check_output(out: Path) -> None:
+    """Raise ValueError, before any work, if `out` has an unknown format or cannot be written."""
     if out.suffix not in (".html", ".png"):
-        raise ValueError(f"{out} is of no known kind: end it in .html or .png")
+        raise ValueError(f"{out} has an unknown format: end it in .html or .png")
     check_writable(out)
 
 
-def tables(found: Explanation, most: int = COLUMNS) -> list[Shown]:
-    """A title, column heads, rows: the answer, the columns' shares, the prototypes."""
-    answer = [(name, _plain(found.answer[name].iloc[0])) for name in found.answer]
-    answer += [
-        ("threshold of ood_score", found.threshold),
-        ("epistemic of the nearest prototype", found.usual),
+def explanation_tables(explanation: Explanation, max_columns: int = MAX_COLUMNS) -> list[TitledTable]:
+    """Tables of the prediction, of the contributions by column, and of the nearest prototypes."""
+    prediction = explanation.prediction
+    values = [(name, _plain(prediction[name].iloc[0])) for name in prediction]
+    values += [
+        ("threshold of ood_score", explanation.threshold),
+        ("epistemic at the nearest prototype", explanation.prototype_epistemic),
     ]
-    heads = ("column", "value", "nearest prototype", "share of strangeness", "epistemic rises by")
-    first = sorted(found.shares, key=lambda share: -share.ood_share)[:most]
-    title = "Columns, strangest first" + (f" (the first {most})" if len(found.shares) > most else "")
-    names = [share.column for share in first]
-    near = [[name, *(str(value) for value in found.prototypes[name])] for name in names]
-    numbered = [
-        f"prototype {i + 1}, at distance {shown(distance)}" for i, distance in enumerate(found.distances)
+    shown = explanation.contributions[:max_columns]
+    first = f" (the first {max_columns})" if len(explanation.contributions) > max_columns else ""
+    columns = ("column", "value", "nearest prototype", "fraction of ood_score²", "increase of epistemic")
+    prototypes = [[c.column, *map(str, explanation.prototypes[c.column])] for c in shown]
+    headings = [
+        f"prototype {i}, at distance {format_cell(distance)}"
+        for i, distance in enumerate(explanation.distances, 1)
     ]
     return [
-        ("The answer", ("", ""), answer),
-        (title, heads, first),
-        ("Nearest prototypes", ("column", *numbered), near),
+        ("Prediction", ("", ""), values),
+        (f"Contributions by column{first}", columns, shown),
+        ("Nearest prototypes", ("column", *headings), prototypes),
     ]
 
 
-def write(found: Explanation, title: str, out: Path) -> None:
-    shares = found.shares[:COLUMNS]
+def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
+    """Write an HTML page or, where `out` ends in .png, the figure."""
+    shown = explanation.contributions[:MAX_COLUMNS]
     panels = [
-        ("share of strangeness", [share.ood_share for share in shares]),
-        ("epistemic part rises by", [share.epistemic for share in shares]),
+        ("fraction of squared OOD score", [contribution.ood_score for contribution in shown]),
+        ("increase of epistemic uncertainty", [contribution.epistemic for contribution in shown]),
     ]
-    picture = figures.shares([f"{share.column} = {share.value}" for share in shares], panels)
+    figure = contribution_bars([f"{c.column} = {c.value}" for c in shown], panels)
     if out.suffix == ".png":
-        write_atomic(out, drawn(picture, "png"))
+        write_atomic(out, render_figure(figure, "png"))
         return
     page = Page(title)
-    verdict = "stranger than" if bool(found.answer["is_ood"].iloc[0]) else "within"
-    score = float(found.answer["ood_score"].iloc[0])
-    page.text(f"Its score of strangeness, {score:.4g}, is {verdict} the threshold of {found.threshold:.4g}.")
-    page.figure(picture, "Where strangeness and epistemic doubt come from, column by column.")
-    for name, heads, rows in tables(found, len(found.shares)):
+    score = float(explanation.prediction["ood_score"].iloc[0])
+    verdict = "above" if bool(explanation.prediction["is_ood"].iloc[0]) else "below"
+    page.text(f"The OOD score, {score:.4g}, is {verdict} the threshold of {explanation.threshold:.4g}.")
+    page.figure(figure, "Contributions of the columns to the OOD score and to the epistemic uncertainty.")
+    for name, columns, rows in explanation_tables(explanation, len(explanation.contributions)):
         page.heading(name)
-        page.table(heads, rows)
+        page.table(columns, rows)
     write_atomic(out, page.html().encode())
 
 
 def _plain(value: Any) -> Cell:
-    return value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") else value
+    return ("yes" if value else "no") if isinstance(value, bool) else value

@@ -1,16 +1,19 @@
-"""Why a row is strange and why its answer is in doubt, column by column.
+"""`compound explain`: contributions of the columns to a row's OOD score and to its epistemic uncertainty.
 
-Strangeness. The score is the length of the whitened difference between the row and the nearest prototype. Turned back by the
-eigenvectors (zero-phase whitening: of all whitened coordinates the ones closest to the columns, Kessy et al. 2018) each coordinate
-belongs to one encoded number; their squares add up to the squared score, those of one column are its share. Shapes of clusters, which
-wide tables have, turn the whitened difference by a symmetric root, which keeps that.
+OOD score. The score is the norm of the whitened difference between the row and the nearest prototype.
+Rotated back by the eigenvectors (zero-phase whitening: of all whitened coordinates those closest to the
+columns, Kessy et al. 2018), each coordinate belongs to one encoded feature, and the squares add up to the
+squared score. Precision matrices of clusters, which wide tables have, multiply the whitened difference by a
+symmetric root, which preserves that.
 
-Doubt. The row is reached from the nearest prototype in small equal steps along a straight line, so that on the way columns keep
-going together; within a step the columns move one after the other. A column's share is what the epistemic part rises by when it
-moves: the integral of the gradient (Sundararajan et al. 2017) without a gradient, and the shares add up to the whole rise exactly.
-Swapping values column by column, as Shapley values do, would ask about rows that cannot be (a heavy diamond of small width).
+Epistemic uncertainty. The path from the nearest prototype to the row is a straight line in small equal
+steps, so that correlated columns move together; within a step the columns move one after another. A
+column's contribution is the increase of the epistemic component while it moves: integrated gradients
+(Sundararajan et al. 2017) without gradients, whose sum is exactly the total increase. Shapley values would
+evaluate implausible rows (a heavy diamond of small width).
 
-Prototypes are the centres of the training rows that the score is measured from, in the table's own units. No training row is kept.
+Prototypes are the cluster centres of the training rows that the score is measured from, decoded to the
+units of the table. No training row is stored.
 """
 
 from collections.abc import Sequence
@@ -26,171 +29,188 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import Category, Encoder
-from compound.estimators.encoder import Number as NumberColumn
+from compound.estimators.encoder import Category, Encoder, Number
 from compound.estimators.row_predictions import encoded, epistemic, predict_frame
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
-from compound.tables.reading import asked_table, load_estimator
+from compound.tables.model_inputs import load_estimator, read_features
 
 Array = NDArray[Any]
-STEPS = 32  # from the prototype to the row, each walked in both orders of the columns
-PROTOTYPES = 3
-SURE = 0.995  # share of a centre's rows that is as good as all
-ROUNDING = (
-    1e-5  # standard deviations: centres are kept in float32, and nearer to zero than this a mean is zero
-)
+STEPS = 32  # of the path, each walked in both orders of the columns
+N_PROTOTYPES = 3
+PURE = 0.995  # share of a cluster's rows from which on a category is shown without its percentage
+ROUNDING = 1e-5  # standard deviations: centres are stored in float32, means closer to zero than this are zero
 
 
-class Share(NamedTuple):
-    """What one column has to do with it."""
+class Contribution(NamedTuple):
+    """What one column contributes."""
 
     column: str
     value: str
-    prototype: str  # the nearest one's value
-    ood_share: float  # part of the squared score, 0 to 1
-    epistemic: float  # in the unit of the epistemic part
+    prototype: str  # value of the nearest prototype
+    ood_score: float  # fraction of the squared score, 0 to 1
+    epistemic: float  # increase, in the unit of the epistemic component
 
 
 @dataclass(frozen=True)
 class Explanation:
-    answer: pd.DataFrame  # one row, the columns of `predict_frame`
-    threshold: float
-    shares: list[Share]  # strangest column first
+    """Prediction of a row, with the contributions of its columns and the nearest prototypes."""
+
+    prediction: pd.DataFrame  # one row, the columns of `predict_frame`
+    threshold: float  # of ood_score
+    contributions: list[Contribution]  # largest contribution to the OOD score first
     prototypes: pd.DataFrame  # nearest first; the columns of the table
     distances: list[float]  # of the prototypes
-    usual: float  # epistemic part of the nearest prototype
+    prototype_epistemic: float  # epistemic component at the nearest prototype
 
 
 def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
-    """Row `row` of a table file, counted from 1."""
+    """Explain row `row`, counted from 1, of a table file."""
     estimator = load_estimator(model)
-    rows = asked_table(table, estimator)
-    if row > len(rows):
-        raise ValueError(f"{table} has {len(rows):,} rows: there is no row {row}")
-    return explain(
-        estimator, rows.iloc[row - 1 : row].reset_index(drop=True), named_generator(seed, "explain")
-    )
+    features = read_features(table, estimator)
+    if row > len(features):
+        raise ValueError(f"{table} has {len(features):,} rows: there is no row {row}")
+    selected = features.iloc[row - 1 : row].reset_index(drop=True)
+    return explain(estimator, selected, named_generator(seed, "explain"))
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
-    """`row` is a table of one row."""
-    x, encoder = encoded(estimator, row), estimator.encoder_
-    far = estimator.ood_detector_.far
-    centres, near = centre_rows(far), near_centres(far, x[0])
-    parts = _by_column(encoder, contributions(far, x[0], near[0]).numpy())
-    rises, usual = path_shares(estimator, x[0], centres[near[0]], generator)
-    spelt = pd.DataFrame(
-        [spell(encoder, centre) for centre in centres[near]], columns=[c.name for c in encoder.columns]
-    )
-    total = max(float(parts.sum()), np.finfo(np.float64).tiny)
-    shares = [
-        Share(
+    """Explain `row`, a data frame of one row; `generator` draws the order in which columns move."""
+    encoder = estimator.encoder_
+    noise = estimator.ood_detector_.far
+    x = encoded(estimator, row)[0]
+    centres = centre_rows(noise)
+    nearest = nearest_centres(noise, x)
+    squares = _sum_by_column(encoder, squared_distance_terms(noise, x, nearest[0]).numpy())
+    total = max(float(squares.sum()), np.finfo(np.float64).tiny)
+    increases, prototype_epistemic = path_contributions(estimator, x, centres[nearest[0]], generator)
+    names = [column.name for column in encoder.columns]
+    prototypes = pd.DataFrame([decode_row(encoder, centre) for centre in centres[nearest]], columns=names)
+    contributions = [
+        Contribution(
             column.name,
-            _shown(column, row[column.name].iloc[0]),
-            str(spelt[column.name].iloc[0]),
-            float(part / total),
-            float(rise),
+            _format_value(column, row[column.name].iloc[0]),
+            str(prototypes[column.name].iloc[0]),
+            float(square / total),
+            float(increase),
         )
-        for column, part, rise in zip(encoder.columns, parts, rises, strict=True)
+        for column, square, increase in zip(encoder.columns, squares, increases, strict=True)
     ]
-    shares.sort(key=lambda share: -share.ood_share)
-    distances = [float(contributions(far, x[0], k).sum().sqrt()) for k in near]
-    return Explanation(predict_frame(estimator, row), estimator.threshold_, shares, spelt, distances, usual)
+    contributions.sort(key=lambda contribution: -contribution.ood_score)
+    return Explanation(
+        predict_frame(estimator, row),
+        estimator.threshold_,
+        contributions,
+        prototypes,
+        [float(squared_distance_terms(noise, x, k).sum().sqrt()) for k in nearest],
+        prototype_epistemic,
+    )
 
 
-def centre_rows(far: DistanceAwareNoise) -> Tensor:  # (centres, width) float64
-    """The centres as encoded rows: whitening undone; directions that whitening leaves out stay at the mean."""
-    whiten = far.whiten.double()
-    lengths = whiten.square().sum(0)  # eigenvectors have length 1
-    return far.shift.double() + far.centres.double() @ (whiten / lengths).T
+def centre_rows(noise: DistanceAwareNoise) -> Tensor:  # (centres, width) float64
+    """Centres as encoded rows, whitening inverted; directions that it drops stay at the mean."""
+    whiten = noise.whiten.double()
+    squared_norms = whiten.square().sum(0)  # columns are scaled eigenvectors
+    return noise.shift.double() + noise.centres.double() @ (whiten / squared_norms).T
 
 
-def near_centres(far: DistanceAwareNoise, x: Tensor) -> list[int]:
-    """The PROTOTYPES nearest ones, in ordinary whitened length; the first is the one that the score is measured from."""
-    u = (x.double() - far.shift.double()) @ far.whiten.double()
-    return (u - far.centres.double()).square().sum(-1).argsort()[:PROTOTYPES].tolist()
+def nearest_centres(noise: DistanceAwareNoise, x: Tensor) -> list[int]:
+    """Indices of the N_PROTOTYPES nearest centres in whitened distance; the score uses the first."""
+    u = (x.double() - noise.shift.double()) @ noise.whiten.double()
+    return (u - noise.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
 
 
-def contributions(far: DistanceAwareNoise, x: Tensor, k: int) -> Tensor:  # (width,)
-    """Squares that add up to the squared distance of x (encoded) from centre k."""
-    whiten = far.whiten.double()
-    length = whiten.square().sum(0).sqrt()
-    vectors = whiten / length  # (width, rank), orthonormal
-    difference = x.double() - far.shift.double()
-    along = difference @ vectors
-    gap, rest = along * length - far.centres[k].double(), far.rest.double()
-    if len(far.precision_roots):
-        gap, rest = gap @ far.precision_roots[k].double(), rest * far.residual_precision[k].double().sqrt()
-    return (gap @ vectors.T + rest * (difference - along @ vectors.T)).square()
+def squared_distance_terms(noise: DistanceAwareNoise, x: Tensor, k: int) -> Tensor:  # (width,)
+    """Squares, one per encoded feature, that add up to the squared distance of x (width,) from centre k."""
+    whiten = noise.whiten.double()
+    norms = whiten.square().sum(0).sqrt()
+    eigenvectors = whiten / norms  # (width, rank), orthonormal
+    difference = x.double() - noise.shift.double()
+    projection = difference @ eigenvectors
+    whitened = projection * norms - noise.centres[k].double()
+    residual_scale = noise.rest.double()
+    if len(noise.precision_roots):
+        whitened = whitened @ noise.precision_roots[k].double()
+        residual_scale = residual_scale * noise.residual_precision[k].double().sqrt()
+    residual = difference - projection @ eigenvectors.T
+    return (whitened @ eigenvectors.T + residual_scale * residual).square()
 
 
-def path_shares(estimator: Estimator, x: Tensor, start: Tensor, generator: Generator) -> tuple[Array, float]:
-    """Each column's share (columns,) of the rise of the epistemic part from `start` to x (both encoded), and that of `start`."""
-    spans = _spans(estimator.encoder_)
-    stops = [torch.lerp(start.double(), x.double(), step / STEPS).float() for step in range(STEPS + 1)]
-    orders, walks = [], []
-    for before, after in pairwise(stops):
+def path_contributions(
+    estimator: Estimator, x: Tensor, start: Tensor, generator: Generator
+) -> tuple[Array, float]:
+    """Contributions of the columns to the epistemic component at x, relative to `start`.
+
+    x and start are encoded rows (width,). Returns the increases (columns,) and the value at `start`.
+    """
+    spans = _column_slices(estimator.encoder_)
+    points = [torch.lerp(start.double(), x.double(), step / STEPS).float() for step in range(STEPS + 1)]
+    orders = []
+    walks = []
+    for before, after in pairwise(points):
         order = torch.randperm(len(spans), generator=generator).tolist()
-        for way in (
+        for direction in (
             order,
             order[::-1],
-        ):  # the two together: what a pair of columns does jointly is halved between them
-            orders.append(way)
-            walks.append(_walk(before, after, spans, way))
+        ):  # both orders: an interaction of two columns is halved between them
+            orders.append(direction)
+            walks.append(_walk(before, after, spans, direction))
     values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
-    rises = np.zeros(len(spans))
+    increases = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
-        rises[order] += np.diff(walk) / 2
-    return rises, float(values[0, 0])
+        increases[order] += np.diff(walk) / 2
+    return increases, float(values[0, 0])
 
 
-def spell(encoder: Encoder, centre: Tensor) -> list[str]:
-    """An encoded row in the table's own units; words with their share where the rows of a centre differ."""
-    out = []
-    for column, span in zip(encoder.columns, _spans(encoder), strict=True):
-        part = centre[span].tolist()
-        out.append(_number(column, part) if isinstance(column, NumberColumn) else _word(column, part))
-    return out
-
-
-def _walk(
-    before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]
-) -> Tensor:  # (columns + 1, width)
+def _walk(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:
+    """Rows (columns + 1, width) from `before` to `after`, one more column moved in each."""
     rows = before.repeat(len(order) + 1, 1)
     for step, column in enumerate(order, 1):
         rows[step:, spans[column]] = after[spans[column]]
     return rows
 
 
-def _spans(encoder: Encoder) -> list[slice]:
+def _column_slices(encoder: Encoder) -> list[slice]:
+    """The encoded features of each column."""
     ends = np.cumsum([0, *(column.width for column in encoder.columns)]).tolist()
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
-def _by_column(encoder: Encoder, values: Array) -> Array:
-    return np.array([values[span].sum() for span in _spans(encoder)])
+def _sum_by_column(encoder: Encoder, values: Array) -> Array:
+    return np.array([values[span].sum() for span in _column_slices(encoder)])
 
 
-def _number(column: NumberColumn, part: Sequence[float]) -> str:
-    if column.gaps and part[1] > 0.5:
+def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:
+    """An encoded row (width,) in the units of the table; the mode of mixed categories with its percentage."""
+    out = []
+    for column, span in zip(encoder.columns, _column_slices(encoder), strict=True):
+        values = centre[span].tolist()
+        decoded = (
+            _decode_number(column, values) if isinstance(column, Number) else _decode_category(column, values)
+        )
+        out.append(decoded)
+    return out
+
+
+def _decode_number(column: Number, values: Sequence[float]) -> str:
+    if column.gaps and values[1] > 0.5:
         return "missing"
-    value = part[0] * column.scale + column.mean
+    value = values[0] * column.scale + column.mean
     if column.boolean:
-        likely = max(value, 1 - value)
-        return f"{value > 0.5}" if likely > SURE else f"{value > 0.5} ({100 * likely:.0f}%)"
+        proportion = max(value, 1 - value)
+        return f"{value > 0.5}" if proportion > PURE else f"{value > 0.5} ({100 * proportion:.0f}%)"
     return f"{0.0 if abs(value) < ROUNDING * column.scale else value:.4g}"
 
 
-def _word(column: Category, part: Sequence[float]) -> str:
+def _decode_category(column: Category, values: Sequence[float]) -> str:
     names = ["missing" if value is None else value for value in column.values] + ["other"]
-    best = int(np.argmax(part))
-    return names[best] if part[best] > SURE else f"{names[best]} ({100 * part[best]:.0f}%)"
+    mode = int(np.argmax(values))
+    return names[mode] if values[mode] > PURE else f"{names[mode]} ({100 * values[mode]:.0f}%)"
 
 
-def _shown(column: NumberColumn | Category, value: Any) -> str:
+def _format_value(column: Number | Category, value: Any) -> str:
     if value is None or value != value:
         return "missing"
-    if isinstance(column, NumberColumn) and column.boolean and value in (0, 1):
+    if isinstance(column, Number) and column.boolean and value in (0, 1):
         return str(bool(value))
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

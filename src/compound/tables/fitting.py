@@ -1,4 +1,4 @@
-"""From a table file to a model that is kept: split, fit, judge on rows that were held out, save with a report."""
+"""`compound fit`: split a table, fit an estimator, evaluate it on the test rows, save it with a report."""
 
 import os
 import time
@@ -18,8 +18,15 @@ from compound.io import persist
 from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
-from compound.tables.reading import Kind, Labelled, encode_target, task_of, training_table
-from compound.tables.scores import LEVELS, Number, numbers
+from compound.tables.confidence_intervals import Metric
+from compound.tables.model_inputs import (
+    LabelledTable,
+    TaskOption,
+    encode_target,
+    infer_task,
+    read_training_table,
+)
+from compound.tables.prediction_metrics import LEVELS, prediction_metrics
 from compound.train.loop import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
@@ -27,105 +34,108 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class FitRequest:
-    """What to fit, as the command was told."""
+    """Options of `compound fit`."""
 
     target: str
-    task: Kind = "auto"
-    method: str = ""  # the estimators' own default
-    options: tuple[tuple[str, Any], ...] = ()
+    task: TaskOption = "auto"
+    method: str = ""  # "": the estimators' default
+    options: tuple[tuple[str, Any], ...] = ()  # of the method
     drop: tuple[str, ...] = ()
-    held_out: float = 0.1
-    epochs: int | None = None
-    false_alarms: float = 0.01
+    test_fraction: float = 0.1
+    max_epochs: int | None = None
+    false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A fitted estimator and how it did on rows it never saw."""
+class FitResult:
+    """A fitted estimator and its evaluation on the test rows."""
 
     estimator: Estimator
-    test: Labelled
-    places: Array  # (test rows,) rows of the file, from 0
-    truth: Array  # (test rows,)
-    judged: RowScores
-    numbers: list[Number]
-    trained: int  # rows
+    test: LabelledTable
+    test_rows: Array  # (test rows,) indices of rows in the file, from 0
+    y_test: Array  # (test rows,) floats, or class indices
+    scores: RowScores
+    metrics: list[Metric]
+    n_train: int
     seconds: float  # of the fit
 
     @property
-    def targets(self) -> bool:
+    def is_regression(self) -> bool:
         return self.estimator.model_.task.kind == "regression"
 
 
-def fit_table(path: Path, wish: FitRequest, callback: RowCallback = no_progress) -> Fitted:
-    """Everything is checked before the fit begins; `watch` is told how many held-out rows are judged."""
-    if not 0 < wish.held_out < 1:
+def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progress) -> FitResult:
+    """Fit a table file; options and data are checked before training starts.
+
+    `callback` receives the number of test rows evaluated so far.
+    """
+    if not 0 < request.test_fraction < 1:
         raise ValueError(
-            f"--held-out is {wish.held_out}: give a part of the rows between 0 and 1, such as 0.1"
+            f"--held-out is {request.test_fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
         )
-    method = Method(wish.method or str(CompoundRegressor().method), **dict(wish.options))
-    table = training_table(path, wish.target, wish.drop)
-    task = task_of(path, table.y, wish.task)
-    test = _test_rows(table, task == "classification", wish)
-    estimator = _estimator(task, method, wish)
-    begin = time.monotonic()
-    train = ~test
-    estimator.fit(table.x[train].reset_index(drop=True), table.y[train].to_numpy())
-    seconds = time.monotonic() - begin
-    estimator.target_name_ = wish.target  # type: ignore[attr-defined]
-    held = Labelled(path, table.x[test].reset_index(drop=True), table.y[test].reset_index(drop=True))
-    y = encode_target(held, estimator)
-    judged = score_frame(estimator, held.x, y, LEVELS, callback)
-    found = numbers(judged, task == "regression", named_generator(wish.seed, "bootstrap"))
-    return Fitted(estimator, held, np.flatnonzero(test), y, judged, found, int(train.sum()), seconds)
+    method = Method(request.method or str(CompoundRegressor().method), **dict(request.options))
+    table = read_training_table(path, request.target, request.drop)
+    task = infer_task(path, table.y, request.task)
+    is_test = _test_mask(table, task == "classification", request)
+    estimator = _make_estimator(task, method, request)
+    start = time.monotonic()
+    estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
+    seconds = time.monotonic() - start
+    estimator.target_name_ = request.target  # type: ignore[attr-defined]
+    test = LabelledTable(
+        path, table.x[is_test].reset_index(drop=True), table.y[is_test].reset_index(drop=True)
+    )
+    y_test = encode_target(test, estimator)
+    scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
+    metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
+    n_train = int((~is_test).sum())
+    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
 
 
 def check_model_path(out: Path) -> None:
-    """Refuse, before any work, a place where no model can be put."""
+    """Raise ValueError, before any work, if no model can be saved at `out`."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
     others = persist.foreign(os.listdir(out)) if out.is_dir() else []
     if others:
         raise ValueError(
-            f"{out} holds {others[0]!r}, which is not part of a model: choose another --out or empty the directory"
+            f"{out} holds {others[0]!r}, which is not part of a model: "
+            "choose another --out or empty the directory"
         )
     if out.exists() and not os.access(out, os.W_OK):
         raise ValueError(f"{out} is read-only: choose another --out, or allow writing")
     check_folder(out.absolute().parent)
 
 
-def save(fitted: Fitted, out: Path, page: str) -> None:
-    """The model directory, report included, in one move: a kill leaves both or neither."""
-    files.save(fitted.estimator, out, page.encode())
+def save(result: FitResult, out: Path, page: str) -> None:
+    """Save model and report atomically, in one directory."""
+    files.save(result.estimator, out, page.encode())
 
 
-def _estimator(task: str, method: str | Method, wish: FitRequest) -> Estimator:
-    kind = CompoundRegressor if task == "regression" else CompoundClassifier
-    common: dict[str, Any] = {
-        "false_alarms": wish.false_alarms,
-        "random_state": wish.seed,
-        "verbose": wish.verbose,
-    }
-    return kind(method, max_epochs=wish.epochs, **common)
+def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
+    estimator_class = CompoundRegressor if task == "regression" else CompoundClassifier
+    return estimator_class(
+        method,
+        max_epochs=request.max_epochs,
+        false_alarms=request.false_positive_rate,
+        random_state=request.seed,
+        verbose=request.verbose,
+    )
 
 
-def _test_rows(table: Labelled, classes: bool, wish: FitRequest) -> Array:  # (rows,) True = held out
-    """A random part; of classes the same part of each, rounded up or down at random, but never the last row of one."""
+def _test_mask(table: LabelledTable, stratify: bool, request: FitRequest) -> Array:  # (rows,) bool
+    """A random test set, by class with counts rounded at random; no class is held out entirely."""
     rows = len(table.y)
     if rows < 4:
-        raise ValueError(
-            f"{table.path} has {rows} row(s): at least 4 are needed, to learn from some and judge on others"
-        )
-    labels = torch.from_numpy(pd.factorize(table.y)[0] if classes else np.zeros(rows, dtype=np.int64))
-    drawn = stratified_sample(
-        labels, max(1, held_out_count(rows, wish.held_out)), derive_seed(wish.seed, "test rows")
-    )
-    chosen = drawn & ~last_of_class(labels, drawn)
-    if not chosen.any():  # few rows, or many classes of one row
+        raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, for training and test")
+    labels = torch.from_numpy(pd.factorize(table.y)[0] if stratify else np.zeros(rows, dtype=np.int64))
+    count = max(1, held_out_count(rows, request.test_fraction))
+    sampled = stratified_sample(labels, count, derive_seed(request.seed, "test rows"))
+    is_test = sampled & ~last_of_class(labels, sampled)
+    if not is_test.any():  # few rows, or many classes of one row
         largest = (labels == labels.bincount().argmax()).nonzero().squeeze(1)
-        chosen[
-            largest[int(torch.randint(len(largest), (), generator=named_generator(wish.seed, "test rows")))]
-        ] = True
-    return chosen.numpy()
+        index = torch.randint(len(largest), (), generator=named_generator(request.seed, "test rows"))
+        is_test[largest[int(index)]] = True
+    return is_test.numpy()

@@ -1,4 +1,4 @@
-"""What a person reads at the end: lines for the terminal and pages for the browser."""
+"""Reports of `compound fit` and `compound evaluate`: summary lines for the terminal, HTML pages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,147 +9,176 @@ from compound.estimators.base import Array
 from compound.estimators.row_predictions import RowScores, predict_frame
 from compound.report.page import Cell, Page
 from compound.tables import figures
-from compound.tables.fitting import Fitted
-from compound.tables.scores import NOMINAL, Number, Slice, curve
+from compound.tables.confidence_intervals import Metric
+from compound.tables.fitting import FitResult
+from compound.tables.prediction_metrics import COVERAGE, NOMINAL, Slice, calibration_curve
 
-ROWS = 10  # most uncertain, strangest
-COLUMNS = 8  # of a row that is shown
-CELL = 24  # letters of a value that is shown
+TOP_ROWS = 10  # of a list of rows
+MAX_COLUMNS = 8  # features of a listed row
+MAX_CELL = 24  # characters of a listed value
+METRIC_COLUMNS = ("metric", "value", "95% low", "95% high")
+PAGE_ONLY = ("MAE", "mean std", "mean confidence")  # metrics left out of the summary
 
 
-def summary(fitted: Fitted) -> list[tuple[str, str]]:
-    """What was fitted, and how it does on rows that were held out."""
-    estimator, task = fitted.estimator, fitted.estimator.model_.task
-    kind = "numbers" if fitted.targets else f"{task.size} classes"
-    lines = [
-        ("rows", f"{fitted.trained:,} to learn from, {len(fitted.truth):,} held out"),
-        ("features", f"{len(estimator.encoder_.columns)} columns, {estimator.encoder_.width} numbers"),
-        ("task", f"{kind}: {fitted.test.y.name}"),
+def fit_summary(result: FitResult) -> list[tuple[str, str]]:
+    """Name and text of every summary line: data, method, calibration, metrics on the test rows."""
+    estimator = result.estimator
+    task = estimator.model_.task
+    task_name = "regression" if result.is_regression else f"classification into {task.size} classes"
+    return [
+        ("rows", f"{result.n_train:,} training, {len(result.y_test):,} held-out test"),
+        ("features", f"{len(estimator.encoder_.columns)} columns, {estimator.encoder_.width} encoded"),
+        ("task", f"{task_name}: {result.test.y.name}"),
         ("method", estimator.model_.method),
-        ("calibration", resting(estimator.n_calibration_, fitted.targets)),
+        ("calibration", calibration_note(estimator.n_calibration_, result.is_regression)),
+        *((metric.name, format_metric(metric)) for metric in result.metrics if metric.name not in PAGE_ONLY),
+        ("outliers", ood_note(estimator.false_alarms, estimator.ood_detector_.promised)),
+        ("time", f"{result.seconds:.1f} s"),
     ]
-    lines += [
-        (number.name, spelt(number))
-        for number in fitted.numbers
-        if number.name not in ("MAE", "mean std", "mean confidence")
-    ]
-    return [*lines, ("time", f"{fitted.seconds:.1f} s")]
 
 
-def resting(rows: float, targets: bool) -> str:
-    """How many rows stand behind the 90% intervals or sets, and what they cannot promise."""
-    what, few = (
-        ("intervals", "they take errors for Gaussian") if targets else ("sets", "they hold every class")
-    )
-    if targets and not rows:
-        few = "they are as wide as the model says"
-    enough = rows >= (rows + 1) * NOMINAL - 1e-9  # n scores vouch for a coverage of n / (n + 1) at most
-    return f"90% {what} rest on {rows:.0f} calibration row{'' if round(rows) == 1 else 's'}" + (
-        "" if enough else f", too few: {few}"
-    )
+def calibration_note(n_calibration: float, is_regression: bool) -> str:
+    """How many rows calibrate the 90% intervals or sets, and what is used instead if they are too few."""
+    kind = "intervals" if is_regression else "sets"
+    rows = "row" if round(n_calibration) == 1 else "rows"
+    note = f"90% prediction {kind} from {n_calibration:.0f} calibration {rows}"
+    if n_calibration >= (n_calibration + 1) * NOMINAL - 1e-9:  # n rows guarantee at most n / (n + 1)
+        return note
+    if not is_regression:
+        return f"{note}, too few: sets hold every class"
+    fallback = "Gaussian errors assumed" if n_calibration else "intervals of the predictive distribution"
+    return f"{note}, too few: {fallback}"
 
 
-def spelt(number: Number) -> str:
-    if number.low == number.high:  # one row, or all alike
-        return f"{number.value:.4g}"
-    return f"{number.value:.4g}  ({number.low:.4g} to {number.high:.4g})"
+def ood_note(false_positive_rate: float, promised: bool) -> str:
+    """The false positive rate of `is_ood`, and whether the training rows are enough to hold it."""
+    note = f"is_ood flags about {false_positive_rate:.3g} of in-distribution rows"
+    return note if promised else f"{note}, not guaranteed with so few training rows: rather fewer"
 
 
-def fit_page(fitted: Fitted) -> Page:
-    """The report of a model."""
-    page = Page(f"{fitted.test.y.name} from {fitted.test.path.name}")
+def format_metric(metric: Metric) -> str:
+    """Value and confidence interval; without interval where that is a single point."""
+    if metric.low == metric.high:
+        return f"{metric.value:.4g}"
+    return f"{metric.value:.4g}  ({metric.low:.4g} to {metric.high:.4g})"
+
+
+def fit_page(result: FitResult) -> Page:
+    """The report saved with a model."""
+    page = Page(f"{result.test.y.name} from {result.test.path.name}")
     page.text(
-        "Numbers below are of rows that were held out: the model never saw them, neither to learn nor to calibrate. "
-        "In brackets: 95% intervals (of shares Wilson's, else bootstrap). ECE: mean gap between what was said and what was seen."
+        "Metrics are computed on held-out test rows, used neither for training nor for calibration. "
+        "In brackets: 95% confidence intervals, Wilson's for proportions, bootstrap otherwise. "
+        "ECE: expected calibration error."
     )
-    page.table(("", ""), summary(fitted))
-    _calibration(page, fitted.judged, fitted.targets)
-    if fitted.targets:
-        some = np.linspace(0, len(fitted.truth) - 1, min(len(fitted.truth), figures.SHOWN)).astype(int)
-        answers = predict_frame(fitted.estimator, fitted.test.x.iloc[some].reset_index(drop=True))
-        page.heading("Intervals")
-        words = "Intervals of coverage 90% for some held-out rows. Dots: the truth; crosses: truth outside its interval."
-        page.figure(figures.intervals(answers, fitted.truth[some], str(fitted.test.y.name)), words)
+    page.table(("", ""), fit_summary(result))
+    _calibration_section(page, result.scores, result.is_regression)
+    if result.is_regression:
+        _interval_section(page, result)
     else:
-        page.heading("Confidence")
-        page.figure(
-            figures.accuracy_rejection_curve(fitted.judged),
-            "Accuracy when only the surest rows are answered.",
-        )
-    total = (fitted.judged.answers["aleatoric"] + fitted.judged.answers["epistemic"]).to_numpy()
+        _confidence_section(page, result.scores)
+    predictions = result.scores.answers
     page.heading("Most uncertain rows")
-    page.text("Aleatoric doubt is noise in the data; epistemic doubt more data like this row would settle.")
-    _rows(page, fitted, np.argsort(-total, kind="stable")[:ROWS])
-    page.heading("Strangest rows")
     page.text(
-        f"The score is the distance from the rows learnt from; beyond {fitted.estimator.threshold_:.4g} a row counts as strange."
+        "Aleatoric uncertainty is noise in the data. "
+        "Epistemic uncertainty is what more data like this row would reduce."
     )
-    if not fitted.estimator.ood_detector_.promised:
-        rate = fitted.estimator.false_alarms
-        page.text(
-            f"Rows are too few to promise that {rate:.3g} of ordinary rows are flagged: it will rather be fewer than more."
-        )
-    _rows(page, fitted, np.argsort(-fitted.judged.answers["ood_score"].to_numpy(), kind="stable")[:ROWS])
+    _row_table(page, result, _largest((predictions["aleatoric"] + predictions["epistemic"]).to_numpy()))
+    page.heading("Rows of highest OOD score")
+    page.text(
+        "The score is the distance from the training rows; "
+        f"rows beyond {result.estimator.threshold_:.4g} are flagged as out-of-distribution. "
+        f"{ood_note(result.estimator.false_alarms, result.estimator.ood_detector_.promised)}."
+    )
+    _row_table(page, result, _largest(predictions["ood_score"].to_numpy()))
     return page
 
 
 def evaluate_page(
     title: str,
-    judged: RowScores,
-    targets: bool,
-    numbers: Sequence[Number],
-    ood_metrics: Sequence[Number],
-    parts: Sequence[Slice],
+    scores: RowScores,
+    is_regression: bool,
+    metrics: Sequence[Metric],
+    ood_metrics: Sequence[Metric],
+    slices: Sequence[Slice],
 ) -> Page:
-    """The page of `compound evaluate`."""
+    """The report of `compound evaluate`."""
     page = Page(title)
-    page.table(("", "value", "from", "to"), [tuple(number) for number in numbers], "With 95% intervals")
-    _calibration(page, judged, targets)
-    if not targets:
-        page.heading("Confidence")
-        page.figure(
-            figures.accuracy_rejection_curve(judged), "Accuracy when only the surest rows are answered."
-        )
+    page.table(METRIC_COLUMNS, metrics, "With 95% confidence intervals")
+    _calibration_section(page, scores, is_regression)
+    if not is_regression:
+        _confidence_section(page, scores)
     if ood_metrics:
-        page.heading("Rows of the other table")
-        page.table(
-            ("", "value", "from", "to"), [tuple(number) for number in ood_metrics], "With 95% intervals"
-        )
-    page.heading("Slice by slice")
-    page.table(slice_columns(targets), [tuple(part) for part in parts])
+        page.heading("Out-of-distribution detection")
+        page.table(METRIC_COLUMNS, ood_metrics, "With 95% confidence intervals")
+    page.heading("Slices")
+    page.table(slice_columns(is_regression), slices)
     return page
 
 
-def slice_columns(targets: bool) -> tuple[str, ...]:
-    return ("column", "value", "rows", "coverage of 90%", "NLL", "RMSE" if targets else "wrong", "epistemic")
-
-
-def _calibration(page: Page, judged: RowScores, targets: bool) -> None:
-    points = curve(judged, targets)
-    page.heading("Calibration")
-    words = "Share of truths inside intervals" if targets else "Accuracy by confidence"
-    page.figure(
-        figures.calibration(points, targets), f"{words}, with 95% intervals. On the line the model is honest."
+def slice_columns(is_regression: bool) -> tuple[str, ...]:
+    """Column names of a table of slices."""
+    return (
+        "column",
+        "value",
+        "rows",
+        COVERAGE,
+        "NLL",
+        "RMSE" if is_regression else "error rate",
+        "epistemic",
     )
-    page.data("calibration", ("said", "seen", "rows"), [tuple(point) for point in points])
 
 
-def _rows(page: Page, fitted: Fitted, rows: Array) -> None:
-    """Some held-out rows with their answers."""
-    answers, names = fitted.judged.answers, [str(name) for name in fitted.test.x.columns[:COLUMNS]]
-    best = ["mean", "std"] if fitted.targets else ["class", "probability"]
+def _calibration_section(page: Page, scores: RowScores, is_regression: bool) -> None:
+    points = calibration_curve(scores, is_regression)
+    text = (
+        "Observed against nominal coverage of intervals" if is_regression else "Accuracy against confidence"
+    )
+    caption = f"{text}, with 95% confidence intervals. The diagonal is perfect calibration."
+    page.heading("Calibration")
+    page.figure(figures.calibration_plot(points, is_regression), caption)
+    page.csv_data("calibration", ("nominal", "observed", "rows"), points)
+
+
+def _confidence_section(page: Page, scores: RowScores) -> None:
+    page.heading("Confidence")
+    page.figure(figures.accuracy_rejection_curve(scores), "Accuracy on the most confident rows.")
+
+
+def _interval_section(page: Page, result: FitResult) -> None:
+    n_rows = len(result.y_test)
+    shown = np.linspace(0, n_rows - 1, min(n_rows, figures.MAX_ROWS)).astype(int)
+    predictions = predict_frame(result.estimator, result.test.x.iloc[shown].reset_index(drop=True))
+    figure = figures.interval_plot(predictions, result.y_test[shown], str(result.test.y.name))
+    page.heading("Intervals")
+    page.figure(figure, "90% prediction intervals of test rows. Dots: targets; crosses: targets outside.")
+
+
+def _largest(values: Array) -> Array:
+    """Indices of the TOP_ROWS largest values, largest first."""
+    return np.argsort(-values, kind="stable")[:TOP_ROWS]
+
+
+def _row_table(page: Page, result: FitResult, rows: Array) -> None:
+    """Test rows with their predictions and first features."""
+    features = result.test.x.iloc[:, :MAX_COLUMNS]
+    shown = ["mean", "std"] if result.is_regression else ["class", "probability"]
+    shown += ["aleatoric", "epistemic", "ood_score"]
     lines: list[list[Cell]] = []
     for row in rows:
-        said = [_cell(answers[name].iloc[row]) for name in (*best, "aleatoric", "epistemic", "ood_score")]
-        said.append("yes" if answers["is_ood"].iloc[row] else "")
-        own = [_cell(fitted.test.x[name].iloc[row]) for name in names]
-        lines.append([int(fitted.places[row]) + 1, _cell(fitted.test.y.iloc[row]), *said, *own])
-    truth = f"{fitted.test.y.name} (truth)"
-    page.table(["row", truth, *best, "aleatoric", "epistemic", "ood_score", "strange", *names], lines)
+        prediction = result.scores.answers.iloc[row]
+        is_ood = "yes" if prediction["is_ood"] else ""
+        values = [result.test.y.iloc[row], *(prediction[name] for name in shown), is_ood]
+        feature_values = [features[name].iloc[row] for name in features]
+        lines.append(
+            [int(result.test_rows[row]) + 1, *(_cell(value) for value in (*values, *feature_values))]
+        )
+    target = f"{result.test.y.name} (target)"
+    page.table(["row", target, *shown, "is_ood", *map(str, features)], lines)
 
 
 def _cell(value: Any) -> Cell:
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or value != value:
         return None
-    return value if isinstance(value, bool | int | float) else str(value)[:CELL]
+    return value if isinstance(value, bool | int | float) else str(value)[:MAX_CELL]

@@ -1,4 +1,4 @@
-"""Answers for a table file of any length: piece by piece, in memory that does not grow, into a file that appears whole or not at all."""
+"""Predictions for table files of any length: in chunks, in constant memory, written atomically."""
 
 import os
 import time
@@ -12,70 +12,77 @@ import pandas as pd
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import predict_frame
 from compound.io.paths import check_writable, temporary
-from compound.tables.reading import chunks
-from compound.tables.tabular import column_names
-from compound.tables.writing import Writer
+from compound.tables.model_inputs import read_feature_chunks
+from compound.tables.table_files import column_names
+from compound.tables.table_writer import TableWriter
 
-KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-PIECE = 8192  # rows asked about at once
+FORMATS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+CHUNK_ROWS = 8192
 
 
 class PredictSummary(NamedTuple):
-    """What was done."""
+    """Totals of a prediction run."""
 
     rows: int
     n_ood: int
     seconds: float
 
 
-def predict(
+def predict_file(
     estimator: Estimator,
     source: Path,
     out: Path,
     coverage: float,
-    only: bool,
+    predictions_only: bool,
     callback: Callable[[int], None],
 ) -> PredictSummary:
-    """The table with the answers beside each row's own columns, or with the answers `only`."""
+    """Write `source` to `out` with predictions appended, or the predictions only.
+
+    `coverage` is that of the intervals or sets. `callback` receives the number of rows done.
+    """
     check_output(out)
     if out.exists() and out.samefile(source):
-        raise ValueError(f"{out} is the table itself: choose another --out")
-    begin, rows, strange = time.monotonic(), 0, 0
-    with _whole(out) as fresh, Writer(fresh, out, source, only) as writer:
-        for piece in chunks(source, estimator, PIECE):
-            if rows == 0 and not only:
-                _refuse_clash(source, estimator, piece.frame)
-            found = predict_frame(estimator, piece.frame, coverage)
-            writer.write(piece.own, found)
-            rows, strange = rows + len(found), strange + int(found["is_ood"].sum())
+        raise ValueError(f"{out} is the input table itself: choose another --out")
+    start = time.monotonic()
+    rows = 0
+    n_ood = 0
+    with _atomic_output(out) as path, TableWriter(path, out, source, predictions_only) as writer:
+        for chunk in read_feature_chunks(source, estimator, CHUNK_ROWS):
+            if rows == 0 and not predictions_only:
+                _check_name_clash(source, estimator, chunk.frame)
+            predictions = predict_frame(estimator, chunk.frame, coverage)
+            writer.write(chunk.table, predictions)
+            rows += len(predictions)
+            n_ood += int(predictions["is_ood"].sum())
             callback(rows)
-    return PredictSummary(rows, strange, time.monotonic() - begin)
+    return PredictSummary(rows, n_ood, time.monotonic() - start)
 
 
 def check_output(out: Path) -> None:
-    """A kind of file that can be written, in a folder that is there."""
-    if not out.name.lower().endswith(KINDS):
-        raise ValueError(f"{out} is of no known kind: end it in {', '.join(KINDS)}")
+    """Raise ValueError, before any work, if `out` has an unknown format or cannot be written."""
+    if not out.name.lower().endswith(FORMATS):
+        raise ValueError(f"{out} has an unknown format: end it in {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
-        raise ValueError(f"{out.parent} is no folder: make it, or choose another --out")
+        raise ValueError(f"{out.parent} is not a folder: create it, or choose another --out")
     check_writable(out)
 
 
-def _refuse_clash(source: Path, estimator: Estimator, piece: pd.DataFrame) -> None:
-    """Asked of one row, before the long work."""
-    new = predict_frame(estimator, piece.head(1), 0.5)
-    twice = [name for name in column_names(source) if name in new.columns]
-    if twice:
+def _check_name_clash(source: Path, estimator: Estimator, frame: pd.DataFrame) -> None:
+    """Raise ValueError if a source column has the name of a prediction column (known from one row)."""
+    new_names = predict_frame(estimator, frame.head(1), 0.5).columns
+    clashes = [name for name in column_names(source) if name in new_names]
+    if clashes:
         raise ValueError(
-            f"{source} has a column {twice[0]!r} already: rename it, or leave the table's own columns out with --only"
+            f"{source} has a column {clashes[0]!r} already: "
+            "rename it, or leave the table's columns out with --only"
         )
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A temporary name that becomes `out` when all went well, and vanishes when not."""
-    with temporary(out) as fresh:
-        yield fresh
-        with fresh.open("rb") as file:
+def _atomic_output(out: Path) -> Iterator[Path]:
+    """A temporary file that replaces `out` on success and is removed on failure."""
+    with temporary(out) as path:
+        yield path
+        with path.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(fresh, out)
+        os.replace(path, out)

@@ -33,10 +33,12 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "Fraction of images with at most this predictive entropy: small for digits, large for the rest. "
         "Largest possible: 2.303 nats."
     )
-    page.picture("digits", _curves(shown), caption, ("method", "pictures", "entropy", "share"), _data(shown))
+    page.figure_with_data(
+        "digits", _curves(shown), caption, ("method", "pictures", "entropy", "share"), _data(shown)
+    )
     methods = dict.fromkeys(result.run.method for result in results)
     claims = [claim for method in methods for claim in _claims(method, results)]
-    page.bars(claims, "Means over seeds against the limits")
+    page.claims(claims, "Means over seeds against the limits")
     columns = ("method", "seed", *map(_metric_name, results[0].metrics))
     rows: list[list[Cell]] = [[r.run.method, r.run.seed, *r.metrics.values()] for r in results]
     page.table(columns, rows, "Every run")

@@ -41,5 +41,5 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     columns = ("form", *map(ood_page.metric_name, paths))
     rows = ood_page.metric_rows(groups, paths)
     page.table(columns, rows, "CIFAR-10 against other images; mean ± standard error over seeds")
-    page.data(f"{results[0].run.experiment}-ood", columns, rows)
+    page.csv_data(f"{results[0].run.experiment}-ood", columns, rows)
     return claims

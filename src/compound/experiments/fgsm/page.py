@@ -10,8 +10,16 @@ from matplotlib.figure import Figure
 
 from compound.experiments.forms import Form, Groups
 from compound.experiments.runs import Result
-from compound.report.colours import CDNS, DASHES, FAMILIES, LOOKS, OTHER, family, style
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import (
+    CDNS,
+    DASHES,
+    DEFAULT_STYLE,
+    FAMILIES,
+    METHOD_STYLES,
+    family,
+    plot_style,
+)
 
 N_COLUMNS = 3  # of panels
 MEASURES = ("accuracy", "entropy")
@@ -46,7 +54,9 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
     if kind == "methods":
         caption += " Legend: the most accurate on average first. Grey: the compound density networks again."
     drawn = [name for name in protocols if name != "many steps"]  # that one has three strengths: in its table
-    page.picture(results[0].run.experiment, figure(groups, drawn), caption, COLUMNS, _data(groups, protocols))
+    page.figure_with_data(
+        results[0].run.experiment, figure(groups, drawn), caption, COLUMNS, _data(groups, protocols)
+    )
     for protocol in protocols:
         _draw_table(groups, protocol, page)
     if kind == "strong":
@@ -54,7 +64,7 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
         page.table(columns, _check_rows(groups), "Are gradients masked? What the attacks should show")
     claims = _claims(groups) if kind == "methods" else []
     if claims:
-        page.bars(claims, "Against the baselines that saw no outliers")
+        page.claims(claims, "Against the baselines that saw no outliers")
     return claims
 
 
@@ -127,7 +137,7 @@ def _by_samples(groups: Groups, protocols: Sequence[str]) -> Figure:
         number = len(lines)
         lines[form] = {
             "label": f"S={form.n_samples}",
-            "color": LOOKS.get(form.method, OTHER).colour,
+            "color": METHOD_STYLES.get(form.method, DEFAULT_STYLE).colour,
             "linewidth": 1 + 0.3 * number,
             "linestyle": list(DASHES.values())[number % len(DASHES)],
             "marker": "osD^v*PX"[number % 8],
@@ -180,7 +190,7 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
 
 
 def _style(form: Form) -> dict[str, Any]:
-    return style(form.method, "published" if form.is_published else "")
+    return plot_style(form.method, "published" if form.is_published else "")
 
 
 def _plot(panel: Axes, group: Sequence[Metrics], protocol: str, measure: str, look: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from compound.experiments.forms import Form, Groups
 from compound.experiments.means import Mean
 from compound.experiments.published import paper_table_1
 from compound.experiments.runs import ONE_MEMBER, Result
-from compound.report.colours import CDNS, FAMILIES, family, style
 from compound.report.page import Cell, Claim, Page
+from compound.report.plot_styles import CDNS, FAMILIES, family, plot_style
 
 IN_DIST_METRICS = ("accuracy", "nll", "brier", "ece", "mmc_in")
 OOD_METRICS = ("mmc_out", "auroc")
@@ -50,7 +50,7 @@ def draw_page(
     _draw_curves(_curves(results, in_dist, main), page, name, in_dist, main)
     caption = f"{in_dist} against {main}; mean ± standard error over seeds"
     page.table(*_main_table(groups, main, in_paper), caption)
-    page.data(f"{name}-table-1", *_main_data(groups, main, in_paper))
+    page.csv_data(f"{name}-table-1", *_main_data(groups, main, in_paper))
     paths = [(ood_set, key) for ood_set in ood_sets for key in OOD_METRICS]
     columns = ("form", *map(metric_name, paths))
     page.table(columns, metric_rows(groups, paths), "Every out-of-distribution set")
@@ -58,7 +58,7 @@ def draw_page(
     page.table(("form", *MORE_OOD_METRICS.values()), metric_rows(groups, paths), f"More about {main}")
     claims = _claims(groups, in_dist)
     if claims:
-        page.bars(claims, "Means over seeds against the limits")
+        page.claims(claims, "Means over seeds against the limits")
     return claims
 
 
@@ -129,7 +129,7 @@ def _main_data(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], li
 
 class _Curve(NamedTuple):
     form: Form
-    style: str  # form as `colours.style` has it
+    style: str  # form as `plot_style` has it
     seed: int
     accuracy: float
     ood_entropy: float  # median over the main out-of-distribution set
@@ -173,7 +173,7 @@ def _draw_curves(curves: Sequence[_Curve], page: Page, name: str, in_dist: str, 
         for x, y in zip(*line, strict=True)
     ]
     columns = ("form", "seed", "pictures", "entropy", "share")
-    page.picture(name, _figure(curves, in_dist, main), caption, columns, rows)
+    page.figure_with_data(name, _figure(curves, in_dist, main), caption, columns, rows)
 
 
 def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
@@ -188,7 +188,7 @@ def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
             for curve in background if name != CDNS else []:
                 panel.plot(*curve.lines[data], color="0.8", linewidth=2.5, zorder=1)
             for number, curve in enumerate(members):
-                look = style(curve.form.method, curve.style)
+                look = plot_style(curve.form.method, curve.style)
                 label = f"{curve.form} ({100 * curve.accuracy:.1f})"
                 panel.plot(*curve.lines[data], label=label, markevery=(4 + 5 * number, 40), **look)
             panel.set(title=f"{data}: {name}", xlim=(0, 2.35), ylim=(-0.02, 1.02))

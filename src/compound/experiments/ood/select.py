@@ -52,7 +52,7 @@ class SelectExperiment(Experiment):
             "equal. No test row and no out-of-distribution image took part."
         )
         labels = {result.run.variant: result.run.data_label for result in results}
-        page.points([f"{labels[variant]}: λ = {lam:g}" for variant, lam in best.items()])
+        page.bullets([f"{labels[variant]}: λ = {lam:g}" for variant, lam in best.items()])
         rows: list[list[Cell]] = []
         for run, numbers, *_ in results:
             lam = numbers["lam"]
@@ -60,7 +60,7 @@ class SelectExperiment(Experiment):
             rows.append([run.data_label, f"{lam:g}", *validation, lam == best[run.variant]])
         columns = ("form", "λ", "validation accuracy", "validation NLL", "chosen")
         page.table(columns, rows)
-        page.data(self.name, columns, rows)
+        page.csv_data(self.name, columns, rows)
         return []
 
 

@@ -43,7 +43,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     shown = [result for result in results if result.run.seed == first_seed]
     caption = "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations."
     columns = ("form", "set", "x", "mean", "sd")
-    page.picture("toy", _figure(shown), f"{caption} Seed {first_seed}.", columns, _data(shown))
+    page.figure_with_data("toy", _figure(shown), f"{caption} Seed {first_seed}.", columns, _data(shown))
     defaults = [result for result in results if not result.run.variant]
     cdn_claims = []
     other_claims = []
@@ -53,14 +53,14 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
             cdn_claims += _cdn_claims(method, group)
         else:
             other_claims += _baseline_claims(method, group)
-    page.bars(
+    page.claims(
         cdn_claims, "Compound density networks, default forms, against the claims; the worst seed counts"
     )
     if other_claims:
         caption = (
             "What the paper says of the methods they are compared with, default forms; the worst seed counts"
         )
-        page.bars(other_claims, caption)
+        page.claims(other_claims, caption)
         page.text(SETTINGS)
         trained_outside = dict.fromkeys(r.run.method for r in results if Form(r.run.method).saw_outliers)
         for method in trained_outside:

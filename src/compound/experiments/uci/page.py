@@ -60,9 +60,9 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "Lines: published Deep Ensembles (full), tuned MC-dropout (dashed), over all splits."
     )
     columns = ("set", "method", "split", *TITLES)
-    page.picture("uci", _figure(splits, tables, methods), caption, columns, _data(results))
+    page.figure_with_data("uci", _figure(splits, tables, methods), caption, columns, _data(results))
     all_claims = claims(splits, regions, tables, uci_results())
-    page.bars(all_claims, f"{DEFAULT} against the limits; a table that was not run does not count")
+    page.claims(all_claims, f"{DEFAULT} against the limits; a table that was not run does not count")
     page.heading("Best methods")
     for line in best_methods(splits, tables, methods):
         page.text(line)

@@ -1,4 +1,4 @@
-"""Tables: files in, numbers out; whatever is wrong is said with its place."""
+"""Table files and their encoding: formats, types, chunks, errors with line and column."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from compound.estimators.encoder import Encoder, as_frame
-from compound.tables.tabular import read_chunks, read_table
+from compound.tables.table_files import read_chunks, read_table
 
 
 def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
@@ -27,18 +27,18 @@ def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
     return out
 
 
-def test_encoding_is_that_of_scikit_learns_transformers():
+def test_encoder_agrees_with_scikit_learn():
     table, fresh = frame(), frame(30, seed=1)
-    fresh.loc[0, "city"] = "Lima"  # never seen
+    fresh.loc[0, "city"] = "Lima"  # unseen in training
     numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
-    words = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    categories = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     oracle = make_column_transformer(
-        (numbers, ["age"]), (words, ["city"]), (StandardScaler(), ["paid", "flat"])
+        (numbers, ["age"]), (categories, ["city"]), (StandardScaler(), ["paid", "flat"])
     )
     table["city"] = table["city"].fillna("Bern")
     oracle.fit(table)
     encoder = Encoder.fit(table)
-    mine, theirs = encoder.transform(fresh), oracle.transform(fresh)
+    encoded = encoder.transform(fresh)
     assert encoder.names == [
         "age",
         "age missing",
@@ -48,36 +48,36 @@ def test_encoding_is_that_of_scikit_learns_transformers():
         "paid",
         "flat",
     ]
-    np.testing.assert_allclose(np.delete(mine, 1, axis=1), theirs, atol=1e-6)
-    np.testing.assert_array_equal(mine[:, 1], fresh["age"].isna())
+    np.testing.assert_allclose(np.delete(encoded, 1, axis=1), oracle.transform(fresh), atol=1e-6)
+    np.testing.assert_array_equal(encoded[:, 1], fresh["age"].isna())
 
 
-def test_rare_and_unseen_words_share_a_column():
-    table = pd.DataFrame({"word": ["a"] * 5 + ["b"] * 4 + ["c", "d", None, None]})
+def test_rare_and_unseen_categories_share_a_feature():
+    table = pd.DataFrame({"category": ["a"] * 5 + ["b"] * 4 + ["c", "d", None, None]})
     encoder = Encoder.fit(table)
-    assert encoder.names == ["word = a", "word = b", "word = missing", "word = other"]
-    asked = encoder.transform(pd.DataFrame({"word": ["b", "c", "never", None]}))
-    assert asked.argmax(1).tolist() == [1, 3, 3, 2] and (asked.sum(1) == 1).all()
+    assert encoder.names == ["category = a", "category = b", "category = missing", "category = other"]
+    encoded = encoder.transform(pd.DataFrame({"category": ["b", "c", "never", None]}))
+    assert encoded.argmax(1).tolist() == [1, 3, 3, 2] and (encoded.sum(1) == 1).all()
 
 
-def test_a_column_of_names_does_not_explode():
+def test_number_of_categories_is_bounded():
     table = pd.DataFrame({"name": [f"n{i // 2}" for i in range(400)]})
     assert Encoder.fit(table).width == 32
 
 
-def test_the_encoder_is_plain_words():
+def test_encoder_config_round_trips_through_json():
     encoder = Encoder.fit(frame())
     again = Encoder.from_config(json.loads(json.dumps(encoder.words())))
     assert again == encoder
     assert np.array_equal(again.transform(frame(seed=2)), encoder.transform(frame(seed=2)))
 
 
-def test_arrays_and_frames_of_numbers_are_the_same():
+def test_arrays_and_data_frames_are_encoded_alike():
     values = np.random.default_rng(0).normal(size=(20, 3)) * [1, 1e9, 1e-9]
     values[3, 1] = np.nan
-    mine = Encoder.fit(values).transform(values)
-    np.testing.assert_array_equal(Encoder.fit(pd.DataFrame(values)).transform(pd.DataFrame(values)), mine)
-    assert (np.abs(mine.mean(0)) < 1e-6).tolist() == [
+    encoded = Encoder.fit(values).transform(values)
+    np.testing.assert_array_equal(Encoder.fit(pd.DataFrame(values)).transform(pd.DataFrame(values)), encoded)
+    assert (np.abs(encoded.mean(0)) < 1e-6).tolist() == [
         True,
         True,
         False,
@@ -85,7 +85,7 @@ def test_arrays_and_frames_of_numbers_are_the_same():
     ]  # the third tells where the gap is
 
 
-def test_extreme_numbers_saturate_and_impossible_ones_are_refused():
+def test_extreme_numbers_saturate_and_infinite_ones_are_rejected():
     encoder = Encoder.fit(np.array([[0.0], [1.0]]))
     assert encoder.transform(np.array([[1e300], [-1e300]])).tolist() == [[1e4], [-1e4]]
     with pytest.raises(ValueError, match="'x0' holds numbers too large"):
@@ -95,7 +95,7 @@ def test_extreme_numbers_saturate_and_impossible_ones_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "string", "datetime", "Float64"])
-def test_columns_of_every_type_are_understood(kind):
+def test_columns_of_every_dtype_are_encoded(kind):
     values = {
         "category": ["a", "b", None] * 2,
         "string": ["a", "b", None] * 2,
@@ -111,7 +111,7 @@ def test_columns_of_every_type_are_understood(kind):
     )
 
 
-def test_polars_frames_are_frames():
+def test_polars_frames_are_accepted():
     polars = pytest.importorskip("polars")
     table = frame()
     pd.testing.assert_frame_equal(as_frame(polars.from_pandas(table)), table, check_dtype=False)
@@ -126,16 +126,16 @@ def written(table: pd.DataFrame, path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.parquet"])
-def test_every_kind_of_file_gives_the_same_rows_whole_or_in_pieces(name, tmp_path):
+def test_every_format_gives_the_same_rows_at_once_or_in_chunks(name, tmp_path):
     table = frame()
     written(table, tmp_path / name)
     encoder = Encoder.fit(table)
-    whole = read_table(tmp_path / name)
-    assert np.array_equal(encoder.transform(whole), encoder.transform(table))
-    pieces = [piece.frame for piece in read_chunks(tmp_path / name, encoder.types(), rows=7)]
-    assert max(map(len, pieces)) <= 7
+    at_once = read_table(tmp_path / name)
+    assert np.array_equal(encoder.transform(at_once), encoder.transform(table))
+    chunks = [chunk.frame for chunk in read_chunks(tmp_path / name, encoder.types(), rows=7)]
+    assert max(map(len, chunks)) <= 7
     assert np.array_equal(
-        np.concatenate([encoder.transform(piece) for piece in pieces]), encoder.transform(table)
+        np.concatenate([encoder.transform(chunk) for chunk in chunks]), encoder.transform(table)
     )
 
 
@@ -147,22 +147,22 @@ BAD = {
     "not UTF-8": (b"a,b\n1,x\n2,\xff\n", "line 3, column 'b' is not UTF-8"),
     "header not UTF-8": (b"a,\xff\n1,2\n", "line 1 is not UTF-8"),
     "two of a name": (b"a,a\n1,2\n", "two columns 'a'"),
-    "a slip": (b"a\n" + b"1\n" * 12 + b"x\n" + b"2\n" * 12, "line 14, column 'a' holds 'x'"),
+    "a typo": (b"a\n" + b"1\n" * 12 + b"x\n" + b"2\n" * 12, "line 14, column 'a' holds 'x'"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("packed", [False, True])
-def test_bad_files_are_refused_with_line_and_column(name, packed, tmp_path):
-    content, words = BAD[name]
+def test_bad_files_are_rejected_with_line_and_column(name, packed, tmp_path):
+    content, message = BAD[name]
     path = tmp_path / ("bad.csv.gz" if packed else "bad.csv")
     path.write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(ValueError, match=words) as refusal:
+    with pytest.raises(ValueError, match=message) as raised:
         read_table(path)
-    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_known_columns_leave_nothing_to_guess(tmp_path):
+def test_given_types_are_not_inferred(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b'a,b\n1,"two\nlines"\n,7\nz,8\n')
     with pytest.raises(ValueError, match="line 5, column 'a' holds 'z': it must be a number"):
@@ -174,14 +174,14 @@ def test_known_columns_leave_nothing_to_guess(tmp_path):
     assert table["b"].tolist() == ["007", "8"] and np.isnan(table["a"][1])
 
 
-def test_files_of_no_kind_or_nowhere_or_cut_off(tmp_path):
-    with pytest.raises(ValueError, match="no known kind"):
+def test_unknown_missing_and_truncated_files_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match="unknown format"):
         read_table(tmp_path / "t.xlsx")
     with pytest.raises(ValueError, match="missing"):
         read_table(tmp_path / "t.csv")
-    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
-    (tmp_path / "t.csv.gz").write_bytes(whole[:-12])
-    with pytest.raises(ValueError, match=r"cut off|damaged|whole"):
+    content = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
+    (tmp_path / "t.csv.gz").write_bytes(content[:-12])
+    with pytest.raises(ValueError, match=r"truncated|damaged|complete"):
         read_table(tmp_path / "t.csv.gz")
     (tmp_path / "t.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="cannot be read"):

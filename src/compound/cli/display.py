@@ -1,0 +1,54 @@
+"""Terminal output of the table commands: tables and progress."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+SILENT_SECONDS = 2.0  # before progress is shown
+REFRESH_SECONDS = 0.2
+
+
+def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]) -> None:
+    """Print tables, each a title, column names and rows."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from compound.report.page import format_cell
+
+    for title, columns, rows in tables:
+        table = Table(*columns, title=Text(title), title_justify="left", show_header=any(columns))
+        for row in rows:
+            table.add_row(*(Text(format_cell(cell)) for cell in row))
+        Console().print(table)
+
+
+@contextmanager
+def row_progress(unit: str) -> Iterator[Callable[[int], None]]:
+    """A callback that shows rows done and rows per second on stderr; silent for the first two seconds."""
+    import time
+
+    from rich import progress
+    from rich.console import Console
+
+    text = progress.TextColumn("{task.completed:,.0f} " + unit + "  {task.fields[speed]:,.0f}/s")
+    display = progress.Progress(
+        progress.SpinnerColumn(), text, console=Console(stderr=True), transient=True, auto_refresh=False
+    )
+    task = display.add_task(unit, total=None, speed=0.0)
+    start = 0.0
+    refreshed = 0.0
+
+    def callback(rows: int) -> None:
+        nonlocal start, refreshed
+        now = time.monotonic()
+        start = start or now
+        if now - start > SILENT_SECONDS and now - refreshed > REFRESH_SECONDS:
+            display.start()
+            display.update(task, completed=rows, speed=rows / (now - start), refresh=True)
+            refreshed = now
+
+    try:
+        yield callback
+    finally:
+        display.stop()

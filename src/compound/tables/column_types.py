@@ -1,0 +1,168 @@
+"""Types of table columns: text to numbers, booleans or categories, with the same rules for fit and predict.
+
+A text column is numeric where every value is a number. Beside numbers, true and false count as 1 and 0; a
+column of true and false alone is boolean.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+TRUE = pa.array(["true", "True", "TRUE"])
+FALSE = pa.array(["false", "False", "FALSE"])
+MISSING = pa.array(["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "#N/A"])
+LOSSLESS_TYPES = (pa.int64(), pa.float64(), pa.bool_())  # targets of `cast_lossless`, in order of preference
+_NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$"
+_DECIMAL = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
+_TIME = r"^(\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d(:\d\d(\.\d+)?)?)$"
+TYPO_RATIO = 0.9  # from this fraction of numbers on, text in a column is a typo
+TYPO_VALUES = 10  # values below which that fraction means nothing
+PROBE = 1000  # values that identify most text columns
+
+
+class ParsedNumbers(NamedTuple):
+    """A column parsed as numbers."""
+
+    values: pa.Array  # float64, null where missing or invalid
+    invalid: NDArray[Any]  # (rows,) present but not a number
+    n_booleans: int  # values that are true or false
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether all values present are true or false."""
+        n_present = len(self.values) - self.values.null_count
+        return 0 < self.n_booleans == n_present and not self.invalid.any()
+
+
+def is_text(dtype: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype)
+    )
+
+
+def is_temporal(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(dtype) and not pa.types.is_interval(dtype))
+
+
+def is_scalar(dtype: pa.DataType) -> bool:
+    """Whether a value is one number, boolean or text (or null), and not a list, struct or bytes."""
+    numeric = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_decimal(dtype)
+    return bool(numeric or pa.types.is_boolean(dtype) or pa.types.is_null(dtype)) or is_text(dtype)
+
+
+def to_array(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array, dictionary encoding removed."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def parse_numbers(column: pa.Array) -> ParsedNumbers:
+    """Numbers, booleans or text as float64."""
+    if is_text(column.type):
+        return _parse_text(column)
+    is_float64 = pa.types.is_floating(column.type) and column.type.bit_width == 64
+    values = column if is_float64 else column.cast(pa.float64(), safe=False)
+    n_booleans = (len(column) - column.null_count) * pa.types.is_boolean(column.type)
+    return ParsedNumbers(values, np.zeros(len(column), bool), n_booleans)
+
+
+def _parse_text(column: pa.Array) -> ParsedNumbers:
+    for null_values in (_null_empty, _null_missing):  # the first is faster, and enough for most columns
+        text = null_values(column)
+        if (values := _try_cast(text, pa.float64())) is not None:
+            return ParsedNumbers(values, np.zeros(len(column), bool), 0)
+    is_true = pc.is_in(text, TRUE)
+    is_false = pc.is_in(text, FALSE)
+    digits = pc.if_else(is_true, "1", pc.if_else(is_false, "0", text.cast(pa.string())))
+    is_number = pc.match_substring_regex(digits, _NUMBER)  # null where missing
+    values = pc.if_else(is_number, digits, pa.scalar(None, pa.string())).cast(pa.float64())
+    invalid = pc.fill_null(pc.invert(is_number), False).to_numpy(zero_copy_only=False)
+    return ParsedNumbers(values, invalid, pc.sum(pc.or_(is_true, is_false)).as_py())
+
+
+def _try_cast(text: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    """Text cast to `dtype`, None if any value cannot be."""
+    try:
+        text.slice(0, PROBE).cast(dtype)  # fails early: casting a whole column of text is slow
+        return text.cast(dtype)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _null_empty(column: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+
+
+def _null_missing(column: pa.Array) -> pa.Array:
+    text = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(text, MISSING), pa.scalar(None, text.type), text)
+
+
+def to_categories(column: pa.Array, parse_missing: bool) -> "pd.Series[Any]":
+    """Values of a categorical column, unchanged; with `parse_missing`, text such as NA becomes missing."""
+    if is_text(column.type) and parse_missing:
+        column = pc.if_else(pc.is_in(column, MISSING), pa.scalar(None, column.type), column)
+    return column.to_pandas(integer_object_nulls=True)
+
+
+def to_numbers(parsed: ParsedNumbers, boolean: bool) -> "pd.Series[Any]":
+    """float64 values; with `boolean`, booleans where every value is 0 or 1."""
+    if boolean:
+        is_binary = pc.or_(pc.equal(parsed.values, 0.0), pc.equal(parsed.values, 1.0))
+        if pc.all(is_binary).as_py() is not False:
+            return parsed.values.cast(pa.bool_(), safe=False).to_pandas()
+    return parsed.values.to_pandas().astype(np.float64)
+
+
+def infer_numbers(column: pa.Array, parsed: ParsedNumbers) -> "pd.Series[Any] | None":
+    """A text column as integers, floats or booleans; None where a value is not a number."""
+    if parsed.invalid.any():
+        return None
+    if parsed.is_boolean:
+        return to_numbers(parsed, True)
+    integers = None if parsed.values.null_count else _try_cast(pc.utf8_trim_whitespace(column), pa.int64())
+    return to_numbers(parsed, False) if integers is None else integers.to_pandas()
+
+
+def is_time_text(column: pa.Array) -> bool:
+    """Whether all values of a text column are dates or times of day."""
+    present = column.filter(pc.invert(pc.is_in(column, MISSING)))
+    return len(present) > 0 and bool(pc.all(pc.match_substring_regex(present, _TIME)).as_py())
+
+
+def find_typo(parsed: ParsedNumbers) -> tuple[int, int] | None:
+    """Row of the first text value in a column of numbers, and the percentage of numbers, if any.
+
+    Without this check a single typo would turn a numeric column into a categorical one.
+    """
+    if parsed.n_booleans:  # true, false, unknown: a categorical column
+        return None
+    n_invalid = int(parsed.invalid.sum())
+    n_present = len(parsed.invalid) - parsed.values.null_count + n_invalid
+    ratio = 1 - n_invalid / max(n_present, 1)
+    is_typo = n_present >= TYPO_VALUES and TYPO_RATIO <= ratio < 1
+    return (int(parsed.invalid.argmax()), int(100 * ratio)) if is_typo else None
+
+
+def cast_lossless(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    """Text cast to `dtype`, empty text to null; None if that loses information (007, 2^53 + 1 as float)."""
+    text = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    if pa.types.is_boolean(dtype):
+        is_true = pc.is_in(text, TRUE)
+        is_boolean = pc.or_(is_true, pc.is_in(text, FALSE))
+        lossless = pc.all(pc.or_(is_boolean, pc.is_null(text))).as_py()
+        return pc.if_else(is_boolean, is_true, pa.scalar(None, dtype)) if lossless else None
+    values = _try_cast(text, dtype)
+    if values is None:
+        return None
+    same = pc.equal(values.cast(pa.string()), text)
+    if pa.types.is_floating(dtype):  # float64 distinguishes all numbers of 15 digits
+        n_digits = pc.utf8_length(pc.replace_substring_regex(text, r"[eE].*|[^0-9]", ""))
+        same = pc.or_(same, pc.and_(pc.match_substring_regex(text, _DECIMAL), pc.less_equal(n_digits, 15)))
+        same = pc.and_(same, pc.is_finite(values))
+    return values if pc.all(same).as_py() is not False else None

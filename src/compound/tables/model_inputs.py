@@ -1,0 +1,206 @@
+"""Table files as inputs of a model: features, target and task, checked before any work."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas.api import types
+
+from compound.estimators import memory
+from compound.estimators.base import Estimator
+from compound.estimators.encoder import is_words
+from compound.estimators.files import load
+from compound.tables.file_errors import file_location, join_names, missing_column
+from compound.tables.table_files import Chunk, column_names, read_chunks, read_table
+
+TaskOption = Literal["auto", "regression", "classification"]
+MAX_FEATURES = 10_000  # columns: whitening this many takes 4 GB and ten minutes
+MAX_INTEGER_CLASSES = 10  # an integer target with at most this many distinct values is a class
+
+
+class LabelledTable(NamedTuple):
+    """Features and target of a table file."""
+
+    path: Path
+    x: pd.DataFrame
+    y: "pd.Series[Any]"
+
+
+def load_estimator(path: Path) -> Estimator:
+    """Load a saved estimator with a single target."""
+    estimator: Estimator = load(path)
+    task = estimator.model_.task
+    if task.kind == "regression" and task.size > 1:
+        raise ValueError(
+            f"{path} predicts {task.size} targets at once: "
+            "the command line supports one, use compound.load in Python"
+        )
+    return estimator
+
+
+def read_training_table(path: Path, target: str, drop: Sequence[str] = ()) -> LabelledTable:
+    """Read and check a training table; dropped columns are not parsed."""
+    names = column_names(path)
+    for name in (target, *drop):
+        if name not in names:
+            raise missing_column(path, name, names)
+    if target in drop:
+        raise ValueError(f"column {target!r} is both target and dropped: drop another one")
+    dropped = set(drop)
+    columns = [name for name in names if name not in dropped]
+    max_bytes = _check_n_features(path, target, len(columns) - 1)
+    table = read_table(path, columns=columns, max_bytes=max_bytes)
+    check_not_missing(path, table[target], target)
+    check_finite(path, table)
+    return LabelledTable(path, table.drop(columns=target), table[target])
+
+
+def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
+    """Raise ValueError for too few or too many features; returns the free memory in bytes, if known."""
+    if n_features < 1:
+        raise ValueError(f"{path} has no feature column besides the target {target!r}: give at least one")
+    if n_features > MAX_FEATURES:
+        raise ValueError(
+            f"{path} has {n_features:,} feature columns, at most {MAX_FEATURES:,} are supported: "
+            "leave some out with --drop"
+        )
+    free = memory.available()
+    needed = memory.whitening(n_features)
+    if free is not None and needed > free:
+        raise ValueError(
+            f"{path} has {n_features:,} feature columns, which need at least {needed / 1e9:.1f} GB, "
+            f"{free / 1e9:.1f} GB are free: leave some out with --drop"
+        )
+    return free
+
+
+def infer_task(path: Path, y: "pd.Series[Any]", task: TaskOption) -> Literal["regression", "classification"]:
+    """The task of target `y`; ValueError where `task` asks for the impossible.
+
+    With "auto", text, booleans and integers with at most MAX_INTEGER_CLASSES distinct values, some of them
+    repeated, are classes; other numbers are regression targets.
+    """
+    is_label = is_words(y) or types.is_bool_dtype(y)
+    if task == "regression":
+        if is_label:
+            raise ValueError(
+                f"{path}, {file_location(path, 0)}, column {y.name!r} holds {y.iloc[0]!r}: "
+                "regression needs numbers, use --task classification"
+            )
+        return "regression"
+    is_discrete = is_label or bool((y == y.round()).all())
+    n_distinct = y.nunique()
+    few_values = n_distinct <= MAX_INTEGER_CLASSES and n_distinct < len(y)
+    if task == "auto" and not (is_label or (is_discrete and few_values)):
+        return "regression"
+    _check_classes(path, y, is_discrete, n_distinct)
+    return "classification"
+
+
+def _check_classes(path: Path, y: "pd.Series[Any]", is_discrete: bool, n_distinct: int) -> None:
+    if not is_discrete:
+        row = int(np.flatnonzero(y != y.round())[0])
+        raise ValueError(
+            f"{path}, {file_location(path, row)}, column {y.name!r} holds {y.iloc[row]}: "
+            "classes are text or integers, use --task regression"
+        )
+    if n_distinct == 1:
+        raise ValueError(
+            f"{path}, column {y.name!r} holds one class only, {y.iloc[0]}: choose another --target"
+        )
+    if n_distinct == len(y):
+        raise ValueError(
+            f"{path}, column {y.name!r} holds {n_distinct:,} classes in {len(y):,} rows, no two alike: "
+            "choose another --target"
+        )
+
+
+def encode_target(table: LabelledTable, estimator: Estimator) -> NDArray[Any]:  # (rows,)
+    """The target as floats, or as indices into the estimator's `classes_`."""
+    path, y = table.path, table.y
+    if estimator.model_.task.kind == "regression":
+        return y.to_numpy(np.float64)
+    classes = estimator.classes_.tolist()  # type: ignore[attr-defined]
+    index = {label: i for i, label in enumerate(classes)}
+    labels = y.tolist()
+    for row, label in enumerate(labels):
+        if label not in index:
+            raise ValueError(
+                f"{path}, {file_location(path, row)}, column {y.name!r} holds {label!r}: "
+                f"the model knows {join_names(classes)}"
+            )
+    return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def read_features(path: Path, estimator: Estimator) -> pd.DataFrame:
+    """The feature columns of a model, in its order."""
+    required_columns(path, estimator)
+    table = read_table(path, estimator.encoder_.types(), max_bytes=memory.available())
+    check_finite(path, table)
+    return table
+
+
+def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTable:
+    """The feature columns of a model, and the target."""
+    features = required_columns(path, estimator)
+    names = column_names(path)
+    if target not in names:
+        raise missing_column(path, target, names, ", the target to compare with")
+    dtypes = {**estimator.encoder_.types(), target: _target_type(estimator)}
+    table = read_table(path, dtypes, max_bytes=memory.available())
+    check_not_missing(path, table[target], target)
+    check_finite(path, table[features])
+    return LabelledTable(path, table[features], table[target])
+
+
+def read_feature_chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Chunk]:
+    """The table in chunks of at most `rows` rows: all columns unchanged, and the feature columns parsed."""
+    required_columns(path, estimator)
+    offset = 0
+    for chunk in read_chunks(path, estimator.encoder_.types(), rows):
+        check_finite(path, chunk.frame, offset)
+        yield chunk
+        offset += len(chunk.frame)
+
+
+def required_columns(path: Path, estimator: Estimator) -> list[str]:
+    """The names of a model's feature columns; ValueError if the table lacks one."""
+    names = set(column_names(path))
+    required = [column.name for column in estimator.encoder_.columns]
+    for name in required:
+        if name not in names:
+            raise missing_column(path, name, column_names(path), f" (the model reads {join_names(required)})")
+    return required
+
+
+def check_finite(path: Path, table: pd.DataFrame, offset: int = 0) -> None:
+    """Raise ValueError at an infinite number; `offset` rows of the file precede the first row of `table`."""
+    for name in table:
+        column = table[name]
+        if not types.is_float_dtype(column):
+            continue
+        infinite = np.flatnonzero(np.isinf(column.to_numpy(np.float64, na_value=np.nan)))
+        if len(infinite):
+            where = file_location(path, offset + int(infinite[0]))
+            raise ValueError(
+                f"{path}, {where}, column {name!r} is infinite: give a finite number or leave it empty"
+            )
+
+
+def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
+    """Raise ValueError at a row without target."""
+    missing = np.flatnonzero(y.isna())
+    if len(missing):
+        total = f", {len(missing):,} rows in all" if len(missing) > 1 else ""
+        where = file_location(path, int(missing[0]))
+        raise ValueError(f"{path}, {where}, column {target!r} is empty{total}: fill it or remove such rows")
+
+
+def _target_type(estimator: Estimator) -> str:
+    if estimator.model_.task.kind == "regression":
+        return "number"
+    kind = estimator.classes_.dtype.kind  # type: ignore[attr-defined]
+    return {"b": "boolean", "i": "number", "u": "number", "f": "number"}.get(kind, "text")

@@ -1,0 +1,193 @@
+"""Metrics of a model's predictions on a table, with confidence intervals, calibration curve and slices.
+
+The formulas are those of `compound.metrics`, evaluated on bootstrap samples.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pandas.api import types
+from torch import Generator, Tensor
+
+from compound.estimators.row_predictions import RowScores
+from compound.metrics import confidence_bins, resampled_auroc, resampled_ece
+from compound.tables.confidence_intervals import Bootstrap, Metric
+
+Array = NDArray[Any]
+LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)  # coverages of the calibration curve
+NOMINAL = 0.9  # coverage that is reported
+COVERAGE = "coverage of 90%"
+BINS = 15  # of confidence
+QUANTILE_BINS = 5  # slices of a numeric column
+MIN_SLICE = 10  # rows
+
+
+class CalibrationPoint(NamedTuple):
+    """A point of the calibration curve.
+
+    Regression: `observed` is the coverage of intervals of nominal coverage `nominal`. Classification:
+    `observed` is the accuracy of predictions with mean confidence `nominal`.
+    """
+
+    nominal: float
+    observed: float
+    rows: int
+
+
+class Slice(NamedTuple):
+    """Metrics of the rows with one value, or one range of values, of a column."""
+
+    column: str
+    value: str
+    rows: int
+    coverage: float  # of the 90% interval or set
+    nll: float
+    error: float  # RMSE, or error rate
+    epistemic: float  # mean
+
+
+def prediction_metrics(scores: RowScores, is_regression: bool, generator: Generator) -> list[Metric]:
+    """NLL, RMSE or accuracy, coverage of the 90% interval or set, calibration error and further metrics."""
+    bootstrap = Bootstrap(len(scores), generator)
+    samples = (_regression_samples if is_regression else _classification_samples)(scores, bootstrap)
+    return [
+        Metric.from_proportion(name, values[0], len(scores))
+        if name in ("accuracy", COVERAGE)
+        else Metric.from_samples(name, values)
+        for name, values in samples.items()
+    ]
+
+
+def _regression_samples(scores: RowScores, bootstrap: Bootstrap) -> dict[str, Array]:  # (1 + samples,) each
+    std = scores.answers["std"].to_numpy()
+    columns = _stack_columns(scores.nll, scores.error**2, np.abs(scores.error), std, scores.inside)
+    means = bootstrap.evaluate(lambda weights: weights @ columns / len(scores))
+    coverage = means[:, 4:]  # (1 + samples, levels)
+    return {
+        "NLL": means[:, 0],
+        "RMSE": np.sqrt(means[:, 1]),
+        "MAE": means[:, 2],
+        COVERAGE: coverage[:, _nominal_index(scores.levels)],
+        "ECE": np.abs(coverage - scores.levels).mean(1),
+        "mean std": means[:, 3],
+    }
+
+
+def _classification_samples(
+    scores: RowScores, bootstrap: Bootstrap
+) -> dict[str, Array]:  # (1 + samples,) each
+    confidence, correct = _confidence(scores)
+    covered = scores.inside[:, _nominal_index(scores.levels)]
+    columns = _stack_columns(scores.nll, correct, scores.brier, covered, confidence)
+
+    def statistics(weights: Tensor) -> Tensor:  # (samples, rows) -> (samples, 6)
+        ece = resampled_ece(confidence, correct, weights, BINS)
+        return torch.cat([weights @ columns / len(scores), ece.unsqueeze(1)], 1)
+
+    nll, accuracy, brier, coverage, mean_confidence, ece = bootstrap.evaluate(statistics).T
+    return {
+        "NLL": nll,
+        "accuracy": accuracy,
+        "Brier score": brier,
+        COVERAGE: coverage,
+        "ECE": ece,
+        "mean confidence": mean_confidence,
+    }
+
+
+def _stack_columns(*columns: Any) -> Tensor:  # (rows, columns) float64
+    return torch.from_numpy(np.column_stack(columns).astype(np.float64))
+
+
+def _confidence(scores: RowScores) -> tuple[Tensor, Tensor]:  # (rows,) each, float64
+    confidence = torch.tensor(scores.answers["probability"].to_numpy(np.float64))
+    return confidence, torch.from_numpy(1 - scores.error)
+
+
+def ood_metrics(in_dist: pd.DataFrame, ood: pd.DataFrame, generator: Generator) -> list[Metric]:
+    """AUROC of each score for detecting the rows of `ood`, and the proportions that `is_ood` flags."""
+    in_bootstrap = Bootstrap(len(in_dist), generator)
+    ood_bootstrap = Bootstrap(len(ood), generator)
+    metrics = []
+    for name in ("ood_score", "epistemic", "total"):
+        pairs = zip(in_bootstrap.counts(), ood_bootstrap.counts(), strict=False)  # large tables have fewer
+        samples = resampled_auroc(_score(in_dist, name), _score(ood, name), pairs)
+        metrics.append(Metric.from_samples(f"AUROC of {name}", samples.numpy()))
+    for name, frame in (("flagged in this table", in_dist), ("flagged in the OOD table", ood)):
+        metrics.append(Metric.from_proportion(name, frame["is_ood"].mean(), len(frame)))
+    return metrics
+
+
+def _score(frame: pd.DataFrame, name: str) -> Tensor:  # (rows,) float64
+    column = frame["aleatoric"] + frame["epistemic"] if name == "total" else frame[name]
+    return torch.tensor(column.to_numpy(np.float64))  # pandas arrays are read-only
+
+
+def calibration_curve(scores: RowScores, is_regression: bool) -> list[CalibrationPoint]:
+    """Nominal against observed coverage (regression), or confidence against accuracy (classification)."""
+    if is_regression:
+        observed = scores.inside.mean(0)
+        return [
+            CalibrationPoint(float(level), float(coverage), len(scores))
+            for level, coverage in zip(scores.levels, observed, strict=True)
+        ]
+    confidence, correct = _confidence(scores)
+    bins = confidence_bins(confidence, BINS)
+    masks = [bins == i for i in bins.unique()]
+    return [
+        CalibrationPoint(confidence[rows].mean().item(), correct[rows].mean().item(), int(rows.sum()))
+        for rows in masks
+    ]
+
+
+def slices(
+    scores: RowScores, table: pd.DataFrame, is_regression: bool, columns: Sequence[str]
+) -> list[Slice]:
+    """Metrics by value, or quantile bin, of each column; slices of fewer than MIN_SLICE rows are left out."""
+    covered = scores.inside[:, _nominal_index(scores.levels)]
+    epistemic = scores.answers["epistemic"].to_numpy()
+    error: Callable[[Array], Any] = _rmse if is_regression else np.mean
+    return [
+        Slice(
+            column,
+            value,
+            int(rows.sum()),
+            float(covered[rows].mean()),
+            float(scores.nll[rows].mean()),
+            float(error(scores.error[rows])),
+            float(epistemic[rows].mean()),
+        )
+        for column in columns
+        for value, rows in group_rows(table[column])
+        if rows.sum() >= MIN_SLICE
+    ]
+
+
+def _rmse(error: Array) -> Any:
+    return np.sqrt((error**2).mean())
+
+
+def group_rows(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
+    """A name and a row mask for each value of a column, or for each quantile bin of a numeric column."""
+    missing = column.isna().to_numpy()
+    is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
+    if is_number and column.nunique() > QUANTILE_BINS:
+        values = column.to_numpy(np.float64, na_value=np.nan)
+        edges = np.unique(np.quantile(values[~missing], np.linspace(0, 1, QUANTILE_BINS + 1)))
+        bins = np.searchsorted(edges[1:-1], values, side="left")
+        groups = [
+            (f"{edges[i]:.4g} to {edges[i + 1]:.4g}", (bins == i) & ~missing) for i in range(len(edges) - 1)
+        ]
+    else:
+        text = column.astype(str).to_numpy()
+        groups = [(str(value), (text == value) & ~missing) for value in sorted(set(text[~missing]))]
+    return groups + ([("missing", missing)] if missing.any() else [])
+
+
+def _nominal_index(levels: Array) -> int:
+    """Index of the NOMINAL coverage."""
+    return int(np.abs(levels - NOMINAL).argmin())

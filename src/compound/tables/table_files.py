@@ -1,0 +1,188 @@
+"""Table files: csv, tsv and parquet, the first two plain or gzipped, read at once or in chunks.
+
+csv and tsv need a header line and UTF-8 text. They are read as text, which `predict` writes back unchanged;
+only the columns that a model uses are parsed. Errors name the line and column.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from compound.tables.column_types import LOSSLESS_TYPES, cast_lossless, to_array
+from compound.tables.csv_text import BLOCK, check_quotes, check_utf8, read_header
+from compound.tables.file_errors import DELIMITERS, file_format, missing_column, reading_errors
+from compound.tables.frames import cast_frame, infer_frame
+
+MAX_COLUMNS = 20_000  # of a file: each takes 15 kB to read, whatever it holds
+BATCH_ROWS = 1 << 16
+EXTRAPOLATION = 2  # a size extrapolated from the first batches must exceed the free memory by this factor
+CELL_BYTES = 45  # peak memory per value, from text to fit
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file."""
+
+    table: pa.Table  # all columns as in the file: text, or the types of parquet
+    frame: pd.DataFrame  # the columns that the model uses: numbers, booleans and categories
+
+
+def read_table(
+    path: str | Path,
+    dtypes: Mapping[str, str] | None = None,
+    columns: Collection[str] | None = None,
+    max_bytes: int | None = None,
+) -> pd.DataFrame:
+    """Read a table.
+
+    `dtypes` (number, boolean or text by column, from `Encoder.types`) selects columns and fixes their
+    types. Without it types are inferred, for all columns or for `columns`. A table that needs more than
+    `max_bytes` of memory is rejected with a ValueError while it is read.
+    """
+    path = Path(path)
+    names = column_names(path)
+    _check_present(path, dtypes or (), names)
+    selected = set(dtypes if dtypes is not None else names if columns is None else columns)
+    names_read = [name for name in names if name in selected]
+    batches: list[pa.Table] = []
+    rows = 0
+    table_bytes = 0
+    for batch, fraction in _read_batches(path, names, names_read, BATCH_ROWS):
+        batches.append(batch.select(names_read))
+        rows += len(batch)
+        table_bytes += batches[-1].nbytes
+        if max_bytes is not None:
+            needed = rows * len(names_read) * CELL_BYTES + table_bytes
+            _check_memory(path, needed, max_bytes, rows, len(names_read), fraction)
+    _check_not_empty(path, rows)
+    table = pa.concat_tables(batches)
+    return infer_frame(path, table) if dtypes is None else cast_frame(path, table, dtypes, 0)
+
+
+def read_chunks(path: str | Path, dtypes: Mapping[str, str], rows: int = BATCH_ROWS) -> Iterator[Chunk]:
+    """Read a table in chunks of at most `rows` rows, for tables larger than memory."""
+    path = Path(path)
+    names = column_names(path)
+    _check_present(path, dtypes, names)
+    n_read = 0
+    for batch, _ in _read_batches(path, names, names, rows):
+        for start in range(0, len(batch), rows):
+            part = batch.slice(start, rows)
+            yield Chunk(part, cast_frame(path, part, dtypes, n_read))
+            n_read += len(part)
+    _check_not_empty(path, n_read)
+
+
+def lossless_types(path: str | Path) -> dict[str, pa.DataType]:
+    """For each column of a csv file the type that keeps all information: int64, float64, bool or string.
+
+    Reads the whole file.
+    """
+    path = Path(path)
+    names = column_names(path)
+    candidates = dict.fromkeys(names, LOSSLESS_TYPES)
+    non_empty = set()
+    for batch, _ in _read_batches(path, names, names, BATCH_ROWS):
+        for name, dtypes in candidates.items():
+            column = to_array(batch[name])
+            candidates[name] = tuple(dtype for dtype in dtypes if cast_lossless(column, dtype) is not None)
+            if name not in non_empty and pc.any(pc.not_equal(column, "")).as_py():
+                non_empty.add(name)
+    return {
+        name: dtypes[0] if dtypes and name in non_empty else pa.string()
+        for name, dtypes in candidates.items()
+    }
+
+
+def column_names(path: str | Path) -> list[str]:
+    """The column names of a table, unique and not empty, without reading its rows."""
+    path = Path(path)
+    suffix = file_format(path)
+    with reading_errors(path):
+        if suffix == ".parquet":
+            names = pyarrow.parquet.read_schema(path).names
+        else:
+            names = read_header(path, DELIMITERS[suffix])
+    if not names:
+        raise ValueError(f"{path} is empty: give a table with a header line and at least one row")
+    if len(names) > MAX_COLUMNS:
+        raise ValueError(
+            f"{path} has {len(names):,} columns, at most {MAX_COLUMNS:,} can be read: remove some"
+        )
+    if any(not name.isprintable() and re.search("[\udc80-\udcff]", name) for name in names):
+        check_utf8(path, DELIMITERS[suffix])
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"{path} has two columns {duplicates[0]!r}: give every column a unique name")
+    return names
+
+
+def _read_batches(
+    path: Path, names: Sequence[str], names_read: Collection[str], rows: int
+) -> Iterator[tuple[pa.Table, float]]:
+    """Batches in file order, each with the fraction of the file read so far (0 to 1)."""
+    with reading_errors(path):
+        if file_format(path) == ".parquet":
+            file = pyarrow.parquet.ParquetFile(path)
+            n_read = 0
+            for batch in file.iter_batches(rows, columns=list(names_read)):
+                n_read += len(batch)
+                yield pa.Table.from_batches([batch]), n_read / file.metadata.num_rows
+            return
+        with pa.OSFile(str(path)) as raw:
+            for table in _read_csv(path, raw, names, names_read):
+                yield table, raw.tell() / raw.size()
+
+
+def _read_csv(path: Path, raw: Any, names: Sequence[str], names_read: Collection[str]) -> Iterator[pa.Table]:
+    """A csv or tsv file as text; columns not in `names_read` as bytes, in any encoding."""
+    delimiter = DELIMITERS[file_format(path)]
+    dtypes = {name: pa.string() if name in names_read else pa.binary() for name in names}
+    reader = pyarrow.csv.open_csv(
+        pa.CompressedInputStream(raw, "gzip") if path.suffix == ".gz" else raw,
+        pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=BLOCK
+        ),  # threads lose the row in error messages
+        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(column_types=dtypes, null_values=[], strings_can_be_null=False),
+    )
+    quotes_checked = False
+    for batch in reader:
+        if not quotes_checked and any(_has_line_break(column) for column in batch.columns):
+            check_quotes(path, delimiter)
+            quotes_checked = True
+        yield pa.Table.from_batches([batch])
+
+
+def _has_line_break(column: pa.Array) -> bool:
+    return any(bool(pc.any(pc.match_substring(column, sign)).as_py()) for sign in ("\n", "\r"))
+
+
+def _check_present(path: Path, columns: Collection[str], names: Sequence[str]) -> None:
+    present = set(names)
+    for name in columns:
+        if name not in present:
+            raise missing_column(path, name, names)
+
+
+def _check_not_empty(path: Path, rows: int) -> None:
+    if rows == 0:
+        raise ValueError(f"{path} has a header but no rows: give at least one")
+
+
+def _check_memory(path: Path, needed: int, max_bytes: int, rows: int, columns: int, fraction: float) -> None:
+    """Raise ValueError if the rows read so far do not fit, or the extrapolated table clearly does not."""
+    total = needed / fraction
+    if needed > max_bytes or total > EXTRAPOLATION * max_bytes:
+        raise ValueError(
+            f"{path} holds about {rows / fraction:,.0f} rows of {columns:,} columns, "
+            f"which take {total / 1e9:.1f} GB, {max_bytes / 1e9:.1f} GB are free: "
+            "give a sample of the rows, or fewer columns"
+        )
