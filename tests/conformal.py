@@ -1,8 +1,9 @@
-"""Coverage of 90% intervals and sets over many synthetic tables with rare classes and weights: `make coverage`.
+"""Coverage of 90% intervals and sets over synthetic tables with rare classes and weights: `make coverage`.
 
-Rows of the population have weight w(x) or w(class); a row gets into the table with a chance that falls with its weight, as in a
-survey, and the table tells the weight. Test rows come from the population itself, classes missing from the table included.
-The alarms are left out of the fits, for they take most of the time and no part in this.
+Rows of the population have weight w(x) or w(class); the probability that a row is in the table falls with its
+weight, as in a survey, and the weight is known. Test rows come from the population itself, with classes
+missing from the table. The out-of-distribution detector is not fitted: it takes most of the time, and no part
+in coverage.
 """
 
 import sys
@@ -19,27 +20,27 @@ from compound.estimators.base import Estimator
 from compound.ood.detector import OODDetector
 from compound.ood.noise import DistanceAwareNoise
 
-TEST = 500  # rows asked about per table
+TEST = 500  # test rows per table
 TABLES = 200
 MAP = Method("map", widths=(20,))
 CDN = Method("ml-cdn", widths=(20,), hyper=(10,), far=0.0)  # five members
 
 
-class Found(NamedTuple):
-    coverage: float  # share of test rows inside
+class Measurement(NamedTuple):
+    coverage: float  # fraction of test rows inside
     size: float  # mean width, or mean number of classes
-    rows: float  # that vouch
+    rows: float  # effective calibration rows
 
 
 class Rows(NamedTuple):
     x: np.ndarray  # (rows, 4)
     y: np.ndarray  # (rows,)
-    weight: np.ndarray  # (rows,) how many rows of the population a row of the table stands for
+    weight: np.ndarray  # (rows,) how many rows of the population a row of the table represents
 
 
 @dataclass(frozen=True)
 class Classes:
-    """Three frequent classes, and rare ones of `each` rows on average that together have the share `rare`."""
+    """Three frequent classes, and rare ones of `each` rows on average, a fraction `rare` of all rows."""
 
     rows: int
     rare: float = 0.0
@@ -50,13 +51,13 @@ class Classes:
     early: bool = True
 
     def population(self, random: np.random.Generator) -> Callable[[int], Rows]:
-        few = round(self.rows * self.rare / self.each)
-        share = np.r_[np.full(3, (1 - self.rare) / 3), np.full(few, self.rare / max(few, 1))]
-        centres = 1.5 * random.normal(size=(3 + few, 4))
+        n_rare = round(self.rows * self.rare / self.each)
+        proportions = np.r_[np.full(3, (1 - self.rare) / 3), np.full(n_rare, self.rare / max(n_rare, 1))]
+        centres = 1.5 * random.normal(size=(3 + n_rare, 4))
 
         def draw(count: int) -> Rows:
-            y = random.choice(len(share), count, p=share)
-            weight = np.where(y < 3 if few else y == 0, self.skew, 1.0)
+            y = random.choice(len(proportions), count, p=proportions)
+            weight = np.where(y < 3 if n_rare else y == 0, self.skew, 1.0)
             return Rows(centres[y] + random.normal(size=(count, 4)), y, weight)
 
         return draw
@@ -65,11 +66,11 @@ class Classes:
         fast = {"max_epochs": self.steps, "batch_size": self.rows, "lr": 1e-2}
         return CompoundClassifier(self.method, **fast, random_state=seed, early_stopping=self.early)
 
-    def judged(self, model: CompoundClassifier, test: Rows) -> tuple[float, float]:
+    def evaluate(self, model: CompoundClassifier, test: Rows) -> tuple[float, float]:
         sets = model.predict_set(test.x)
-        place = np.searchsorted(model.classes_, test.y).clip(max=len(model.classes_) - 1)
-        known = model.classes_[place] == test.y  # a class that the table lacks is in no set
-        return float((known & sets[np.arange(len(place)), place]).mean()), float(sets.sum(1).mean())
+        index = np.searchsorted(model.classes_, test.y).clip(max=len(model.classes_) - 1)
+        is_known = model.classes_[index] == test.y  # a class missing from the table is in no set
+        return float((is_known & sets[np.arange(len(index)), index]).mean()), float(sets.sum(1).mean())
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,23 @@ class Targets:
         fast = {"max_epochs": self.steps, "batch_size": self.rows, "lr": 1e-2}
         return CompoundRegressor(self.method, **fast, random_state=seed, early_stopping=self.early)
 
-    def judged(self, model: CompoundRegressor, test: Rows) -> tuple[float, float]:
+    def evaluate(self, model: CompoundRegressor, test: Rows) -> tuple[float, float]:
         low, high = model.predict_interval(test.x)
         return float(((low <= test.y) & (test.y <= high)).mean()), float((high - low).mean())
 
 
 def survey(draw: Callable[[int], Rows], rows: int, random: np.random.Generator) -> Rows:
-    """So many rows, each of the population with a chance ~ 1 / weight."""
-    found: list[Rows] = []
-    while sum(len(part.y) for part in found) < rows:
-        some = draw(4 * rows)
-        kept = random.random(len(some.y)) < some.weight.min() / some.weight
-        found.append(Rows(*(column[kept] for column in some)))
-    return Rows(*(np.concatenate(columns)[:rows] for columns in zip(*found, strict=True)))
+    """Rows of the population, each with a probability proportional to 1 / weight."""
+    parts: list[Rows] = []
+    while sum(len(part.y) for part in parts) < rows:
+        candidates = draw(4 * rows)
+        accepted = random.random(len(candidates.y)) < candidates.weight.min() / candidates.weight
+        parts.append(Rows(*(column[accepted] for column in candidates)))
+    return Rows(*(np.concatenate(columns)[:rows] for columns in zip(*parts, strict=True)))
 
 
-def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: int = 0) -> list[Found]:
-    """What a fit on each of so many tables covers; not `weighted`: the weights are kept from the fit."""
+def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: int = 0) -> list[Measurement]:
+    """The coverage of a fit on each of `tables` tables; not `weighted`: the fit does not get the weights."""
     out = []
     for seed in range(first, first + tables):
         random = np.random.default_rng(seed)
@@ -126,11 +127,12 @@ def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: 
         model: Estimator = kind.estimator(seed).fit(
             table.x, table.y, sample_weight=table.weight if weighted else None
         )
-        out.append(Found(*kind.judged(model, test), model.n_calibration_))  # type: ignore[arg-type]
+        out.append(Measurement(*kind.evaluate(model, test), model.n_calibration_))  # type: ignore[arg-type]
     return out
 
 
-def no_alarms(x: torch.Tensor, rate: float, generator: torch.Generator) -> OODDetector:
+def skip_detector(x: torch.Tensor, rate: float, generator: torch.Generator) -> OODDetector:
+    """Replaces `OODDetector.fit`, which takes long."""
     return OODDetector(DistanceAwareNoise(x.shape[1]), np.inf)
 
 
@@ -162,16 +164,16 @@ CASES: dict[str, Classes | Targets] = {
 
 
 def main() -> None:
-    OODDetector.fit = no_alarms  # type: ignore[method-assign, assignment]
-    words = sys.argv[1:]
-    tables = int(words.pop(0)) if words and words[0].isdigit() else TABLES
+    OODDetector.fit = skip_detector  # type: ignore[method-assign, assignment]
+    arguments = sys.argv[1:]
+    tables = int(arguments.pop(0)) if arguments and arguments[0].isdigit() else TABLES
     print(f"{'':40} coverage  (error)  rows  size  seconds")
     for name, kind in CASES.items():
-        if not words or any(word in name for word in words):
+        if not arguments or any(argument in name for argument in arguments):
             begin = time.process_time()
-            found = np.array(measure(kind, tables))
-            coverage, size, rows = found.mean(0)
-            error, seconds = found[:, 0].std() / np.sqrt(tables), time.process_time() - begin
+            measurements = np.array(measure(kind, tables))
+            coverage, size, rows = measurements.mean(0)
+            error, seconds = measurements[:, 0].std() / np.sqrt(tables), time.process_time() - begin
             print(
                 f"{name:40} {coverage:.3f}     {error:.3f}  {rows:5.1f}  {size:5.2f}  {seconds:5.0f}",
                 flush=True,

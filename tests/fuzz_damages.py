@@ -1,6 +1,7 @@
-"""Ways to damage a saved model or checkpoint, with checksums made to fit again.
+"""Ways to damage a saved model or checkpoint, with valid checksums.
 
-Every damage is a function of a whole copy; `damages(path)` names all there are for what is saved at a path.
+Every damage is a function that changes an intact copy; `damages(path)` lists all that apply to what is saved
+at a path.
 """
 
 import copy
@@ -19,32 +20,32 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from compound.io import persist
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.bundle import canonical_json, digest
+from compound.io.model_directory import CONFIG, TENSORS
 
-GONE = object()
+REMOVED = object()
 
 
 class Damage(NamedTuple):
     label: str
-    do: Callable[[Path], None]  # to a whole copy
+    apply: Callable[[Path], None]  # to an intact copy
 
 
 class Parts(NamedTuple):
-    """What is saved: the words, and the tensors."""
+    """What is saved: the JSON frame with the configuration, and the tensors."""
 
-    words: Any
+    frame: Any
     tensors: dict[str, Tensor]
 
 
 def damages(path: Path) -> Iterator[Damage]:
-    """Every kind of damage to every file, word and tensor of a model directory or checkpoint."""
+    """Every kind of damage to every file, JSON entry and tensor of a model directory or checkpoint."""
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        yield from of_file(file.relative_to(path) if path.is_dir() else Path())
+        yield from file_damages(file.relative_to(path) if path.is_dir() else Path())
     parts = take_apart(path)
-    for where in places(parts.words):
-        for label, change in WORDS.items():
-            yield Damage(f"{'.'.join(map(str, where))} {label}", _in_words(where, change))
+    for keys in entry_paths(parts.frame):
+        for label, change in VALUES.items():
+            yield Damage(f"{'.'.join(map(str, keys))} {label}", _in_frame(keys, change))
     for name in parts.tensors:
         for label, alter in TENSOR.items():
             yield Damage(f"{name} {label}", _in_tensors(name, alter))
@@ -56,47 +57,47 @@ def damages(path: Path) -> Iterator[Damage]:
 # Files
 
 
-def of_file(name: Path) -> Iterator[Damage]:
-    """`name` below the copy; empty where the copy is the file itself."""
+def file_damages(name: Path) -> Iterator[Damage]:
+    """Damages to the file `name` of the copy; empty where the copy is the file itself."""
 
-    def over(label: str, write: Callable[[Path], None]) -> Damage:
-        def do(copy: Path) -> None:
+    def replaced(label: str, write: Callable[[Path], None]) -> Damage:
+        def apply(copy: Path) -> None:
             target = copy / name
             target.unlink()
             write(target)
 
-        return Damage(f"{name} {label}", do)
+        return Damage(f"{name} {label}", apply)
 
-    def bytes_of(label: str, change: Callable[[bytes], bytes]) -> Damage:
+    def edited(label: str, change: Callable[[bytes], bytes]) -> Damage:
         return Damage(f"{name} {label}", lambda copy: _rewrite(copy / name, change))
 
-    yield over("missing", lambda file: None)
-    yield over("empty", lambda file: file.write_bytes(b""))
-    yield over("a pipe", os.mkfifo)
-    yield over("a directory", Path.mkdir)
-    yield over("a socket", _socket)
-    yield over("a link to itself", lambda file: file.symlink_to(file))
-    yield over("a link to nowhere", lambda file: file.symlink_to(file.with_name("nowhere")))
-    yield over("a link to endless zeros", lambda file: file.symlink_to("/dev/zero"))
-    yield over("a link to a directory", lambda file: file.symlink_to("/proc"))
-    yield over("random bytes", lambda file: file.write_bytes(np.random.default_rng(0).bytes(1000)))
-    yield over("nested without end", lambda file: file.write_bytes(b"[" * 1_000_000))
+    yield replaced("missing", lambda file: None)
+    yield replaced("empty", lambda file: file.write_bytes(b""))
+    yield replaced("a pipe", os.mkfifo)
+    yield replaced("a directory", Path.mkdir)
+    yield replaced("a socket", _socket)
+    yield replaced("a link to itself", lambda file: file.symlink_to(file))
+    yield replaced("a link to nowhere", lambda file: file.symlink_to(file.with_name("nowhere")))
+    yield replaced("a link to endless zeros", lambda file: file.symlink_to("/dev/zero"))
+    yield replaced("a link to a directory", lambda file: file.symlink_to("/proc"))
+    yield replaced("random bytes", lambda file: file.write_bytes(np.random.default_rng(0).bytes(1000)))
+    yield replaced("nested without end", lambda file: file.write_bytes(b"[" * 1_000_000))
     yield Damage(f"{name} a terabyte of nothing", lambda copy: os.truncate(copy / name, 2**40))
     yield Damage(f"{name} four gigabytes of nothing", lambda copy: os.truncate(copy / name, 2**32))
     for part in (1, 7, 8, 9, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, -1, -2):
-        yield bytes_of(
+        yield edited(
             f"cut to {part}",
-            lambda whole, part=part: whole[: int(part * len(whole)) if 0 < part < 1 else part],
+            lambda data, part=part: data[: int(part * len(data)) if 0 < part < 1 else part],
         )
     for k in range(40):
-        yield bytes_of(f"flipped {k}", lambda whole, k=k: _flipped(whole, k))
-    yield bytes_of("twice", lambda whole: whole + whole)
+        yield edited(f"flipped {k}", lambda data, k=k: _flip_bit(data, k))
+    yield edited("twice", lambda data: data + data)
 
 
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as end:
         here = os.getcwd()
-        os.chdir(path.parent)  # names of sockets are short
+        os.chdir(path.parent)  # names of sockets must be short
         try:
             end.bind(path.name)
         finally:
@@ -107,12 +108,12 @@ def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def _flipped(whole: bytes, k: int) -> bytes:
-    place = int(np.random.default_rng(k).integers(len(whole)))
-    return whole[:place] + bytes([whole[place] ^ 1 << k % 8]) + whole[place + 1 :]
+def _flip_bit(data: bytes, k: int) -> bytes:
+    i = int(np.random.default_rng(k).integers(len(data)))
+    return data[:i] + bytes([data[i] ^ 1 << k % 8]) + data[i + 1 :]
 
 
-# Words
+# JSON
 
 
 def nested(depth: int) -> Any:
@@ -126,8 +127,8 @@ def negative(value: Any) -> Any:
     return -value if isinstance(value, int | float) and value else -1
 
 
-WORDS: dict[str, Callable[[Any], Any]] = {
-    "removed": lambda value: GONE,
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "removed": lambda value: REMOVED,
     "null": lambda value: None,
     "true": lambda value: True,
     "text": lambda value: "text",
@@ -156,37 +157,37 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "twice": lambda value: value + value if isinstance(value, list | str) else value,
     "wide": lambda value: [20_000, 20_000],
     "long": lambda value: [1] * 100_000,
-    "many words": lambda value: "a" * 1_000_000,
+    "long text": lambda value: "a" * 1_000_000,
     "a million members": lambda value: {str(k): k for k in range(100_000)},
 }
 
 
-def places(words: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where words can be changed: every entry of every record, the first two and the last of every list."""
-    if start:
-        yield start
-    if isinstance(words, dict):
-        for name, value in words.items():
-            yield from places(value, (*start, name))
-    elif isinstance(words, list):
-        for i in sorted({0, 1, len(words) - 1} & set(range(len(words)))):
-            yield from places(words[i], (*start, i))
+def entry_paths(node: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of keys to change: every entry of every dict, the first two and the last of every list."""
+    if keys:
+        yield keys
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from entry_paths(value, (*keys, name))
+    elif isinstance(node, list):
+        for i in sorted({0, 1, len(node) - 1} & set(range(len(node)))):
+            yield from entry_paths(node[i], (*keys, i))
 
 
-def _in_words(where: tuple[Any, ...], change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def do(path: Path) -> None:
+def _in_frame(keys: tuple[Any, ...], change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
         parts = take_apart(path)
-        holder = parts.words
-        for step in where[:-1]:
-            holder = holder[step]
-        value = change(copy.deepcopy(holder[where[-1]]))
-        if value is GONE:
-            del holder[where[-1]]
+        holder = parts.frame
+        for key in keys[:-1]:
+            holder = holder[key]
+        value = change(copy.deepcopy(holder[keys[-1]]))
+        if value is REMOVED:
+            del holder[keys[-1]]
         else:
-            holder[where[-1]] = value
+            holder[keys[-1]] = value
         put_together(path, parts)
 
-    return do
+    return apply
 
 
 # Tensors
@@ -208,8 +209,8 @@ def filled(value: float) -> Callable[[Tensor], Tensor]:
     return lambda t: torch.full_like(t, value if t.is_floating_point() else 1)
 
 
-def spoilt(value: float) -> Callable[[Tensor], Tensor]:
-    """One entry only."""
+def one_entry(value: float) -> Callable[[Tensor], Tensor]:
+    """Change one entry only."""
 
     def change(t: Tensor) -> Tensor:
         t = t.clone()
@@ -246,25 +247,25 @@ TENSOR: dict[str, Callable[[Tensor], Tensor | str | None]] = {
     "shorter": shorter,
     "longer": longer,
     "narrower": narrower,
-    "turned": lambda t: t.flip(0).mT if t.ndim > 1 else t,
+    "transposed": lambda t: t.flip(0).mT if t.ndim > 1 else t,
     "empty": lambda t: t.new_zeros(0),
     "of no rows": lambda t: t[:0] if t.ndim else t.new_zeros(0),
     "a single number": lambda t: t.new_ones(()),
     "zeros": lambda t: torch.zeros_like(t),
     "NaN": filled(torch.nan),
-    "one NaN": spoilt(torch.nan),
+    "one NaN": one_entry(torch.nan),
     "infinite": filled(torch.inf),
-    "one infinite": spoilt(-torch.inf),
+    "one infinite": one_entry(-torch.inf),
     "negative": lambda t: -t.abs() - 1 if t.is_floating_point() else -t.long().abs() - 1,
     "huge": filled(3e38),
-    "one huge": spoilt(-3e38),
+    "one huge": one_entry(-3e38),
     "large": filled(1e20),
     "tiny": filled(1e-40),
 }
 
 
 def _in_tensors(name: str, alter: Callable[[Tensor], Tensor | str | None]) -> Callable[[Path], None]:
-    def do(path: Path) -> None:
+    def apply(path: Path) -> None:
         parts = take_apart(path)
         changed = alter(parts.tensors[name])
         tensor = parts.tensors.pop(name)
@@ -274,7 +275,7 @@ def _in_tensors(name: str, alter: Callable[[Tensor], Tensor | str | None]) -> Ca
             parts.tensors[changed] = tensor
         put_together(path, parts)
 
-    return do
+    return apply
 
 
 HEADERS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -298,17 +299,17 @@ def _in_header(name: str, edit: Callable[[dict[str, Any]], None]) -> Callable[[P
         text = json.dumps(header).encode()
         return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
-    def do(path: Path) -> None:
+    def apply(path: Path) -> None:
         if path.is_dir():
             _rewrite(path / TENSORS, change)
-            seal(path, json.loads((path / CONFIG).read_text()))
+            write_config(path, json.loads((path / CONFIG).read_text()))
         else:
             _rewrite(path, change)
 
-    return do
+    return apply
 
 
-# Whole again
+# Reading and writing
 
 
 def take_apart(path: Path) -> Parts:
@@ -322,33 +323,34 @@ def take_apart(path: Path) -> Parts:
 
 
 def put_together(path: Path, parts: Parts) -> None:
-    """As `persist` would have written it, checksums included."""
+    """Write the parts as `compound.io` would have, with valid checksums."""
     if path.is_dir():
         (path / TENSORS).write_bytes(tensor_bytes(parts.tensors, {"format": "pt"}))
-        seal(path, parts.words)
+        write_config(path, parts.frame)
         return
-    words = parts.words
-    if isinstance(words, dict) and "config" in words:
-        words["config"] = persist._json(words["config"]).decode()
-        words["sha256"] = persist.digest(words["config"], parts.tensors) if "sha256" in words else None
-    path.write_bytes(tensor_bytes(parts.tensors, {"compound": json.dumps(words)}))
+    frame = parts.frame
+    if isinstance(frame, dict) and "config" in frame:
+        frame["config"] = canonical_json(frame["config"]).decode()
+        frame["sha256"] = digest(frame["config"], parts.tensors) if "sha256" in frame else None
+    path.write_bytes(tensor_bytes(parts.tensors, {"compound": json.dumps(frame)}))
 
 
-def seal(path: Path, words: Any) -> None:
-    if isinstance(words, dict) and "tensors" in words:
-        words["tensors"] = (
+def write_config(path: Path, frame: Any) -> None:
+    """Write config.json with valid checksums, unless they were removed."""
+    if isinstance(frame, dict) and "tensors" in frame:
+        frame["tensors"] = (
             hashlib.sha256((path / TENSORS).read_bytes()).hexdigest()
-            if isinstance(words["tensors"], str)
-            else words["tensors"]
+            if isinstance(frame["tensors"], str)
+            else frame["tensors"]
         )
-    if isinstance(words, dict) and words.pop("sha256", None) is not None:
-        text = json.dumps(words, sort_keys=True, separators=(",", ":"))
-        words["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / CONFIG).write_text(json.dumps(words))
+    if isinstance(frame, dict) and frame.pop("sha256", None) is not None:
+        text = json.dumps(frame, sort_keys=True, separators=(",", ":"))
+        frame["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / CONFIG).write_text(json.dumps(frame))
 
 
-def copied(path: Path, to: Path) -> Path:
-    """A fresh whole copy."""
+def fresh_copy(path: Path, to: Path) -> Path:
+    """An intact copy, in place of whatever is there."""
     if to.is_dir() and not to.is_symlink():
         shutil.rmtree(to)
     else:

@@ -1,9 +1,10 @@
-"""Damaged models and checkpoints, thousands of them: each is refused in one sentence or answers soundly, fast and in little memory.
+"""Damaged models and checkpoints: each must be refused in one sentence or predict validly.
 
     python tests/fuzz_files.py            all of them, in two processes (`make fuzz`)
     python tests/fuzz_files.py --every 50 one in fifty
 
-Children ask, the parent watches: a crash, a wait or a grab for memory ends a child and is counted, the next one goes on.
+Child processes load and predict, the parent supervises: a crash, a hang or excessive memory ends a child and
+is counted, and the next child continues.
 """
 
 import argparse
@@ -24,20 +25,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fuzz_damages import Damage, copied, damages
+from fuzz_damages import Damage, damages, fresh_copy
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.model_directory import CONFIG, TENSORS
 from compound.models import METHODS
-from compound.models.sound import flaw
+from compound.models.sanity import predictive_defect
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.train.config import TrainConfig
+from compound.train.holdout import holdout_weights
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
-SECONDS = 2.0  # of computing, for loading and answering
-WAIT = 20.0  # seconds of the clock after which a child is taken to hang: others share this machine
-MEMORY = 2**30  # bytes, beyond what the process needs by itself
+SECONDS = 2.0  # of processor time, for loading and predicting
+WAIT = 20.0  # seconds of wall time after which a child counts as hanging
+MEMORY = 2**30  # bytes, beyond those before the first case
 SMALL: dict[str, dict[str, Any]] = {
     **{name: {"widths": (4,)} for name in METHODS},
     "ml-cdn": {"widths": (4,), "hyper": (3,), "members": 2},
@@ -52,22 +55,20 @@ STEPS = TrainConfig(steps=6, batch_size=10, n_evals=3, eval_samples=2)
 
 
 class Subject(NamedTuple):
-    """Something whole on disk, and how it is asked."""
+    """Something intact on disk, and how it is loaded and used."""
 
     name: str
     path: Path
-    ask: Callable[
-        [Path], None
-    ]  # raises ValueError with a sentence, or AssertionError for an answer that is none
+    use: Callable[[Path], None]  # raises ValueError with a sentence, AssertionError for an invalid prediction
 
 
-# What there is to damage
+# What is damaged
 
 
-def table(rows: int, words: bool) -> Any:
+def table(rows: int, text: bool) -> Any:
     draw = np.random.default_rng(rows)
     numbers = draw.normal(size=(rows, 2))
-    if not words:
+    if not text:
         return numbers
     frame = pd.DataFrame(
         {
@@ -80,54 +81,56 @@ def table(rows: int, words: bool) -> Any:
     return frame
 
 
-def weights(path: Path) -> tuple[bytes, Any]:
-    """What decides whether a model could be written beyond its end."""
+def model_files(path: Path) -> tuple[bytes, Any]:
+    """Tensors and configuration of the model."""
     return (path / TENSORS).read_bytes(), json.loads((path / CONFIG).read_text())["config"].get("model")
 
 
-def estimator(folder: Path, method: str, kind: str, words: bool) -> Subject:
-    x, draw = table(40, words), np.random.default_rng(1)
+def estimator(folder: Path, method: str, kind: str, text: bool) -> Subject:
+    x, draw = table(40, text), np.random.default_rng(1)
     y = (
         draw.normal(size=(40, 2))
         if kind == "regression"
-        else draw.choice(["a", "b", "c"] if words else [0, 1], 40)
+        else draw.choice(["a", "b", "c"] if text else [0, 1], 40)
     )
-    made = CompoundRegressor if kind == "regression" else CompoundClassifier
-    path = folder / f"{method} {kind} {'words' if words else 'numbers'}"
-    made(Method(method, **SMALL[method]), max_epochs=1, random_state=0, warm_start=True).fit(x, y).save(path)
-    asked = table(12, words)
-    (asked.iloc if words else asked)[0, 0] = 1e6
-    again, whole_weights = (x, y), weights(path)
+    Estimator = CompoundRegressor if kind == "regression" else CompoundClassifier
+    path = folder / f"{method} {kind} {'text' if text else 'numbers'}"
+    Estimator(Method(method, **SMALL[method]), max_epochs=1, random_state=0, warm_start=True).fit(x, y).save(
+        path
+    )
+    x_new = table(12, text)
+    (x_new.iloc if text else x_new)[0, 0] = 1e6
+    intact = model_files(path)
 
-    def ask(path: Path) -> None:
-        found = compound.load(path)
-        if isinstance(found, CompoundRegressor):
+    def use(path: Path) -> None:
+        loaded = compound.load(path)
+        if isinstance(loaded, CompoundRegressor):
             numbers = [
-                *found.predict(asked, return_std=True),
-                *found.predict_interval(asked),
-                *found.decompose(asked),
+                *loaded.predict(x_new, return_std=True),
+                *loaded.predict_interval(x_new),
+                *loaded.decompose(x_new),
             ]
         else:
-            probs = found.predict_proba(asked)
-            assert np.abs(probs.sum(1) - 1).max() < 1e-6 and probs.min() >= 0, "probabilities that are none"
-            assert found.predict(asked).shape == (12,) and found.predict_set(asked).shape == probs.shape
-            numbers = [probs, *found.decompose(asked)]
-        for values in (*numbers, found.ood_score(asked)):
+            probs = loaded.predict_proba(x_new)
+            assert np.abs(probs.sum(1) - 1).max() < 1e-6 and probs.min() >= 0, "invalid probabilities"
+            assert loaded.predict(x_new).shape == (12,) and loaded.predict_set(x_new).shape == probs.shape
+            numbers = [probs, *loaded.decompose(x_new)]
+        for values in (*numbers, loaded.ood_score(x_new)):
             assert np.isfinite(values).all(), "not a number"
-        if weights(path) != whole_weights and found.warm_start:
-            found.set_params(max_epochs=1, batch_size=None).fit(
-                *again
-            )  # a tensor of another size would be written beyond its end
+        if model_files(path) != intact and loaded.warm_start:
+            loaded.set_params(max_epochs=1, batch_size=None).fit(
+                x, y
+            )  # would write beyond the end of a tensor of another size
 
-    return Subject(path.name, path, ask)
+    return Subject(path.name, path, use)
 
 
-class Enough(Exception):
-    pass
+class Stopped(Exception):
+    """Ends a fit."""
 
 
 def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | None = None) -> Any:
-    """A model after all steps, or after some of them, each in the checkpoint."""
+    """A model after all steps, or after `stop` steps, each saved in the checkpoint."""
     task = Task("regression", 2) if kind == "regression" else Task("classification", 3)
     model = Method(method, **SMALL[method]).build(3, task, 0)
     x = torch.randn(40, 3, generator=named_generator(0, "x"))
@@ -140,55 +143,55 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
     data = make_dataset(
         x, y, task, weight if model.members > 1 else weight[0], 9 * x if method == "dpn" else None
     )
-    left, loss = [stop], model.loss
+    remaining, loss = [stop], model.loss
 
     def counted(batch: Any, generator: Any) -> Any:
-        left[0] = None if left[0] is None else left[0] - 1
-        if left[0] == -1:
-            raise Enough
+        remaining[0] = None if remaining[0] is None else remaining[0] - 1
+        if remaining[0] == -1:
+            raise Stopped
         return loss(batch, generator)
 
     model.loss = counted  # type: ignore[method-assign]
-    with suppress(Enough):
+    with suppress(Stopped):
         fit(model, data, STEPS, 0, checkpoint, save_every=1e9 if stop is None else 0.0)
     return model
 
 
-def answers(model: Any) -> None:
+def check_predictions(model: Any) -> None:
     x = 3 * torch.randn(8, 3, generator=named_generator(1))
-    wrong = flaw(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
-    assert wrong is None, wrong
+    defect = predictive_defect(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
+    assert defect is None, defect
 
 
 def library_model(folder: Path, method: str, kind: str) -> Subject:
     path = folder / f"{method} {kind} model"
     compound.save_model(trained(method, kind), path)
-    return Subject(path.name, path, lambda path: answers(compound.load_model(path)))
+    return Subject(path.name, path, lambda path: check_predictions(compound.load_model(path)))
 
 
 def checkpoint(folder: Path, method: str, kind: str, finished: bool) -> Subject:
     path = folder / f"{method} {kind} {'finished' if finished else 'running'}"
     trained(method, kind, path, None if finished else 4)
-    return Subject(path.name, path, lambda path: answers(trained(method, kind, path)))
+    return Subject(path.name, path, lambda path: check_predictions(trained(method, kind, path)))
 
 
 def subjects(folder: Path, few: bool = False) -> list[Subject]:
-    """Whole models and checkpoints of every kind."""
-    made = [
-        estimator(folder, "ml-cdn", "regression", words=True),
-        estimator(folder, "vb-cdn", "classification", words=False),
+    """Intact models and checkpoints of every kind."""
+    subjects = [
+        estimator(folder, "ml-cdn", "regression", text=True),
+        estimator(folder, "vb-cdn", "classification", text=False),
         library_model(folder, "mnf", "regression"),
         checkpoint(folder, "map", "regression", finished=False),
     ]
     if few:
-        return made
+        return subjects
     for k, method in enumerate(
         ("vb-cdn", "mnf", "laplace", "deep-ensemble", "dpn", "temperature", "bnn-lv", "noisy-adam")
     ):
-        made.append(estimator(folder, method, ("regression", "classification")[k % 2], words=k % 3 == 0))
-    made.append(estimator(folder, "ml-cdn", "classification", words=True))
+        subjects.append(estimator(folder, method, ("regression", "classification")[k % 2], text=k % 3 == 0))
+    subjects.append(estimator(folder, "ml-cdn", "classification", text=True))
     for k, method in enumerate(METHODS):
-        made.append(library_model(folder, method, ("classification", "regression")[k % 2]))
+        subjects.append(library_model(folder, method, ("classification", "regression")[k % 2]))
     for method, kind, finished in (
         ("ml-cdn", "classification", False),
         ("vb-cdn", "regression", False),
@@ -198,27 +201,28 @@ def subjects(folder: Path, few: bool = False) -> list[Subject]:
         ("noisy-kfac", "classification", False),
         ("ml-cdn", "regression", True),
     ):
-        made.append(checkpoint(folder, method, kind, finished))
-    return made
+        subjects.append(checkpoint(folder, method, kind, finished))
+    return subjects
 
 
-# The watch
+# Supervision
 
 
 class Outcome(NamedTuple):
     case: int
-    words: str  # "refused", "answered", or what went wrong
+    result: str  # "refused", "predicted", or what went wrong
     detail: str
-    seconds: float  # of computing
-    memory: int  # bytes at the peak so far, beyond the start
+    seconds: float  # of processor time
+    memory: int  # peak bytes so far, beyond those before the first case
 
 
-def judged(subject: Subject, damage: Damage, place: Path) -> tuple[str, str]:
-    target = copied(subject.path, place / "it")
-    damage.do(target)
+def attempt(subject: Subject, damage: Damage, folder: Path) -> tuple[str, str]:
+    """The result of using a damaged copy, and details."""
+    target = fresh_copy(subject.path, folder / "it")
+    damage.apply(target)
     try:
-        subject.ask(target)
-        return "answered", ""
+        subject.use(target)
+        return "predicted", ""
     except ValueError as error:
         sentence = str(error)
         if type(error) not in (ValueError, UnicodeError) or "\n" in sentence or not 20 < len(sentence) < 1500:
@@ -227,7 +231,7 @@ def judged(subject: Subject, damage: Damage, place: Path) -> tuple[str, str]:
             return "memory", sentence
         return "refused", sentence
     except AssertionError as error:
-        return "invalid answer", str(error)
+        return "invalid prediction", str(error)
     except MemoryError as error:
         return "memory", repr(error)
     except BaseException as error:
@@ -241,8 +245,9 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def child(cases: Sequence[tuple[int, Subject, Damage]], place: Path, results: Any) -> None:
-    faulthandler.disable()  # the parent tells
+def child(cases: Sequence[tuple[int, Subject, Damage]], folder: Path, results: Any) -> None:
+    """Run cases in a child process with bounded memory."""
+    faulthandler.disable()  # the parent reports crashes
     torch.set_num_threads(1)
     size = (
         int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -256,45 +261,46 @@ def child(cases: Sequence[tuple[int, Subject, Damage]], place: Path, results: An
         results.send(number)
         begin = time.process_time()
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-            words, detail = judged(subject, damage, place)
-        results.send(Outcome(number, words, detail, time.process_time() - begin, peak() - before))
+            result, detail = attempt(subject, damage, folder)
+        results.send(Outcome(number, result, detail, time.process_time() - begin, peak() - before))
 
 
-def watched(cases: Sequence[tuple[int, Subject, Damage]], place: Path) -> Iterator[Outcome]:
-    """The outcome of every case; a child that dies or waits is replaced."""
+def supervise(cases: Sequence[tuple[int, Subject, Damage]], folder: Path) -> Iterator[Outcome]:
+    """The outcome of every case; a child that dies or hangs is replaced."""
     context = multiprocessing.get_context("fork")  # compound is imported and compiled once
-    left = list(cases)
-    while left:
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=child, args=(left[:500], place, theirs), daemon=True)
+    remaining = list(cases)
+    while remaining:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=child, args=(remaining[:500], folder, sender), daemon=True)
         process.start()
-        theirs.close()
-        running, done = left[0][0], 0
+        sender.close()
+        running, done = remaining[0][0], 0
         try:
-            while done < min(500, len(left)):
-                if not mine.poll(WAIT):
+            while done < min(500, len(remaining)):
+                if not receiver.poll(WAIT):
                     yield Outcome(running, "hang", "", WAIT, 0)
                     done += 1
                     break
-                said = mine.recv()
-                if isinstance(said, Outcome):
+                message = receiver.recv()
+                if isinstance(message, Outcome):
                     done += 1
-                    late = said.words in ("refused", "answered") and said.seconds > SECONDS
-                    grown = said.memory > MEMORY
-                    yield said._replace(words="slow" if late else "memory") if late or grown else said
+                    is_slow = message.result in ("refused", "predicted") and message.seconds > SECONDS
+                    is_large = message.memory > MEMORY
+                    result = "slow" if is_slow else "memory" if is_large else message.result
+                    yield message._replace(result=result)
                 else:
-                    running = said
+                    running = message
         except EOFError:
             process.join()
             yield Outcome(running, "crash", f"exit code {process.exitcode}", 0.0, 0)
             done += 1
         process.kill()
         process.join()
-        left = left[done:]
+        remaining = remaining[done:]
 
 
-def all_cases(made: Sequence[Subject]) -> list[tuple[int, Subject, Damage]]:
-    pairs = [(subject, damage) for subject in made for damage in damages(subject.path)]
+def all_cases(subjects: Sequence[Subject]) -> list[tuple[int, Subject, Damage]]:
+    pairs = [(subject, damage) for subject in subjects for damage in damages(subject.path)]
     return [(number, *pair) for number, pair in enumerate(pairs)]
 
 
@@ -308,28 +314,28 @@ def main() -> int:
     part, parts = map(int, options.part.split("/"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "whole").mkdir()
-        made = subjects(folder / "whole")
-        for subject in made:
-            subject.ask(copied(subject.path, folder / "it"))  # each works while it is whole
-        cases = [case for case in all_cases(made) if options.subject in case[1].name]
+        (folder / "intact").mkdir()
+        intact = subjects(folder / "intact")
+        for subject in intact:
+            subject.use(fresh_copy(subject.path, folder / "it"))  # each works while it is intact
+        cases = [case for case in all_cases(intact) if options.subject in case[1].name]
         cases = cases[:: options.every][part::parts]
         by_number = {number: (subject, damage) for number, subject, damage in cases}
         counts: Counter[str] = Counter()
         begin, longest, most = time.monotonic(), 0.0, 0
-        for outcome in watched(cases, folder):
-            counts[outcome.words] += 1
+        for outcome in supervise(cases, folder):
+            counts[outcome.result] += 1
             if sum(counts.values()) % 1000 == 0:
                 print(f"{sum(counts.values())} of {len(cases)}: {dict(counts)}", file=sys.stderr, flush=True)
             longest, most = max(longest, outcome.seconds), max(most, outcome.memory)
-            if outcome.words not in ("refused", "answered"):
+            if outcome.result not in ("refused", "predicted"):
                 subject, damage = by_number[outcome.case]
-                print(f"{outcome.words}: {subject.name}: {damage.label}: {outcome.detail}", flush=True)
+                print(f"{outcome.result}: {subject.name}: {damage.label}: {outcome.detail}", flush=True)
         print(
-            f"{sum(counts.values())} cases of {len(made)} subjects in {time.monotonic() - begin:.0f} s: {dict(counts)}; "
-            f"longest {longest:.2f} s of computing, at most {most / 2**20:.0f} MiB more"
+            f"{sum(counts.values())} cases of {len(intact)} subjects in {time.monotonic() - begin:.0f} s: "
+            f"{dict(counts)}; longest {longest:.2f} s of processor time, at most {most / 2**20:.0f} MiB more"
         )
-    return int(any(word not in ("refused", "answered") for word in counts))
+    return int(any(result not in ("refused", "predicted") for result in counts))
 
 
 if __name__ == "__main__":

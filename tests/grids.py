@@ -18,7 +18,8 @@ from compound.experiments import runs
 from compound.experiments.launch import run_grid
 from compound.experiments.runs import Outcome, Run, RunContext, Work, fit_run
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 TASK = Task("regression", 1)

@@ -15,7 +15,7 @@ from compound.models import Draws, Method, build
 from compound.models.noisy import Noisy
 from compound.models.noisy_layer import Layer, Prior
 from compound.random import named_generator
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Batch, Task, make_dataset
 
 REAL = torch.float64

@@ -1,4 +1,4 @@
-"""Estimators on disk: the same bits come back, or a clear sentence."""
+"""Estimators on disk: bit-equal predictions after loading, or a clear error."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.io.persist import CONFIG, TENSORS
+from compound.io.model_directory import CONFIG, TENSORS
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +38,24 @@ def saved(regressor, tmp_path):
     return tmp_path / "model"
 
 
-def test_a_saved_regressor_answers_with_the_same_bits(regressor, saved):
+def test_a_loaded_regressor_predicts_with_the_same_bits(regressor, saved):
     again, (x, _) = compound.load(saved), line(30, seed=1)
     assert type(again) is CompoundRegressor and again.get_params() | {
         "method": 0
     } == regressor.get_params() | {"method": 0}
-    for mine, other in zip(regressor.predict_interval(x), again.predict_interval(x), strict=True):
-        assert np.array_equal(mine, other)
-    for mine, other in zip(regressor.decompose(x), again.decompose(x), strict=True):
-        assert np.array_equal(mine, other)
+    for before, after in zip(regressor.predict_interval(x), again.predict_interval(x), strict=True):
+        assert np.array_equal(before, after)
+    for before, after in zip(regressor.decompose(x), again.decompose(x), strict=True):
+        assert np.array_equal(before, after)
     assert (
         np.array_equal(regressor.ood_score(x), again.ood_score(x))
         and regressor.threshold_ == again.threshold_
     )
     np.testing.assert_equal(again.history_.columns, regressor.history_.columns)  # NaN counts as equal
-    again.fit(*line(40))  # and it can learn anew
+    again.fit(*line(40))  # it can be fitted again
 
 
-def test_a_saved_classifier_knows_its_columns_and_labels(classifier, tmp_path):
+def test_a_loaded_classifier_has_its_columns_and_labels(classifier, tmp_path):
     classifier.save(tmp_path / "model")
     again, frame = CompoundClassifier.load(tmp_path / "model"), mixed(30, seed=1)
     assert np.array_equal(again.predict_proba(frame), classifier.predict_proba(frame))
@@ -68,7 +68,7 @@ def test_a_saved_classifier_knows_its_columns_and_labels(classifier, tmp_path):
 
 
 @pytest.mark.parametrize("labels", [[0, 7], [1.0, 2.0], [False, True], ["é", "ü"]])
-def test_labels_of_every_kind_come_back(labels, tmp_path):
+def test_labels_of_every_type_are_restored(labels, tmp_path):
     x, y = line(40)
     dtype = object if isinstance(labels[0], str) else None
     model = (
@@ -81,19 +81,19 @@ def test_labels_of_every_kind_come_back(labels, tmp_path):
     assert again.classes_.tolist() == labels and again.classes_.dtype == model.classes_.dtype
 
 
-def test_any_flipped_byte_is_noticed(saved):
+def test_any_flipped_bit_is_detected(saved):
     draw = np.random.default_rng(0)
     for name in (CONFIG, TENSORS):
-        whole = (saved / name).read_bytes()
-        for place in draw.integers(len(whole), size=25):
-            broken = bytearray(whole)
-            broken[place] ^= 1 << int(draw.integers(8))
-            (saved / name).write_bytes(broken)
-            if name == CONFIG and json_equal(bytes(broken), whole):
-                continue  # a blank more or less says the same
+        intact = (saved / name).read_bytes()
+        for i in draw.integers(len(intact), size=25):
+            damaged = bytearray(intact)
+            damaged[i] ^= 1 << int(draw.integers(8))
+            (saved / name).write_bytes(damaged)
+            if name == CONFIG and json_equal(bytes(damaged), intact):
+                continue  # other spaces, same content
             with pytest.raises(ValueError, match="model"):
                 compound.load(saved)
-        (saved / name).write_bytes(whole)
+        (saved / name).write_bytes(intact)
     compound.load(saved)
 
 
@@ -106,14 +106,14 @@ def json_equal(a: bytes, b: bytes) -> bool:
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
-def test_files_cut_off_are_refused(saved, name, part):
-    whole = (saved / name).read_bytes()
-    (saved / name).write_bytes(whole[: int(part * len(whole))])
+def test_truncated_files_are_refused(saved, name, part):
+    intact = (saved / name).read_bytes()
+    (saved / name).write_bytes(intact[: int(part * len(intact))])
     with pytest.raises(ValueError, match="model"):
         compound.load(saved)
 
 
-def test_parts_of_two_models_do_not_mix(saved, tmp_path):
+def test_files_of_two_models_are_refused(saved, tmp_path):
     clone(REGRESSOR).set_params(random_state=1, max_epochs=1).fit(*line(80)).save(tmp_path / "other")
     shutil.copy(tmp_path / "other" / TENSORS, saved / TENSORS)
     with pytest.raises(ValueError, match="another save"):
@@ -121,60 +121,60 @@ def test_parts_of_two_models_do_not_mix(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("single", True)]
+    "entry,value", [("threshold", 1e9), ("seed", 3), ("shift", [0.0, 0.0]), ("y_is_1d", True)]
 )
-def test_edited_words_are_refused(saved, entry, value):
-    words = json.loads((saved / CONFIG).read_text())
-    assert words["config"][entry] != value
-    words["config"][entry] = value
-    (saved / CONFIG).write_text(json.dumps(words))
+def test_an_edited_config_is_refused(saved, entry, value):
+    frame = json.loads((saved / CONFIG).read_text())
+    assert frame["config"][entry] != value
+    frame["config"][entry] = value
+    (saved / CONFIG).write_text(json.dumps(frame))
     with pytest.raises(ValueError, match="edited"):
         compound.load(saved)
 
 
-def changed(words: dict, place: str, value) -> None:
-    *path, last = place.split("/")
+def set_entry(node: dict, keys: str, value) -> None:
+    *path, last = keys.split("/")
     for name in path:
-        words = words[int(name) if isinstance(words, list) else name]
-    words[int(last) if isinstance(words, list) else last] = value
+        node = node[int(name) if isinstance(node, list) else name]
+    node[int(last) if isinstance(node, list) else last] = value
 
 
 @pytest.mark.parametrize(
-    "place, value, told",
+    "keys, value, message",
     [
         ("threshold", -1.0, "threshold is -1"),
         ("threshold", float("nan"), "threshold is nan"),
         ("scale/0", 0.0, r"scale\[0\] is 0"),
         ("shift", [0.0], "shift has 1 entries, not 2"),
-        ("single", 1, "single is 1, not true or false"),
+        ("y_is_1d", 1, "y_is_1d is 1, not true or false"),
         ("seed", True, "seed is True"),
         ("columns", 3, "3 columns"),
         ("names", ["a"], "names has 1 entries, not 2"),
-        ("encoder/0/gaps", True, "3 numbers, the model takes 2"),
+        ("encoder/0/has_missing", True, "3 numbers, the model takes 2"),
         ("encoder/0/scale", "1", "scale"),
         ("parameters/lr", "fast", "lr is 'fast'"),
         ("parameters/method/options/widths", [20_000, 20_000], "many times as large"),
         ("parameters/method/options/members", 10**9, "members"),
         ("model/inputs", 10**6, "does not fit"),
         ("model/task/size", 1, "does not fit|not 1"),
-        ("model/options/widths", [20_000, 20_000], "does not fit|has no place"),
+        ("model/options/widths", [20_000, 20_000], "does not fit|unexpected tensor"),
         ("history", [[]], "history"),
         ("estimator", "CompoundClassifier", "classes"),
     ],
 )
-def test_words_that_cannot_be_are_refused_whatever_the_checksum(saved, place, value, told):
+def test_invalid_values_are_refused_whatever_the_checksum(saved, keys, value, message):
     parts = take_apart(saved)
-    changed(parts.words["config"], place, value)
+    set_entry(parts.frame["config"], keys, value)
     put_together(saved, parts)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         compound.load(saved)
 
 
 @pytest.mark.parametrize("dtype", ["|O8x", "<U2000000000", "<M8[s]", "<i8", "|V9", "object"])
-def test_labels_that_do_not_fit_their_type_are_refused(classifier, tmp_path, dtype):
+def test_labels_that_do_not_fit_their_dtype_are_refused(classifier, tmp_path, dtype):
     classifier.save(tmp_path / "m")
     parts = take_apart(tmp_path / "m")
-    parts.words["config"]["dtype"] = dtype
+    parts.frame["config"]["dtype"] = dtype
     put_together(tmp_path / "m", parts)
     if dtype == "object":  # as it was
         assert list(compound.load(tmp_path / "m").classes_) == ["a", "b", "c"]
@@ -183,7 +183,7 @@ def test_labels_that_do_not_fit_their_type_are_refused(classifier, tmp_path, dty
             compound.load(tmp_path / "m")
 
 
-def test_distance_tensors_must_go_together(saved):
+def test_inconsistent_distance_tensors_are_refused(saved):
     parts = take_apart(saved)
     for name in ("far.centres", "far.whiten"):
         tensors = {**parts.tensors, name: parts.tensors[name][:, :-1].contiguous()}
@@ -192,20 +192,20 @@ def test_distance_tensors_must_go_together(saved):
             compound.load(saved)
 
 
-def test_an_answer_that_is_none_is_not_given(regressor, saved):
+def test_an_invalid_prediction_is_an_error(regressor, saved):
     again = compound.load(saved)
     with torch.no_grad():
         again.model_.likelihood.log_noise.fill_(torch.nan)
-    with pytest.raises(ValueError, match="the model has no answer"):
+    with pytest.raises(ValueError, match="the model cannot predict"):
         again.predict(line(3)[0])
     with pytest.raises(ValueError, match="NaN"):
-        again.save(saved)  # nor saved
+        again.save(saved)  # and cannot be saved
     compound.load(saved)
 
 
-def test_another_layout_says_why_not(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 4)
-    with pytest.raises(ValueError, match="layout 3, this library reads 4"):
+def test_another_layout_is_refused(saved, monkeypatch):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 5)
+    with pytest.raises(ValueError, match="layout 4, this library reads 5"):
         compound.load(saved)
 
 
@@ -221,19 +221,19 @@ def test_an_unfitted_estimator_cannot_be_saved(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_exported_programs_answer_as_the_estimator_does(regressor, tmp_path):
+def test_exported_programs_predict_as_the_estimator_does(regressor, tmp_path):
     regressor.export(tmp_path / "model.pt2", rows=16)
     x = np.concatenate([line(12, seed=1)[0], 40 * line(4, seed=2)[0]])
-    answer = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(x))
+    outputs = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(x))
     parts = regressor.decompose(x)
-    wanted = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
-    for mine, other in zip(answer, wanted, strict=True):
+    expected = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
+    for actual, wanted in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(
-            mine.detach().numpy(), other, rtol=1e-5, atol=1e-5
+            actual.detach().numpy(), wanted, rtol=1e-5, atol=1e-5
         )  # distances are in float32
 
 
-def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path):
+def test_exported_classifiers_take_encoded_numbers(classifier, tmp_path):
     classifier.export(tmp_path / "model.pt2", rows=10)
     extra = {"compound.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
@@ -242,16 +242,16 @@ def test_exported_programs_of_classes_take_spelt_out_words(classifier, tmp_path)
     np.testing.assert_allclose(
         program(numbers)[0].detach().numpy(), classifier.predict_proba(frame), atol=1e-5
     )
-    words = json.loads(extra["compound.json"])
-    assert words["classes"] == ["a", "b", "c"] and words["inputs"] == classifier.encoder_.names
-    assert words["outputs"][0] == "probabilities" and words["threshold"] == classifier.threshold_
+    metadata = json.loads(extra["compound.json"])
+    assert metadata["classes"] == ["a", "b", "c"] and metadata["inputs"] == classifier.encoder_.names
+    assert metadata["outputs"][0] == "probabilities" and metadata["threshold"] == classifier.threshold_
 
 
-def test_gaps_at_asking_time_are_filled_as_in_training(regressor):
+def test_missing_values_are_replaced_as_in_training(regressor):
     x, _ = line(5, seed=1)
-    gap = x.copy()
-    gap[0, 0] = np.nan
+    missing = x.copy()
+    missing[0, 0] = np.nan
     filled = x.copy()
     filled[0, 0] = regressor.encoder_.columns[0].fill
-    assert np.array_equal(regressor.predict(gap), regressor.predict(filled))
-    assert np.array_equal(regressor.predict(pd.DataFrame(gap)), regressor.predict(filled))
+    assert np.array_equal(regressor.predict(missing), regressor.predict(filled))
+    assert np.array_equal(regressor.predict(pd.DataFrame(missing)), regressor.predict(filled))

@@ -1,4 +1,4 @@
-"""Estimators for tables: scikit-learn's contract, frames, weights, answers that add up."""
+"""Estimators for tables: scikit-learn's contract, data frames, weights, decomposition, memory."""
 
 import re
 import resource
@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
-from compound.estimators import memory
+from compound.estimators import memory, prediction
 from compound.estimators.prediction import BLOCK
 from compound.estimators.row_predictions import predict_frame
 from compound.models import METHODS
@@ -23,18 +23,18 @@ from compound.types import Task
 TINY = {"widths": (20,), "hyper": (10,)}
 REGRESSOR = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=20, batch_size=32)
 CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=15, batch_size=32)
-EXCUSED = {
-    "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in scikit-learn's own SGD"
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in SGDRegressor"
 }
 
 
-@parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=lambda estimator: EXCUSED)
-def test_keeps_the_contract_of_scikit_learn(estimator, check):
+@parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
+def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
 def line(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """y = 1000 + 3 x0 + noise of standard deviation 1, beside an input without meaning."""
+    """y = 1000 + 3 x0 + noise of standard deviation 1, with a second, irrelevant input."""
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(rows, 2))
     return x, 1000 + 3 * x[:, 0] + draw.normal(size=rows)
@@ -45,15 +45,15 @@ def regressor() -> CompoundRegressor:
     return clone(REGRESSOR).set_params(random_state=0).fit(*line(300))
 
 
-def test_mean_and_std_come_back_in_the_units_of_y(regressor):
+def test_mean_and_std_are_in_the_units_of_y(regressor):
     x, y = line(1000, seed=1)
     mean, std = regressor.predict(x, return_std=True)
-    assert np.sqrt(np.mean((mean - y) ** 2)) < 1.5  # the noise alone gives 1, no learning at all 3.2
+    assert np.sqrt(np.mean((mean - y) ** 2)) < 1.5  # 1 for the noise alone, 3.2 for a constant prediction
     assert 0.7 < np.median(std) < 1.6
     assert np.array_equal(mean, regressor.predict(x))
 
 
-def test_an_answer_does_not_depend_on_its_neighbours(regressor):
+def test_a_prediction_does_not_depend_on_other_rows(regressor):
     x, _ = line(300, seed=2)
     order = np.random.default_rng(0).permutation(300)
     mean, interval = regressor.predict(x), regressor.predict_interval(x)
@@ -62,32 +62,32 @@ def test_an_answer_does_not_depend_on_its_neighbours(regressor):
     assert (alone.lower[0], alone.upper[0]) == (interval.lower[200], interval.upper[200])
 
 
-def test_asking_about_many_rows_keeps_no_draws(regressor, monkeypatch):
-    """Answers of earlier blocks are gone before the next one comes."""
+def test_prediction_of_many_rows_frees_earlier_blocks(regressor, monkeypatch):
+    """At most one block of draws is alive when the next one is computed."""
     alive = []
 
-    finished = CompoundRegressor._postprocess
+    postprocess = prediction.postprocess
 
-    def watched(self, answer):
-        assert sum(found() is not None for found in alive) <= 1
-        out = finished(self, answer)
+    def counting(estimator, predictive):
+        assert sum(reference() is not None for reference in alive) <= 1
+        out = postprocess(estimator, predictive)
         alive.append(weakref.ref(out.means))
         return out
 
-    monkeypatch.setattr(CompoundRegressor, "_postprocess", watched)
+    monkeypatch.setattr(prediction, "postprocess", counting)
     regressor.predict_interval(line(5 * BLOCK)[0])
     assert len(alive) == 5
 
 
-def test_quantiles_are_the_ends_of_the_interval(regressor):
+def test_quantiles_are_the_bounds_of_the_interval(regressor):
     x, _ = line(50, seed=3)
     low, high = regressor.predict_interval(x, coverage=0.8)
     np.testing.assert_array_equal(regressor.predict_quantiles(x, [0.1, 0.9]), np.stack([low, high], 1))
-    ladder = regressor.predict_quantiles(x, [0.01, 0.1, 0.5, 0.9, 0.99])
-    assert (np.diff(ladder, axis=1) > 0).all()
+    quantiles = regressor.predict_quantiles(x, [0.01, 0.1, 0.5, 0.9, 0.99])
+    assert (np.diff(quantiles, axis=1) > 0).all()
 
 
-def test_shares_of_doubt_add_up_and_the_unknown_is_epistemic(regressor):
+def test_components_sum_to_the_total_and_outliers_are_epistemic(regressor):
     x, _ = line(50, seed=3)
     parts = regressor.decompose(x)
     np.testing.assert_allclose(parts.total, parts.aleatoric + parts.epistemic, rtol=1e-6)
@@ -98,15 +98,15 @@ def test_shares_of_doubt_add_up_and_the_unknown_is_epistemic(regressor):
     assert (far.epistemic > 10 * parts.epistemic.max()).all()
 
 
-def test_draws_have_the_moments_of_the_answer(regressor):
+def test_samples_have_the_moments_of_the_predictive(regressor):
     x, _ = line(20, seed=4)
     mean, std = regressor.predict(x, return_std=True)
-    draws = regressor.sample_y(x, 4000)
-    assert (np.abs(draws.mean(1) - mean) < 5 * std / np.sqrt(4000)).all()
-    np.testing.assert_allclose(draws.std(1), std, rtol=0.15)
+    samples = regressor.sample_y(x, 4000)
+    assert (np.abs(samples.mean(1) - mean) < 5 * std / np.sqrt(4000)).all()
+    np.testing.assert_allclose(samples.std(1), std, rtol=0.15)
 
 
-def test_several_targets_each_in_its_own_units():
+def test_several_targets_have_separate_units():
     x, y = line(200)
     both = np.stack([y, -1e6 * x[:, 1]], 1)
     model = clone(REGRESSOR).set_params(random_state=0, max_epochs=30).fit(x, both)
@@ -118,7 +118,7 @@ def test_several_targets_each_in_its_own_units():
     assert model.predict_quantiles(x, 0.3).shape == (200, 2, 1)
 
 
-def test_a_row_of_weight_zero_is_as_if_it_were_not_there():
+def test_a_row_of_weight_zero_has_no_effect():
     x, y = line(80)
     weight = np.ones(80)
     weight[:20] = 0
@@ -131,7 +131,7 @@ def test_a_row_of_weight_zero_is_as_if_it_were_not_there():
     )  # only proportions count
 
 
-def test_heavier_rows_count_more():
+def test_rows_of_larger_weight_count_more():
     x = np.zeros((200, 1))
     y = np.repeat(["light", "heavy"], 100)
     weight = np.where(y == "heavy", 9.0, 1.0)
@@ -143,7 +143,7 @@ def test_heavier_rows_count_more():
     assert model.classes_[0] == "heavy" and model.predict_proba(x)[0, 0] > 0.7  # 0.5 without weights
 
 
-def test_rare_classes_keep_honest_probabilities():
+def test_rare_classes_have_calibrated_probabilities():
     draw = np.random.default_rng(0)
     x = draw.normal(size=(1000, 2))
     y = np.where(draw.random(1000) < np.where(x[:, 0] > 1, 0.2, 0.01), "rare", "usual")
@@ -169,7 +169,7 @@ def mixed(rows: int, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
-def test_frames_with_words_and_gaps_just_work():
+def test_data_frames_with_text_and_missing_values():
     polars = pytest.importorskip("polars")
     frame = mixed(200)
     y = 5.0 * (frame["colour"] == "red") + 3.0 * frame["new"] + frame["size"].isna()
@@ -187,7 +187,7 @@ def test_frames_with_words_and_gaps_just_work():
         model.predict(frame.assign(size=["big"] * 200))
 
 
-def test_search_reaches_the_options_of_a_method():
+def test_grid_search_sets_the_options_of_a_method():
     x, y = line(60)
     tiny = clone(REGRESSOR).set_params(max_epochs=2, random_state=0)
     search = GridSearchCV(
@@ -197,13 +197,13 @@ def test_search_reaches_the_options_of_a_method():
         n_jobs=2,
     ).fit(x, y)
     assert search.best_params_["compoundregressor__method__lam"] in (1e-5, 1e-2)
-    assert tiny.method.options.get("lam") is None  # the original is left alone
+    assert tiny.method.options.get("lam") is None  # the original is unchanged
     named = CompoundRegressor("ml-cdn").set_params(method__lam=0.5)
     assert clone(named).get_params()["method__lam"] == 0.5
     assert len(cross_val_score(tiny, x, y, cv=2)) == 2
 
 
-def test_warm_start_goes_on_from_where_it_was():
+def test_warm_start_continues_training():
     x, y = line(100)
     cold = clone(REGRESSOR).set_params(random_state=0, max_epochs=1)
     warm = clone(cold).set_params(warm_start=True)
@@ -217,14 +217,14 @@ def test_warm_start_goes_on_from_where_it_was():
         )
 
 
-def test_callbacks_see_the_training():
-    seen = []
-    clone(REGRESSOR).set_params(max_epochs=2, callbacks=[seen.append]).fit(*line(64))
-    assert seen[-1].step == seen[-1].steps == 4
+def test_callbacks_receive_the_progress_of_training():
+    reports = []
+    clone(REGRESSOR).set_params(max_epochs=2, callbacks=[reports.append]).fit(*line(64))
+    assert reports[-1].step == reports[-1].steps == 4
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "params",
     [
         {"method": "nonsense"},
         {"device": "cuda"},
@@ -232,25 +232,25 @@ def test_callbacks_see_the_training():
         {"batch_size": 0.5},
         {"lr": -1},
         {"validation_fraction": 1.0},
-        {"false_alarms": 0},
+        {"false_positive_rate": 0},
     ],
 )
-def test_wrong_parameters_are_refused_before_any_work(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        CompoundRegressor(**wrong).fit(*line(20))
+def test_invalid_parameters_are_refused_before_any_work(params):
+    with pytest.raises(ValueError, match=next(iter(params))):
+        CompoundRegressor(**params).fit(*line(20))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_sizes_of_models_are_known_before_they_are_built(name):
+def test_sizes_of_models_are_computed_without_building_them(name):
     task = Task("regression", 2)
-    real = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
-    assert memory.numbers(Method(name), 11, task) == real
+    built = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
+    assert memory.n_numbers(Method(name), 11, task) == built
 
 
-def test_the_guard_needs_no_memory_itself():
+def test_the_memory_check_needs_no_memory_itself():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     method, task = Method("map", widths=(100_000, 100_000)), Task("regression", 1)
-    assert memory.numbers(method, 4, task) > 10**10
+    assert memory.n_numbers(method, 4, task) > 10**10
     assert memory.skeleton(Method("ml-cdn", members=3), 4, task).members == 3
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB"):
         CompoundRegressor(method).fit(*line(20))
@@ -261,13 +261,13 @@ def test_the_guard_needs_no_memory_itself():
     )  # KiB; the weights would be 40 GB
 
 
-def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
+def test_a_fit_beyond_memory_is_refused_with_advice():
     task, method = Task("regression", 1), Method("ml-cdn")
     free = 8 * 10**9
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB, 8\.0 GB are free") as refusal:
         memory.check(method, 100_000_000, 20, task, 200, 5, free)
     rows = int(re.search(r"at most ([\d,]+) rows", str(refusal.value)).group(1).replace(",", ""))
-    memory.check(method, rows - 1, 20, task, 200, 5, free)  # the way out is one
+    memory.check(method, rows - 1, 20, task, 200, 5, free)  # the advice works
     with pytest.raises(ValueError, match="sample"):
         memory.check(method, int(1.01 * rows), 20, task, 200, 5, free)
     with pytest.raises(ValueError, match="drop columns"):
@@ -276,7 +276,7 @@ def test_a_fit_beyond_memory_is_refused_with_a_number_and_a_way_out():
 
 
 @pytest.mark.parametrize("name", ["dpn", "mdn", "temperature", "mc-dropout"])
-def test_other_methods_answer_the_same_questions(name):
+def test_other_methods_have_the_same_interface(name):
     x, y = line(60)
     model = CompoundClassifier(name, max_epochs=3, random_state=0).fit(x, y > 1000)
     assert np.allclose(model.predict_proba(x).sum(1), 1)
@@ -284,23 +284,23 @@ def test_other_methods_answer_the_same_questions(name):
 
 
 @pytest.mark.parametrize("power", [-460, 455])
-def test_units_of_y_do_not_matter(power: int):
-    """A power of two changes no digit: means scale with it and variances with its square, to the last bit."""
+def test_predictions_scale_with_the_units_of_y(power: int):
+    """Multiplication by a power of two is exact: means scale with it and variances with its square."""
     x, y = line(60)
     model = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=2, random_state=0)
     mean, std = model.fit(x, y).predict(x, return_std=True)
     lower, total = model.predict_interval(x).lower, model.decompose(x).total
     scaled = clone(model).fit(x, y * 2.0**power)
-    for mine, theirs in zip(
+    for expected, actual in zip(
         (mean, std, lower),
         (*scaled.predict(x, return_std=True), scaled.predict_interval(x).lower),
         strict=True,
     ):
-        np.testing.assert_allclose(theirs * 2.0**-power, mine, rtol=1e-9)  # a quantile is found by steps
+        np.testing.assert_allclose(actual * 2.0**-power, expected, rtol=1e-9)  # quantiles are iterative
     assert np.array_equal(scaled.decompose(x).total * 2.0**-power * 2.0**-power, total)
 
 
-def test_targets_whose_squares_cannot_be_told_apart_are_refused():
+def test_targets_whose_squares_over_or_underflow_are_refused():
     x, y = line(20)
     for factor, advice in (
         (1e-162, "multiply it"),
@@ -317,27 +317,30 @@ def test_targets_whose_squares_cannot_be_told_apart_are_refused():
 @pytest.mark.parametrize(
     "kind,width", [(CompoundRegressor, 3), (CompoundRegressor, 70), (CompoundClassifier, 70)]
 )
-def test_a_row_alone_has_the_bits_it_has_among_others(kind, width: int):
-    """Wide inputs have distances in the shape of each centre's rows: there neighbours decide which products are made."""
+def test_predictions_of_a_row_are_bit_equal_alone_and_among_others(kind, width: int):
+    """Wide inputs have a shape per cluster: there other rows decide which products are computed."""
     random = np.random.default_rng(0)
     x = random.normal(size=(300, width))
     y = x[:, 0] if kind is CompoundRegressor else np.digitize(x[:, 0], [-0.5, 0.5])
     model = kind(Method("ml-cdn", members=2, **TINY), max_epochs=1, random_state=0).fit(x, y)
-    x = np.concatenate([x[:150], 3 * x[150:]])  # some are met with far noise
+    x = np.concatenate([x[:150], 3 * x[150:]])  # some have far noise
 
-    def everything(rows: np.ndarray) -> dict[str, np.ndarray]:
-        found = {"ood_score": model.ood_score(rows), **model.decompose(rows)._asdict()}
+    def all_predictions(rows: np.ndarray) -> dict[str, np.ndarray]:
+        predictions = {"ood_score": model.ood_score(rows), **model.decompose(rows)._asdict()}
         if kind is CompoundRegressor:
-            found["mean"], found["std"] = model.predict(rows, return_std=True)
-            found["lower"], found["upper"] = model.predict_interval(rows)
+            predictions["mean"], predictions["std"] = model.predict(rows, return_std=True)
+            predictions["lower"], predictions["upper"] = model.predict_interval(rows)
         else:
-            found["probabilities"], found["set"] = model.predict_proba(rows), model.predict_set(rows)
-        return found | {
-            f"asked {name}": column.to_numpy()
+            predictions["probabilities"], predictions["set"] = (
+                model.predict_proba(rows),
+                model.predict_set(rows),
+            )
+        return predictions | {
+            f"frame {name}": column.to_numpy()
             for name, column in predict_frame(model, pd.DataFrame(rows)).items()
         }
 
-    whole = everything(x)
-    for some in ([0], [130], [299], [3, 250, 17], list(range(1, 300)), list(range(299, -1, -1))):
-        for name, values in everything(x[some]).items():
-            assert np.array_equal(values, whole[name][some]), name
+    together = all_predictions(x)
+    for rows in ([0], [130], [299], [3, 250, 17], list(range(1, 300)), list(range(299, -1, -1))):
+        for name, values in all_predictions(x[rows]).items():
+            assert np.array_equal(values, together[name][rows]), name

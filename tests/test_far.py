@@ -14,7 +14,8 @@ from compound.ood.noise import DistanceAwareNoise
 from compound.ood.whitening import RIDGE
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 

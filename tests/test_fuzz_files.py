@@ -1,4 +1,4 @@
-"""A sample of the damaged files of `make fuzz`, and that the watch itself sees what it is there for."""
+"""A sample of the damaged files of `make fuzz`, and a test of its supervision."""
 
 import time
 from collections import Counter
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz_damages import Damage
-from fuzz_files import Subject, all_cases, subjects, watched
+from fuzz_files import Subject, all_cases, subjects, supervise
 
-STRIDE = 127  # a prime: no kind of damage is left out for good
+STRIDE = 127  # a prime: every kind of damage is in the sample
 ALWAYS = (
     "a pipe",
     "a link to itself",
@@ -20,21 +20,23 @@ ALWAYS = (
 )
 
 
-def test_damaged_files_are_refused_in_a_sentence_or_answer_soundly(tmp_path):
-    (tmp_path / "whole").mkdir()
-    made = subjects(tmp_path / "whole", few=True)
-    for subject in made:
-        subject.ask(subject.path)
-    cases = all_cases(made)
+def test_damaged_files_are_refused_in_a_sentence_or_predict_validly(tmp_path):
+    (tmp_path / "intact").mkdir()
+    intact = subjects(tmp_path / "intact", few=True)
+    for subject in intact:
+        subject.use(subject.path)
+    cases = all_cases(intact)
     assert len(cases) > 10_000
     sample = [case for case in cases if case[0] % STRIDE == 0 or case[2].label.endswith(ALWAYS)]
     labels = {number: f"{subject.name}: {damage.label}" for number, subject, damage in cases}
-    found = list(watched(sample, tmp_path))
+    outcomes = list(supervise(sample, tmp_path))
     assert [
-        f"{o.words}: {labels[o.case]}: {o.detail}" for o in found if o.words not in ("refused", "answered")
+        f"{o.result}: {labels[o.case]}: {o.detail}"
+        for o in outcomes
+        if o.result not in ("refused", "predicted")
     ] == []
-    counts = Counter(o.words for o in found)
-    assert len(found) == len(sample) and counts["refused"] > counts["answered"] > 0
+    counts = Counter(o.result for o in outcomes)
+    assert len(outcomes) == len(sample) and counts["refused"] > counts["predicted"] > 0
 
 
 def crash(path: Path) -> None:
@@ -43,11 +45,11 @@ def crash(path: Path) -> None:
     ctypes.string_at(0)
 
 
-def grab(path: Path) -> None:
+def allocate(path: Path) -> None:
     np.ones(2**28)  # two gigabytes
 
 
-def no_number(path: Path) -> None:
+def invalid(path: Path) -> None:
     raise AssertionError("not a number")
 
 
@@ -56,21 +58,21 @@ def two_sentences(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask, outcome",
+    "use, outcome",
     [
         (crash, "crash"),
-        (grab, "memory"),
+        (allocate, "memory"),
         (lambda path: time.sleep(9), "hang"),
-        (no_number, "invalid answer"),
+        (invalid, "invalid prediction"),
         (two_sentences, "no sentence"),
         (lambda path: {}["x"], "traceback"),
-        (lambda path: None, "answered"),
+        (lambda path: None, "predicted"),
     ],
     ids=["crash", "memory", "hang", "invalid", "sentences", "traceback", "fine"],
 )
-def test_the_watch_tells_what_happened(ask, outcome, tmp_path, monkeypatch):
+def test_the_supervision_reports_what_happened(use, outcome, tmp_path, monkeypatch):
     monkeypatch.setattr("fuzz_files.WAIT", 0.5)
     (tmp_path / "file").write_text("")
-    subjects = [Subject("bad", tmp_path / "file", ask), Subject("good", tmp_path / "file", lambda path: None)]
+    subjects = [Subject("bad", tmp_path / "file", use), Subject("good", tmp_path / "file", lambda path: None)]
     cases = [(k, subject, Damage("none", lambda path: None)) for k, subject in enumerate(subjects)]
-    assert [o.words for o in watched(cases, tmp_path)] == [outcome, "answered"]
+    assert [o.result for o in supervise(cases, tmp_path)] == [outcome, "predicted"]

@@ -1,4 +1,4 @@
-"""Prediction of many rows needs little memory beyond inputs and answer; a program for too many is refused."""
+"""Prediction of many rows needs little memory; an exported program for too many rows is refused."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_a_stream_of_answers_stays_below_a_gibibyte(kind):
-    """100,000 rows x 100 draws would be 80 MB of logits for each copy; chunks are chosen from the budget, whatever the rows."""
+def test_chunked_prediction_has_bounded_memory(kind):
+    """100,000 rows x 100 draws are 80 MB of logits per copy; the chunk size follows from the budget."""
     out = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(kind=kind)], capture_output=True, text=True, check=True
     )

@@ -19,7 +19,8 @@ from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Batch, Task, make_dataset
 
 X = standard_normal(named_generator(0, "x"), (12, 5), torch.empty(0))

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from compound.predictive import GaussianPredictive as GaussianPredictive
     from compound.predictive import Predictive as Predictive
     from compound.random import named_generator as named_generator
-    from compound.train.loop import TrainConfig as TrainConfig
-    from compound.train.loop import default_train_config as default_train_config
+    from compound.train.config import TrainConfig as TrainConfig
+    from compound.train.config import default_train_config as default_train_config
+    from compound.train.holdout import holdout_weights as holdout_weights
     from compound.train.loop import fit as fit
-    from compound.train.loop import holdout_weights as holdout_weights
     from compound.types import Batch as Batch
     from compound.types import Task as Task
     from compound.types import make_dataset as make_dataset
@@ -35,15 +35,15 @@ _HOMES = {
     "MatrixNormal": "distributions",
     "Method": "models",
     "Predictive": "predictive",
-    "TrainConfig": "train.loop",
+    "TrainConfig": "train.config",
     "Task": "types",
     "build": "models",
     "fit": "train.loop",
     "named_generator": "random",
-    "holdout_weights": "train.loop",
+    "holdout_weights": "train.holdout",
     "load": "estimators",
     "load_model": "models.files",
-    "default_train_config": "train.loop",
+    "default_train_config": "train.config",
     "save_model": "models.files",
     "make_dataset": "types",
 }

@@ -17,7 +17,8 @@ from compound.experiments.pages import publish
 from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Result, Run
 from compound.models import Method, build
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import make_dataset
 
 

@@ -17,7 +17,7 @@ import torch
 
 from compound.experiments.runs import PUBLISHED, Outcome, Run, RunContext, fit_run, perform, read
 from compound.random import named_generator
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 RUN = Run("toy", "ml-cdn", "set 1", 0, {"widths": (8,), "lam": 1e-3}, {"steps": 5})

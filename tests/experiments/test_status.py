@@ -15,7 +15,7 @@ from compound.experiments.progress import Clock
 from compound.experiments.run_files import write_failure
 from compound.experiments.runs import perform
 from compound.experiments.status import find_runs, run_states, state_tables
-from compound.train.loop import FitProgress
+from compound.train.progress import FitProgress
 
 
 def progress_at(step: int, steps: int = 1000, rate: float = 50.0) -> FitProgress:

@@ -14,7 +14,7 @@ from compound.experiments.uci import baselines, comparison
 from compound.experiments.uci.page import mean_text
 from compound.random import named_generator
 from compound.report.page import Page
-from compound.train.loop import holdout_weights
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 EXPERIMENT = uci.EXPERIMENTS["uci"]

@@ -14,7 +14,8 @@ from compound.models.likelihoods import rounding
 from compound.nn import Gaussian
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import member_seed, named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 CLASSES, TARGET = Task("classification", 3), Task("regression", 1)

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from compound.models import DeepEnsemble, Draws, Method, build
 from compound.nn.networks import Linear, Network, l2_penalty
 from compound.random import member_seed, named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Batch, Task, make_dataset
 
 CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)

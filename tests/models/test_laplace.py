@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from compound.models import Draws, Method, build
 from compound.models.laplace import DELTAS, probit
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 with warnings.catch_warnings():

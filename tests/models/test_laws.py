@@ -17,7 +17,8 @@ from compound.models import METHODS, Draws, Method, build
 from compound.models.files import load_model, save_model
 from compound.nn.networks import LIMIT
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Batch, Task, make_dataset
 
 CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)

@@ -10,7 +10,9 @@ from compound.models import Draws, Method, build
 from compound.models.limits import LARGEST, MULTIPLE, Limits
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.train.config import TrainConfig
+from compound.train.holdout import holdout_weights
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64

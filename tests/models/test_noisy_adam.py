@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from compound.models.noisy_adam import DiagonalLayer
 from compound.models.noisy_layer import Prior
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 
 
 def regression(x, y, **options):

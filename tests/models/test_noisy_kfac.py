@@ -15,7 +15,7 @@ from compound.models.noisy import scores
 from compound.models.noisy_kfac import KroneckerLayer
 from compound.models.noisy_layer import Prior
 from compound.random import named_generator
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Task
 
 EYE = torch.eye(2, dtype=REAL)

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 from compound.models import Method, build
 from compound.models.temperature import best_temperature
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 DOUBLE = torch.float64

@@ -14,7 +14,8 @@ from compound.models import Draws, Method, build
 from compound.models.vib import rate
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 CLASSES, TARGETS = Task("classification", 4), Task("regression", 2)

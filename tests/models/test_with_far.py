@@ -11,7 +11,9 @@ from compound.models.distance_aware import BUDGET, SCALES, DistanceAware, choose
 from compound.models.files import load_model, save_model
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
-from compound.train.loop import TrainConfig, fit, holdout_weights
+from compound.train.config import TrainConfig
+from compound.train.holdout import holdout_weights
+from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 CLASSES, TARGETS = Task("classification", 3), Task("regression", 2)

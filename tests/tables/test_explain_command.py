@@ -9,7 +9,7 @@ import torch
 from table_commands import FEATURES, houses, run_ok
 
 from compound import CompoundRegressor, Method, load, named_generator
-from compound.estimators import row_predictions
+from compound.estimators.validation import encode_table
 from compound.ood.noise import DistanceAwareNoise
 from compound.tables import (
     explaining,
@@ -31,7 +31,7 @@ def test_ood_score_is_attributed_to_the_shifted_column(home: Path):
         assert explanation.contributions[0].column == column
         assert explanation.contributions[0].ood_score > 0.8
         assert sum(c.ood_score for c in explanation.contributions) == pytest.approx(1)
-        x = row_predictions.encoded(model, shifted)[0]
+        x = encode_table(model, shifted)[0]
         noise = model.ood_detector_.far
         nearest = distance_by_columns(noise, x)
         assert nearest == pytest.approx(

@@ -10,7 +10,7 @@ from sklearn import metrics as oracle
 from table_commands import TINY, houses, run, run_ok
 
 from compound import CompoundRegressor
-from compound.io import persist
+from compound.io import model_directory
 from compound.tables import (
     fitting,
     model_inputs,
@@ -167,14 +167,14 @@ def test_files_of_a_killed_fit_do_not_block_the_next(here: Path):
 def test_model_and_report_are_saved_atomically(here: Path, monkeypatch: pytest.MonkeyPatch):
     houses(40).to_csv("t.csv", index=False)
     arguments = ("fit", "t.csv", "--target", "price", "--out", "m", "--method", "map", "--epochs", "1")
-    write = persist._write
+    write = model_directory.write_synced
 
     def interrupt(path: Path, data: bytes) -> None:
         if path.name.endswith("tensors.safetensors"):
             raise KeyboardInterrupt
         write(path, data)
 
-    monkeypatch.setattr(persist, "_write", interrupt)
+    monkeypatch.setattr(model_directory, "write_synced", interrupt)
     result = run(*arguments)
     assert result.exit_code == 130 and "stopped" in result.output
     assert [path.name for path in here.iterdir()] == ["t.csv"]  # no model without its report

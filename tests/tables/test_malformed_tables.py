@@ -12,7 +12,7 @@ import pytest
 from table_commands import assert_rejected, run, run_ok, write
 
 from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
-from compound.estimators.encoder import Category, Encoder, Number
+from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
 from compound.tables import explain_report, explaining, model_inputs, table_files
 from compound.tables.table_files import column_names, read_chunks, read_table
 
@@ -151,12 +151,12 @@ FORMS = {
 def test_codes_are_encoded_alike_in_every_dtype(form: str, codes: list[int]):
     column = codes * 4
     encoder = Encoder.fit(pd.DataFrame({"c": FORMS["categories"](column)}))
-    assert isinstance(encoder.columns[0], Category) and encoder.width == 3
+    assert isinstance(encoder.columns[0], CategoricalColumn) and encoder.width == 3
     assert np.array_equal(
         encoder.transform(pd.DataFrame({"c": FORMS[form](column)})), np.tile(np.eye(3), (4, 1))
     )
     numbers = Encoder.fit(pd.DataFrame({"c": FORMS["integers"](column)}))
-    assert isinstance(numbers.columns[0], Number)
+    assert isinstance(numbers.columns[0], NumericColumn)
     exact = numbers.transform(pd.DataFrame({"c": FORMS["floats"](column)}))
     assert np.array_equal(numbers.transform(pd.DataFrame({"c": FORMS[form](column)})), exact)
 

@@ -90,7 +90,7 @@ def test_booleans_with_missing_values_are_read_alike_by_fit_and_predict(here: Pa
     table.to_csv("t.csv", index=False)
     run_ok("fit", "t.csv", "--target", "price", "--method", "map", "--epochs", 1)
     model = load("t.model")
-    assert model.encoder_.columns[3].boolean and model.encoder_.columns[3].gaps
+    assert model.encoder_.columns[3].boolean and model.encoder_.columns[3].has_missing
     run_ok("predict", "t.model", "t.csv", "--out", "a.csv")
     x = pd.read_csv("t.csv").drop(columns="price")  # True, missing, False
     np.testing.assert_allclose(pd.read_csv("a.csv")["mean"], model.predict(x), rtol=1e-6)

@@ -123,7 +123,7 @@ def test_invalid_arguments_are_rejected_before_any_work(
         (("fit", *table, "--option", "lam"), "NAME=VALUE"),
         (("fit", *table, "--option", "speed=3"), "no option 'speed'"),
         (("fit", *table, "--held-out", "1"), "--held-out is 1"),
-        (("fit", *table, "--false-alarms", "2"), "false_alarms is 2"),
+        (("fit", *table, "--false-alarms", "2"), "false_positive_rate is 2"),
         (("fit", *table, "--out", "full"), "full", "notes.txt"),
         (("fit", *table, "--out", "t.csv"), "t.csv is a file"),
         (

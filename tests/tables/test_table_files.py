@@ -11,7 +11,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from compound.estimators.encoder import Encoder, as_frame
+from compound.estimators.columns import as_frame
+from compound.estimators.encoder import Encoder
 from compound.tables.table_files import read_chunks, read_table
 
 
@@ -67,7 +68,7 @@ def test_number_of_categories_is_bounded():
 
 def test_encoder_config_round_trips_through_json():
     encoder = Encoder.fit(frame())
-    again = Encoder.from_config(json.loads(json.dumps(encoder.words())))
+    again = Encoder.from_config(json.loads(json.dumps(encoder.to_config())))
     assert again == encoder
     assert np.array_equal(again.transform(frame(seed=2)), encoder.transform(frame(seed=2)))
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import compound
 from compound.bench import worker
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 
 MIB = 2**20
 PAIRS = 15

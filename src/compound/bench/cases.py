@@ -13,7 +13,7 @@ from torch.nn import functional
 from compound.models import Draws, Method, Model, build
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 FEATURES, CLASSES, ROWS = 784, 10, 200

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from compound.bench.cases import Call, Case, cases
 from compound.experiments.memory import keep_memory
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 
 ROUND_SECONDS = 0.03  # at least, of one side of a round
 

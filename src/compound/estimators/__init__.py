@@ -1,4 +1,4 @@
-"""Estimators for tables, in scikit-learn's manner: `CompoundRegressor` and `CompoundClassifier`."""
+"""scikit-learn estimators for tables: `CompoundRegressor` and `CompoundClassifier`."""
 
 from compound.estimators.classifier import CompoundClassifier as CompoundClassifier
 from compound.estimators.files import load as load

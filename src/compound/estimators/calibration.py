@@ -1,27 +1,30 @@
-"""Honest intervals and probabilities from held-out rows.
+"""Calibration of intervals, sets and probabilities on held-out rows.
 
-Targets: split conformal prediction in the space of the predictive's own quantiles (Chernozhukov, Wüthrich and Zhu 2021). A
-held-out y that lies at the predictive's quantile Φ(z) has the score |z|. The interval of coverage c goes from quantile Φ(-s) to
-Φ(s), s being the ceil((n + 1) c)-th smallest of n scores: rows like the held-out ones fall inside with probability c at least, and
-the interval stays as wide or narrow, row by row, as the predictive is. That holds where all members held out the same rows, but for
-the few numbers, such as the stopping step, that these rows have already chosen. Members that each held out
-others score their own. Pooling these scores is a heuristic, near CV+: the mixture of all errs less, so intervals come out rather wide.
-Several targets are covered one by one: that all of a row's lie inside at once is not promised.
-Few rows cannot vouch for a high coverage: beyond n / (n + 1), which is below .9 for fewer than 9 held-out rows, scores are taken for
-Gaussian. The reach is Student's, sqrt(mean z²) t_n((1 + c) / 2), or the largest score stretched as a Gaussian's where that is more (by
-itself it covers .83 to .90). Rows that have chosen the stopping step have better scores than others: of one or two that is felt.
+Regression: split conformal prediction with the scores |z| of `conformal_scores`. The interval of coverage c
+goes from the predictive's quantile Φ(-s) to Φ(s), where s is the ceil((n + 1) c)-th smallest of n held-out
+scores: rows exchangeable with the held-out ones lie inside with probability at least c, and the interval is
+as wide, row by row, as the predictive is. This holds where all members held out the same rows, apart from the
+few numbers, such as the stopping step, that these rows have already chosen. Members that held out different
+rows score their own; pooling these scores is a heuristic close to CV+: the mixture of all members has smaller
+errors, so intervals are rather too wide. Several targets are covered separately, not jointly.
 
-Weights (Tibshirani, Barber, Candès and Ramdas 2019): a held-out row counts as much as it weighs. Weights that differ vouch for less:
-n becomes Kish's effective number (Σw)² / Σw², as if a new row weighed Σw² / Σw, what rows drawn by weight do on average.
+Beyond coverage n / (n + 1), which is below 0.9 for fewer than 9 held-out rows, no score has a sufficient
+rank. Then scores are assumed Gaussian: the quantile is Student's, sqrt(mean z²) t_n((1 + c) / 2), or the
+largest score scaled as for a Gaussian where that is more (alone it covers 0.83 to 0.90). Rows that have
+chosen the stopping step have lower scores than new rows; with one or two of them this matters.
 
-These are a few lines of our own. MAPIE and crepes wrap point predictors and keep residuals; here the scores come from the model's
-own distribution, members hold out different rows, and the state is one sorted array that can be saved without pickle.
+Weights (Tibshirani, Barber, Candès and Ramdas 2019): a held-out row counts with its weight. Unequal weights
+reduce n to Kish's effective sample size (Σw)² / Σw², as if a new row had the weight Σw² / Σw, the mean weight
+of rows drawn proportionally to weight.
 
-Classes: one temperature on the mean probabilities, by held-out log-likelihood with a prior that keeps it near 1 when rows are few.
-Sets of classes are conformal too: a held-out label has as score the probability of all classes that seemed likelier, and a set takes
-the likeliest classes while their scores stay within the same rank of the held-out scores (Romano, Sesia and Candès 2020).
-The temperature is chosen on the same rows as the sets: one number, which moves all scores and hardly their order.
-Fewer than 9 held-out rows vouch for no 90% set but that of all classes.
+MAPIE and crepes wrap point predictors and store residuals; here the scores come from the model's own
+distribution, members hold out different rows, and the state is one sorted array that is saved without pickle.
+
+Classification: one temperature for the mean probabilities, by held-out log-likelihood with a prior that keeps
+it near 1 when rows are few. Prediction sets are conformal with the scores of `conformal_scores`: a set holds
+the classes whose score does not exceed the same rank of the held-out scores. The temperature is chosen on the
+same rows: one number, which changes all scores and hardly their order. With fewer than 9 held-out rows, the
+90% set is that of all classes.
 """
 
 from collections.abc import Iterable
@@ -30,164 +33,127 @@ from typing import Self
 
 import numpy as np
 import torch
-from scipy.special import ndtri, ndtri_exp, stdtrit
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from compound.distributions import weighted_log_sum
-from compound.predictive import CategoricalPredictive, GaussianPredictive, entropy
+from compound.predictive import CategoricalPredictive, entropy
 
-ROWS = 5000  # held-out rows that calibration looks at
-WIDTH = 0.5  # standard deviation of the prior of log T
+MAX_ROWS = 5000  # held-out rows used for calibration, at most
+PRIOR_STD = 0.5  # standard deviation of the prior of log T
 
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Scores |z| of held-out rows, and what each weighs."""
+    """Scores |z| of held-out rows, with weights."""
 
     scores: Tensor  # (rows, targets) float64, ascending
-    weights: Tensor  # (rows, targets) float64, each target's in the order of its scores
+    weights: Tensor  # (rows, targets) float64, of each target in the order of its scores
 
     @classmethod
     def fit(cls, scores: Iterable[Tensor], targets: int, weights: Tensor | None = None) -> Self:
+        """From blocks of scores (rows, targets) and weights (rows,)."""
         ordered, order = torch.cat([torch.zeros(0, targets, dtype=torch.float64), *scores]).sort(0)
         return cls(ordered, torch.ones_like(ordered) if weights is None else weights.double()[order])
 
     @property
-    def rows(self) -> float:
-        """How many rows vouch: effective ones, where weights differ."""
-        return effective(self.weights[:, 0])
+    def effective_rows(self) -> float:
+        """The effective sample size of the calibration set."""
+        return effective_size(self.weights[:, 0])
 
     def conformal_quantile(self, coverage: float) -> Tensor:  # (targets,)
-        """How many standard deviations, on the predictive's own scale, the interval reaches to either side."""
-        nominal, rows = float(ndtri((1 + coverage) / 2)), self.rows
-        out = torch.full((self.scores.shape[1],), nominal, dtype=torch.float64)
+        """The s for which the interval from quantile Φ(-s) to Φ(s) has this coverage."""
+        n = self.effective_rows
+        gaussian = float(ndtri((1 + coverage) / 2))
+        quantiles = torch.full((self.scores.shape[1],), gaussian, dtype=torch.float64)
         for target, (scores, weights) in enumerate(zip(self.scores.T, self.weights.T, strict=True)):
-            rank = _rank(weights, coverage)
+            rank = _conformal_rank(weights, coverage)
             if rank <= len(scores):
-                out[target] = scores[rank - 1]
+                quantiles[target] = scores[rank - 1]
             elif len(scores):
-                size = float((weights @ scores.square() / weights.sum()).sqrt())
-                largest = float(scores[-1]) * nominal / float(ndtri((1 + rows / (rows + 1)) / 2))
-                out[target] = max(size * float(stdtrit(rows, (1 + coverage) / 2)), largest, nominal)
-        return out
+                root_mean_square = float((weights @ scores.square() / weights.sum()).sqrt())
+                student = root_mean_square * float(stdtrit(n, (1 + coverage) / 2))
+                scaled_largest = float(scores[-1]) * gaussian / float(ndtri((1 + n / (n + 1)) / 2))
+                quantiles[target] = max(student, scaled_largest, gaussian)
+        return quantiles
 
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Scores of held-out labels, the probability of all classes before the true one, and what each weighs."""
+    """Scores of held-out labels (the probability of all likelier classes), with weights."""
 
     scores: Tensor  # (rows,) float64, ascending
     weights: Tensor  # (rows,) float64
 
     @classmethod
     def fit(cls, scores: Tensor, weights: Tensor | None = None) -> Self:
+        """From scores (rows,) and weights (rows,)."""
         ordered, order = scores.double().sort()
         return cls(ordered, torch.ones_like(ordered) if weights is None else weights.double()[order])
 
     @property
-    def rows(self) -> float:
-        """How many rows vouch: effective ones, where weights differ."""
-        return effective(self.weights)
+    def effective_rows(self) -> float:
+        """The effective sample size of the calibration set."""
+        return effective_size(self.weights)
 
     def conformal_quantile(self, coverage: float) -> float:
-        """Classes belong to the set of this coverage while those before them have no more probability than this."""
-        rank = _rank(self.weights, coverage)
-        return (
-            float(self.scores[rank - 1]) if rank <= len(self.scores) else np.inf
-        )  # few rows vouch for all classes only
+        """The largest score of a class in the set of this coverage; infinite where rows are too few."""
+        rank = _conformal_rank(self.weights, coverage)
+        return float(self.scores[rank - 1]) if rank <= len(self.scores) else np.inf
 
 
 @dataclass(frozen=True)
 class TemperatureScaler:
     """Probabilities p^(1/T), normalised."""
 
-    value: float = 1.0
+    value: float = 1.0  # T
 
     @classmethod
     def fit(cls, probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
+        """The T of highest posterior density on a grid; probs (rows, classes), labels (rows,)."""
         if len(labels) == 0:
             return cls()
-        logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()  # (rows, classes)
+        log_probs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()  # (rows, classes)
         weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
-        weights = weights * (
-            effective(weights) / weights.sum()
-        )  # the prior is up against as many rows as vouch
-        grid = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)
-        own = [
-            torch.log_softmax(logs / t.exp(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) for t in grid
-        ]  # each (rows,)
-        costs = 0.5 * (grid / WIDTH).square() - torch.stack(own) @ weights
+        weights = weights * (effective_size(weights) / weights.sum())  # beside the prior, they sum to n
+        grid = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)  # of log T
+        log_likelihoods = torch.stack(
+            [
+                torch.log_softmax(log_probs / log_t.exp(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+                for log_t in grid
+            ]
+        )  # (grid, rows)
+        costs = 0.5 * (grid / PRIOR_STD).square() - log_likelihoods @ weights
         return cls(float(grid[int(costs.argmin())].exp()))
 
-    def soften(self, probs: Tensor) -> Tensor:
+    def scale_probs(self, probs: Tensor) -> Tensor:  # (rows, classes)
+        """Probabilities at this temperature."""
         return torch.softmax(probs.clamp_min(torch.finfo(probs.dtype).tiny).log() / self.value, -1)
 
-    def __call__(self, answer: CategoricalPredictive) -> CategoricalPredictive:
-        """The answer at this temperature; its shares of the entropy keep their proportions."""
-        probs = self.soften(answer.probs)
-        factor = entropy(probs) / answer.total.clamp_min(torch.finfo(probs.dtype).tiny)
-        parts = {name: getattr(answer, name) * factor for name in ("component", "mixing", "posterior")}
-        return replace(answer, **parts, probs=probs)
+    def __call__(self, predictive: CategoricalPredictive) -> CategoricalPredictive:
+        """The predictive at this temperature; the components of its entropy keep their proportions."""
+        probs = self.scale_probs(predictive.probs)
+        factor = entropy(probs) / predictive.total.clamp_min(torch.finfo(probs.dtype).tiny)
+        return replace(
+            predictive,
+            component=predictive.component * factor,
+            mixing=predictive.mixing * factor,
+            posterior=predictive.posterior * factor,
+            probs=probs,
+        )
 
 
-def aps_score(probs: Tensor) -> Tensor:  # (rows, classes)
-    """The probability of all classes likelier than each; of equal ones, of those that come first."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)
-
-
-def effective(weights: Tensor) -> float:
-    """Kish's effective number of rows, (Σw)² / Σw²: their number where all weigh the same."""
+def effective_size(weights: Tensor) -> float:
+    """Kish's effective sample size (Σw)² / Σw²: the number of rows where all weights are equal."""
     return float(weights.sum().square() / weights.square().sum()) if len(weights) else 0.0
 
 
-def _rank(weights: Tensor, coverage: float) -> int:
-    """Which of the scores, in ascending order, vouches for the coverage: of n alike the ceil((n + 1) c)-th, beyond n none does."""
+def _conformal_rank(weights: Tensor, coverage: float) -> int:
+    """The rank of the score, in ascending order, that gives the coverage: ceil((n + 1) c) for equal weights.
+
+    A rank beyond n means that there are too few rows.
+    """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-    rows = effective(weights)
-    upto = weights.cumsum(0) * (rows / weights.sum())  # (scores,) effective rows
-    return 1 + int((upto < (rows + 1) * coverage - 1e-9).sum())
-
-
-def score(answer: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
-    """|z|, where y is the predictive's quantile Φ(z); exact however far out y lies."""
-    below = _log_cdf(answer, y)
-    above = _log_cdf(replace(answer, means=-answer.means), -y)
-    return torch.from_numpy(-ndtri_exp(torch.minimum(below, above).numpy())).clamp_min(0)
-
-
-def quantile(answer: GaussianPredictive, z: Tensor) -> Tensor:  # (rows, targets)
-    """The predictive's quantile Φ(z), z (targets,), by Newton's method on the log of the cdf, kept within a shrinking bracket."""
-    side = torch.where(
-        z > 0, -1.0, 1.0
-    ).double()  # an upper quantile is a lower one of -y, where the log keeps its digits
-    means, std = side * answer.means, answer.variances.sqrt()  # (draws, rows, targets)
-    mirrored = replace(answer, means=means)
-    goal = torch.special.log_ndtr(-z.abs())
-    at = means - z.abs() * std  # each component's own quantile
-    low, high = at.amin(0), at.amax(0)
-    y = 0.5 * (low + high)
-    done = torch.zeros_like(y, dtype=torch.bool)
-    for _ in range(100):
-        excess = _log_cdf(mirrored, y) - goal
-        low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
-        density = weighted_log_sum(_log_density(y, means, std), answer.log_weights)
-        step = y - excess * (excess + goal - density).exp()  # F / f = exp(log F - log f)
-        # a small step ends it even where rounding points out of the bracket: halving would start all over from there
-        done = done | ((step - y).abs() <= 1e-12 * (y.abs() + std.amax(0)))
-        fresh = torch.where((step > low) & (step < high), step, 0.5 * (low + high))
-        y = torch.where(done, y, fresh)  # a row that is done stays, whatever its neighbours do
-        if bool(done.all()):
-            break
-    return side * y
-
-
-def _log_density(y: Tensor, means: Tensor, std: Tensor) -> Tensor:
-    return -0.5 * ((y - means) / std).square() - std.log() - 0.9189385332046727
-
-
-def _log_cdf(answer: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
-    return weighted_log_sum(
-        torch.special.log_ndtr((y - answer.means) / answer.variances.sqrt()), answer.log_weights
-    )
+    n = effective_size(weights)
+    cumulative = weights.cumsum(0) * (n / weights.sum())  # (scores,) effective rows
+    return 1 + int((cumulative < (n + 1) * coverage - 1e-9).sum())

@@ -1,4 +1,4 @@
-"""Labels to predict: two classes or many, numbers or text."""
+"""Classification: calibrated probabilities and prediction sets of two classes or many."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -12,23 +12,94 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import ROWS, ConformalSets, TemperatureScaler, aps_score
-from compound.estimators.prediction import answers, to_float64
+from compound.estimators.base import Estimator
+from compound.estimators.calibration import MAX_ROWS, ConformalSets, TemperatureScaler
+from compound.estimators.columns import Array
+from compound.estimators.conformal_scores import aps_score
+from compound.estimators.prediction import predictives
 from compound.predictive import CategoricalPredictive, Predictive
 from compound.random import derive_seed, named_generator
-from compound.train.loop import held_out_count, last_of_class, stratified_sample
+from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 from compound.types import Task
 
 
 class CompoundClassifier(ClassifierMixin, Estimator):
-    """Predictive probabilities of classes, calibrated on held-out rows.
+    """Classification with calibrated probabilities and prediction sets.
 
-    `method` is a name ("ml-cdn", "vb-cdn", "deep-ensemble", ...) or `Method("ml-cdn", lam=1e-4)`. Rare classes keep their honest,
-    small probabilities: nothing is reweighted, and every class has its share of the held-out rows, rounded up or down at random.
+    Classes are not reweighted: rare classes have small probabilities. Every class has its proportion of the
+    held-out rows, rounded up or down at random.
 
-    >>> model = CompoundClassifier(random_state=0).fit(X, y)
-    >>> model.predict_proba(X_new), model.decompose(X_new).epistemic, model.is_ood(X_new)
+    Parameters
+    ----------
+    method : str or Method, default="ml-cdn"
+        The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
+        options.
+    max_epochs : int, default=None
+        Passes over the training rows, at most. None: 2,000 to 10,000 steps, depending on the number of rows.
+    batch_size : int, default=None
+        Rows per optimizer step. None: 200.
+    lr : float, default=None
+        Learning rate. None: 0.003.
+    early_stopping : bool, default=True
+        Whether held-out rows choose the stopping step.
+    validation_fraction : float, default=0.1
+        Fraction of the rows that is held out, for early stopping and calibration.
+    false_positive_rate : float, default=0.01
+        Fraction of ordinary rows that `is_ood` marks.
+    warm_start : bool, default=False
+        Whether `fit` continues with the weights of the last fit.
+    random_state : int, RandomState or None, default=None
+        Seed of weights, batches and noise. Equal seeds give equal bits.
+    device : {"auto", "cpu"}, default="auto"
+        Where to compute; tables are fitted on the CPU.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+    callbacks : sequence of callable, default=None
+        Functions that are called with a `FitProgress` during `fit`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (classes,)
+        The labels, in ascending order.
+    model_ : Model
+        The fitted model, for standardised inputs.
+    encoder_ : Encoder
+        The encoding of the columns.
+    temperature_ : TemperatureScaler
+        The calibrated temperature of the probabilities.
+    sets_ : ConformalSets
+        Calibration scores of held-out rows.
+    ood_detector_ : OODDetector
+        Distance from the training rows, with its threshold.
+    history_ : History
+        The learning curve.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X had any.
+    n_calibration_ : float
+        Effective number of held-out rows behind the sets.
+    threshold_ : float
+        Out-of-distribution score above which `is_ood` is true.
+
+    See Also
+    --------
+    CompoundRegressor : The same for numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from compound import CompoundClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = np.where(X[:, 0] > 0, "high", "low")
+    >>> model = CompoundClassifier("map", max_epochs=100, random_state=0).fit(X, y)
+    >>> model.predict([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
+    array(['high', 'low'], dtype='<U4')
+    >>> model.predict_proba(X).shape
+    (200, 2)
+    >>> model.is_ood([[0.0, 0.0, 0.0], [50.0, 0.0, 0.0]])
+    array([False,  True])
     """
 
     classes_: Array
@@ -36,43 +107,115 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     sets_: ConformalSets
 
     def predict(self, X: Any) -> Array:
-        """The most probable class of each row."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        """Predict the most probable class of each row.
 
-    def predict_proba(self, X: Any) -> Array:  # (rows, classes)
-        """Probabilities, in the order of `classes_`."""
-        return self._each(X, lambda answer: answer.probs).numpy()
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        ndarray of shape (rows,)
+            Labels.
+        """
+        most_probable = self.predict_proba(X).argmax(1)
+        return self.classes_[most_probable]
+
+    def predict_proba(self, X: Any) -> Array:
+        """Predict the probability of each class.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        ndarray of shape (rows, classes)
+            Calibrated probabilities, in the order of `classes_`.
+        """
+        return self._map_rows(X, lambda predictive: predictive.probs).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
+        """Predict the log of the probability of each class.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        ndarray of shape (rows, classes)
+            Finite log-probabilities, in the order of `classes_`.
+        """
         return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
 
-    def predict_set(self, X: Any, coverage: float = 0.9) -> Array:  # (rows, classes) of truth values
-        """Which classes are in the set that holds the true one with probability `coverage`, calibrated on held-out rows.
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Array:
+        """Predict sets of classes, calibrated on held-out rows by conformal prediction.
 
-        Few of them (`n_calibration_`, for a coverage of 0.9 fewer than 9) vouch for the set of all classes only.
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        coverage : float, default=0.9
+            Probability that the set holds the true class. With `n_calibration_` below 9, the set of coverage
+            0.9 is that of all classes.
+
+        Returns
+        -------
+        ndarray of bool of shape (rows, classes)
+            Which classes are in the set, in the order of `classes_`.
         """
         check_is_fitted(self)
-        reach = self.sets_.conformal_quantile(coverage)
-        return self._each(X, lambda answer: aps_score(answer.probs) <= reach).numpy()
+        max_score = self.sets_.conformal_quantile(coverage)
+        return self._map_rows(X, lambda predictive: aps_score(predictive.probs) <= max_score).numpy()
+
+    def predict_dist(self, X: Any) -> CategoricalPredictive:
+        """Predict the distribution of each row.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        CategoricalPredictive
+            Probabilities with the components of their entropy, as tensors.
+        """
+        return cast(CategoricalPredictive, Predictive.concat(list(self._predictives(X))))
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
+        """Draw labels from each row's predictive distribution.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        n_samples : int, default=1
+            Samples per row.
+        random_state : int, default=0
+            Seed.
+
+        Returns
+        -------
+        ndarray of shape (rows, n_samples)
+            Labels.
+        """
+        generator = named_generator(random_state, "sample")
+        samples = [
+            predictive.sample(n_samples, generator).T
+            for predictive in cast(Iterator[CategoricalPredictive], self._predictives(X))
+        ]
+        return self.classes_[torch.cat(samples).numpy()]
 
     @property
     def n_calibration_(self) -> float:
+        """Effective number of held-out rows that calibrate the sets."""
         check_is_fitted(self)
-        return self.sets_.rows
-
-    def predict_dist(self, X: Any) -> CategoricalPredictive:
-        """The whole predictive: probabilities with the shares of their entropy, as tensors."""
-        return cast(CategoricalPredictive, Predictive.concat(list(self._categories(X))))
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:  # (rows, samples)
-        """Labels drawn from each row's predictive."""
-        generator = named_generator(random_state, "sample")
-        parts = [answer.sample(n_samples, generator).T for answer in self._categories(X)]
-        return self.classes_[torch.cat(parts).numpy()]
-
-    def _categories(self, X: Any) -> Iterator[CategoricalPredictive]:
-        return cast(Iterator[CategoricalPredictive], self._answers(X))
+        return self.sets_.effective_rows
 
     def _check_y(self, y: Any) -> Array:
         target = column_or_1d(y, warn=True)
@@ -82,58 +225,53 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         check_classification_targets(target)
         return cast(Array, target)
 
-    def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
+    def _fit_target(self, y: Array) -> tuple[Task, Tensor]:
+        """Labels as indices into `classes_`."""
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
-                f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least two classes"
+                f"y holds one class only, {classes.tolist()[0]!r}: "
+                "a classifier needs rows of at least two classes"
             )
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
             raise ValueError(
-                f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: set warm_start=False"
+                f"y holds the classes {list(classes)}, training began with {list(self.classes_)}: "
+                "set warm_start=False"
             )
         self.classes_ = classes
         return Task("classification", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
-    def _drawn(self, y: Tensor) -> Tensor:  # (rows,) True = to be held out
-        return stratified_sample(
-            y, held_out_count(len(y), self.validation_fraction), derive_seed(self.seed_, "hold out")
-        )
+    def _drawn_rows(self, y: Tensor) -> Tensor:  # (rows,) bool
+        """Rows drawn to be held out, stratified by class."""
+        count = held_out_count(len(y), self.validation_fraction)
+        return stratified_sample(y, count, derive_seed(self.seed_, "hold out"))
 
-    def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        """A part of every class, its share in expectation; the same rows for all members, for their answer comes as one.
+    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:  # (rows,)
+        """All members hold out the same rows: their probabilities are one mixture.
 
-        To be like rows to come, held-out rows must hold small classes as often as the table does. The last row of a class is learnt
-        from nevertheless: `_calibrate` counts it as a row held out in vain.
+        Held-out rows must have small classes as often as the table does. The last row of a class is trained
+        on nevertheless; `_calibrate` gives it the worst score.
         """
-        drawn = self._drawn(y)
+        drawn = self._drawn_rows(y)
         return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
 
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
-        """A row drawn but learnt from, as the last of its class, has the worst of scores.
+    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+        """Fit temperature and sets; a row drawn but trained on, as the last of its class, has the score 1.
 
-        No model without it could know the class: nor will it know the classes that are missing from the table, whose rows come about
-        as often as such last ones are drawn.
+        No model trained without it could know the class: nor does a model know classes missing from the
+        table, and rows of these are about as frequent as such last rows among those drawn.
         """
-        rows = (held | self._drawn(y)).nonzero().squeeze(1)
-        rows = rows[torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))[:ROWS]]
-        scores, unseen = torch.ones(len(rows), dtype=torch.float64), held[rows]
-        seen, weights, rows = weights[rows], weights[rows][unseen], rows[unseen]
-        none = torch.zeros(0, len(self.classes_), dtype=torch.float64)
-        probs = torch.cat(
-            [
-                none,
-                *(
-                    cast(CategoricalPredictive, answer).probs
-                    for answer in answers(self.model_, x[rows], self.seed_)
-                ),
-            ]
-        )
-        self.temperature_ = TemperatureScaler.fit(probs, y[rows], weights)
-        scores[unseen] = (
-            aps_score(self.temperature_.soften(probs)).gather(-1, y[rows].unsqueeze(-1)).squeeze(-1).double()
-        )
-        self.sets_ = ConformalSets.fit(scores, seen)
-
-    def _postprocess(self, answer: Predictive) -> Predictive:
-        return self.temperature_(to_float64(cast(CategoricalPredictive, answer)))
+        rows = (held_out | self._drawn_rows(y)).nonzero().squeeze(1)
+        order = torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))
+        rows = rows[order[:MAX_ROWS]]
+        is_held_out = held_out[rows]
+        scored = rows[is_held_out]
+        labels = y[scored]
+        empty = torch.zeros(0, len(self.classes_), dtype=torch.float64)
+        blocks = cast(Iterator[CategoricalPredictive], predictives(self.model_, x[scored], self.seed_))
+        probs = torch.cat([empty, *(block.probs for block in blocks)])
+        self.temperature_ = TemperatureScaler.fit(probs, labels, weights[scored])
+        class_scores = aps_score(self.temperature_.scale_probs(probs))  # (rows, classes)
+        scores = torch.ones(len(rows), dtype=torch.float64)
+        scores[is_held_out] = class_scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double()
+        self.sets_ = ConformalSets.fit(scores, weights[rows])

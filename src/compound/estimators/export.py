@@ -1,8 +1,9 @@
 """A fitted estimator as a `torch.export` program, for serving without this library.
 
-Input: `x` (rows, numbers) in float64, what `encoder_.numbers(table)` gives: the table's own numbers, gaps filled, words spelt out
-(for a table of numbers without gaps: the table itself). Outputs, by name, in float64: mean and std (targets) or probabilities
-(classes), then total, aleatoric, epistemic, and distance, the score of strangeness. All draws are fixed inside the program.
+Input: `x` (rows, width) in float64, what `encoder_.numbers(table)` gives: missing values replaced, categories
+as indicators (for a numeric table without missing values: the table itself). Outputs, by name, in float64:
+mean and std (regression) or probabilities (classification), then total, aleatoric, epistemic, and distance,
+the out-of-distribution score. All random draws are constants of the program.
 
     program = torch.export.load("model.pt2").module()
     mean, std, total, aleatoric, epistemic, distance = program(x)
@@ -11,6 +12,7 @@ Input: `x` (rows, numbers) in float64, what `encoder_.numbers(table)` gives: the
 import copy
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from compound.compat import make_fx, untraced
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
-from compound.estimators.prediction import BLOCK, DRAWS
-from compound.io.persist import write_atomic
+from compound.estimators.prediction import BLOCK, DRAWS, postprocess
+from compound.io.atomic import write_atomic
 from compound.models import Draws, Model
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
@@ -30,45 +32,29 @@ from compound.random import named_generator
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-MOST = 4096  # rows of a program: more of them make it no faster
-TRACED = 32  # times what answering takes: a trace keeps what is in between (measured: 1 to 26 times)
-AFTER = ("total", "aleatoric", "epistemic", "distance")
+MAX_ROWS = 4096  # of a program: more make it no faster
+TRACE_FACTOR = (
+    32  # memory of a trace over that of a prediction: it stores intermediate results (measured: 1 to 26)
+)
+UNCERTAINTY_OUTPUTS = ("total", "aleatoric", "epistemic", "distance")
 
 
-class _Fixed(TorchFunctionMode):
-    """Nothing in the program depends on chance or on values.
+class _ConstantNoise(TorchFunctionMode):
+    """In a trace, makes random numbers constants and branches independent of the data.
 
-    Whatever takes a generator is computed outside the trace and becomes a constant. `dpn` bounds its outputs only where some are
-    out of bounds: a range without bounds makes it do so always.
+    Whatever takes a generator is computed outside the trace. `dpn` clamps its outputs only where some are out
+    of bounds: an infinite range from `aminmax` makes it clamp always.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.aminmax:
             with untraced():
-                return torch.tensor(-torch.inf, dtype=torch.float32), torch.tensor(
-                    torch.inf, dtype=torch.float32
-                )
-        if (
-            "generator" not in (kwargs or {}) and func is not torch.empty
-        ):  # empty: about to be filled with random bits
-            return func(*args, **(kwargs or {}))
-        with untraced():
-            return func(*args, **(kwargs or {}))
-
-
-def _check_rows(rows: int, model: Model) -> None:
-    """Before any work: a trace runs with as many rows as its program will take."""
-    if not 1 <= rows <= MOST:
-        raise ValueError(
-            f"rows is {rows:,}: a program takes between 1 and {MOST:,} rows at a time, ask about more in blocks"
-        )
-    row = TRACED * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
-    free = available()
-    if free is not None and rows * row > free:
-        fitting = f"give at most {free // row:,} rows" if free >= row else "free some memory"
-        raise ValueError(
-            f"a program for {rows:,} rows needs about {rows * row / GB:.1f} GB to make, {free / GB:.1f} GB are free: {fitting}"
-        )
+                low = torch.tensor(-torch.inf, dtype=torch.float32)
+                return low, -low
+        if "generator" in (kwargs or {}) or func is torch.empty:  # empty: to be filled with random bits
+            with untraced():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
@@ -77,42 +63,77 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
 
     check_is_fitted(estimator)
     _check_rows(rows, estimator.model_)
-    encoder, model = estimator.encoder_, copy.deepcopy(estimator.model_).requires_grad_(False)
-    shift, scale = torch.from_numpy(encoder.shift), torch.from_numpy(encoder.scale)
-    targets = model.task.kind == "regression"
-
-    def program(x: Tensor) -> tuple[Tensor, ...]:
-        standard = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
-        with _Fixed(), torch.no_grad():
-            n = Draws.of(DRAWS[model.task.kind])
-            plain = model.predict_chunk(standard, n, named_generator(estimator.seed_, "ask"))
-            distance = estimator.ood_detector_.scores(standard).double()
-        answer = estimator._postprocess(plain)
-        first = (answer.mean, answer.std) if isinstance(answer, GaussianPredictive) else (answer.probs,)  # type: ignore[attr-defined]
-        return (*first, answer.total, answer.aleatoric, answer.epistemic, distance)
-
-    around = torch.randn(rows, encoder.width, generator=named_generator(0, "example"), dtype=torch.float64)
-    example, other = shift + scale * around, shift + 3 * scale * around
+    encoder = estimator.encoder_
+    program = _program(estimator)
+    noise = torch.randn(rows, encoder.width, generator=named_generator(0, "example"), dtype=torch.float64)
+    shift = torch.from_numpy(encoder.shift)
+    scale = torch.from_numpy(encoder.scale)
+    example = shift + scale * noise
     with torch.no_grad():
         traced: nn.Module = make_fx(program, "real")(example)
         for name, value in [*vars(traced).items(), *traced._buffers.items()]:
-            if isinstance(value, Tensor):  # parts of one draw share memory, which a file cannot
+            if isinstance(value, Tensor):  # slices of one draw share memory, which a file cannot
                 setattr(traced, name, value.detach().clone(memory_format=torch.contiguous_format))
         exported = torch.export.export(traced, (example,))
-        for mine, asked in zip(exported.module()(other), program(other), strict=True):
-            if not torch.allclose(mine, asked, rtol=1e-5, atol=1e-7):
+        other = shift + 3 * scale * noise
+        for actual, expected in zip(exported.module()(other), program(other), strict=True):
+            if not torch.allclose(actual, expected, rtol=1e-5, atol=1e-7):
                 raise ValueError(
-                    f"{model.method} cannot be exported: its answers depend on more than the row that is asked about"
+                    f"{estimator.model_.method} cannot be exported: "
+                    "its predictions depend on more than the inputs of the row"
                 )
-    names = ["mean", "std"] if targets else ["probabilities"]
-    words: dict[str, Any] = {
-        "inputs": encoder.names,
+    buffer = io.BytesIO()
+    torch.export.save(exported, buffer, extra_files={"compound.json": json.dumps(_metadata(estimator, rows))})
+    write_atomic(path, buffer.getvalue())
+
+
+def _check_rows(rows: int, model: Model) -> None:
+    """Raise ValueError before any work: a trace runs with as many rows as its program will take."""
+    if not 1 <= rows <= MAX_ROWS:
+        raise ValueError(
+            f"rows is {rows:,}: a program takes between 1 and {MAX_ROWS:,} rows at a time, "
+            "predict more in blocks"
+        )
+    row_bytes = TRACE_FACTOR * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
+    free = available()
+    if free is not None and rows * row_bytes > free:
+        advice = f"give at most {free // row_bytes:,} rows" if free >= row_bytes else "free some memory"
+        raise ValueError(
+            f"a program for {rows:,} rows needs about {rows * row_bytes / GB:.1f} GB to make, "
+            f"{free / GB:.1f} GB are free: {advice}"
+        )
+
+
+def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """The prediction of a block of rows as a function of the encoded numbers."""
+    model = copy.deepcopy(estimator.model_).requires_grad_(False)
+    shift = torch.from_numpy(estimator.encoder_.shift)
+    scale = torch.from_numpy(estimator.encoder_.scale)
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        standardised = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
+        with _ConstantNoise(), torch.no_grad():
+            n = Draws.of(DRAWS[model.task.kind])
+            block = model.predict_chunk(standardised, n, named_generator(estimator.seed_, "ask"))
+            distance = estimator.ood_detector_.scores(standardised).double()
+        predictive: Any = postprocess(estimator, block)
+        is_gaussian = isinstance(predictive, GaussianPredictive)
+        outputs = (predictive.mean, predictive.std) if is_gaussian else (predictive.probs,)
+        return (*outputs, predictive.total, predictive.aleatoric, predictive.epistemic, distance)
+
+    return program
+
+
+def _metadata(estimator: Any, rows: int) -> dict[str, Any]:
+    """What a user of the program must know, as JSON."""
+    is_regression = estimator.model_.task.kind == "regression"
+    outputs = ["mean", "std"] if is_regression else ["probabilities"]
+    metadata: dict[str, Any] = {
+        "inputs": estimator.encoder_.names,
         "rows": rows,
-        "outputs": [*names, *AFTER],
+        "outputs": [*outputs, *UNCERTAINTY_OUTPUTS],
         "threshold": estimator.threshold_,
     }
-    if not targets:
-        words["classes"] = [str(value) for value in estimator.classes_]  # type: ignore[attr-defined]
-    buffer = io.BytesIO()
-    torch.export.save(exported, buffer, extra_files={"compound.json": json.dumps(words)})
-    write_atomic(path, buffer.getvalue())
+    if not is_regression:
+        metadata["classes"] = [str(label) for label in estimator.classes_]
+    return metadata

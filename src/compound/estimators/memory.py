@@ -1,4 +1,4 @@
-"""What a fit will need, before it starts: a refusal names the number and the alternative."""
+"""The memory that a fit will need, estimated before it starts."""
 
 import os
 from pathlib import Path
@@ -11,61 +11,62 @@ from compound.types import Task
 GB = 1e9
 
 
-def numbers(method: Method, inputs: int, task: Task) -> int:
-    """How many parameters and buffers a model has."""
+def n_numbers(method: Method, inputs: int, task: Task) -> int:
+    """How many numbers the parameters and buffers of a model hold."""
     return sum(tensor.numel() for tensor in skeleton(method, inputs, task).state_dict().values())
 
 
 def skeleton(method: Method, inputs: int, task: Task) -> Model:
-    """The model with shapes only: its tensors take no memory."""
+    """The model on the meta device: its tensors have shapes, but no memory."""
     try:
         with torch.device("meta"):
             return method.build(inputs, task, 0)
-    except RuntimeError as error:  # more numbers than 64 bits can count
+    except RuntimeError as error:  # sizes beyond 64 bits
         raise ValueError(
             f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones"
         ) from error
 
 
-def estimate(method: Method, rows: int, width: int, task: Task, batch: int, members: int) -> int:
+def estimate(method: Method, rows: int, width: int, task: Task, batch_size: int, members: int) -> int:
     """Bytes at the peak of a fit."""
     table = rows * width * 28  # in float64 and float32, with the copies that encoding and distances make
     labels = rows * (8 * task.size + 8 * members)
-    model = 6 * 4 * numbers(method, width, task)  # weights, gradients, two moments, averages, the best so far
-    steps = 16 * 4 * members * min(batch, rows) * (3 * width + 500)
+    model = 6 * 4 * n_numbers(method, width, task)  # weights, gradients, two moments, averages, best weights
+    steps = 16 * 4 * members * min(batch_size, rows) * (3 * width + 500)
     return table + labels + model + steps + whitening(width)
 
 
 def whitening(width: int) -> int:
-    """Bytes that any fit of rows of so many numbers takes, for whitening them."""
+    """Bytes for whitening encoded rows of `width` numbers."""
     return 5 * 8 * width**2
 
 
 def check(
-    method: Method, rows: int, width: int, task: Task, batch: int, members: int, free: int | None = None
+    method: Method, rows: int, width: int, task: Task, batch_size: int, members: int, free: int | None = None
 ) -> None:
-    """Refuse a fit that would not fit into memory."""
+    """Raise ValueError for a fit that needs more memory than is free, and say how many rows would fit."""
     free = available() if free is None else free
-    needed = estimate(method, rows, width, task, batch, members)
+    needed = estimate(method, rows, width, task, batch_size, members)
     if free is None or needed <= free:
         return
-    least = min(batch, rows - 1)
-    fixed = estimate(method, least, width, task, batch, members)
-    if fixed < 0.5 * free:  # from a batch on, memory is a straight line in the rows
-        fitting = least + (free - fixed) * (rows - least) // (needed - fixed)
-        advice = f"fit on a sample of at most {fitting:,} rows"
+    min_rows = min(batch_size, rows - 1)
+    at_min_rows = estimate(method, min_rows, width, task, batch_size, members)
+    if at_min_rows < 0.5 * free:  # above one batch, memory is linear in the rows
+        max_rows = min_rows + (free - at_min_rows) * (rows - min_rows) // (needed - at_min_rows)
+        advice = f"fit on a sample of at most {max_rows:,} rows"
     else:
         advice = "drop columns, give fewer members or use a method with smaller layers"
     raise ValueError(
-        f"fitting {rows:,} rows of {width:,} numbers needs about {needed / GB:.1f} GB, {free / GB:.1f} GB are free: {advice}"
+        f"fitting {rows:,} rows of {width:,} numbers needs about {needed / GB:.1f} GB, "
+        f"{free / GB:.1f} GB are free: {advice}"
     )
 
 
 def available() -> int | None:
-    """Bytes of memory that are free for us; None where the system does not say."""
+    """Bytes of memory that this process can still use; None where the system does not say."""
     try:
-        words = Path("/proc/meminfo").read_text().split()
-        free = 1024 * int(words[words.index("MemAvailable:") + 1])
+        fields = Path("/proc/meminfo").read_text().split()
+        free = 1024 * int(fields[fields.index("MemAvailable:") + 1])
     except (OSError, ValueError):
         try:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,6 @@
-"""Numbers to predict: one target or several at once."""
+"""Regression: predictive distributions of one target or several."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -11,41 +10,106 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from compound.estimators.base import Array, Estimator
-from compound.estimators.calibration import ROWS, ConformalIntervals, quantile, score
-from compound.estimators.prediction import answers, to_float64
-from compound.models import Model
+from compound.estimators.base import Estimator
+from compound.estimators.calibration import ConformalIntervals
+from compound.estimators.columns import Array
+from compound.estimators.conformal_scores import z_quantile
+from compound.estimators.member_holdout import calibration_rows, calibration_scores, member_holdout_weights
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import derive_seed, named_generator
-from compound.train.loop import holdout_weights
 from compound.types import Task
 
-MANY = 5000  # rows from which on members hold out some rows together
-LARGEST = 1e140  # extent of y: variances are in squared units, and a doubtful row's are many times those of y
-COMMON = 500  # how many at least: they settle a 90% interval to within 1.3%
+MAX_RANGE = 1e140  # of y: variances are in squared units, and out of distribution many times those of y
 
 
 class Interval(NamedTuple):
-    """Lower and upper ends, as many as rows (rows x targets where there are several)."""
+    """Lower and upper bounds, of shape (rows,) or (rows, targets)."""
 
     lower: Array
     upper: Array
 
 
 class CompoundRegressor(RegressorMixin, Estimator):
-    """Predictive distributions for numbers, with calibrated intervals.
+    """Regression with predictive distributions and calibrated prediction intervals.
 
-    `method` is a name ("ml-cdn", "vb-cdn", "deep-ensemble", ...) or `Method("ml-cdn", lam=1e-4)`. Inputs and targets are
-    standardised inside; the defaults need no tuning from a hundred to a million rows.
+    Inputs and targets are standardised inside; the defaults need no tuning from a hundred to a million rows.
 
-    >>> model = CompoundRegressor(random_state=0).fit(X, y)
-    >>> mean, std = model.predict(X_new, return_std=True)
-    >>> low, high = model.predict_interval(X_new, coverage=0.9)
+    Parameters
+    ----------
+    method : str or Method, default="ml-cdn"
+        The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
+        options.
+    max_epochs : int, default=None
+        Passes over the training rows, at most. None: 2,000 to 10,000 steps, depending on the number of rows.
+    batch_size : int, default=None
+        Rows per optimizer step. None: 100, or 200 from 20,000 rows on.
+    lr : float, default=None
+        Learning rate. None: 0.01.
+    early_stopping : bool, default=True
+        Whether held-out rows choose the stopping step.
+    validation_fraction : float, default=0.1
+        Fraction of the rows that each member holds out, for early stopping and calibration.
+    false_positive_rate : float, default=0.01
+        Fraction of ordinary rows that `is_ood` marks.
+    warm_start : bool, default=False
+        Whether `fit` continues with the weights of the last fit.
+    random_state : int, RandomState or None, default=None
+        Seed of weights, batches and noise. Equal seeds give equal bits.
+    device : {"auto", "cpu"}, default="auto"
+        Where to compute; tables are fitted on the CPU.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+    callbacks : sequence of callable, default=None
+        Functions that are called with a `FitProgress` during `fit`.
+
+    Attributes
+    ----------
+    model_ : Model
+        The fitted model, for standardised inputs and targets.
+    encoder_ : Encoder
+        The encoding of the columns.
+    intervals_ : ConformalIntervals
+        Calibration scores of held-out rows.
+    ood_detector_ : OODDetector
+        Distance from the training rows, with its threshold.
+    history_ : History
+        The learning curve.
+    shift_, scale_ : ndarray of shape (targets,)
+        Mean and standard deviation of the targets.
+    y_is_1d_ : bool
+        Whether y had one axis.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X had any.
+    n_calibration_ : float
+        Effective number of held-out rows behind the intervals.
+    threshold_ : float
+        Out-of-distribution score above which `is_ood` is true.
+
+    See Also
+    --------
+    CompoundClassifier : The same for classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from compound import CompoundRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=200)
+    >>> model = CompoundRegressor("map", max_epochs=20, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:5], return_std=True)
+    >>> lower, upper = model.predict_interval(X[:5], coverage=0.9)
+    >>> bool((lower < mean).all() and (mean < upper).all())
+    True
+    >>> model.is_ood([[0.0, 0.0, 0.0], [50.0, 0.0, 0.0]])
+    array([False,  True])
     """
 
-    shift_: Array  # (targets,)
-    scale_: Array  # (targets,)
-    y_is_1d_: bool  # y was a plain list of numbers
+    shift_: Array
+    scale_: Array
+    y_is_1d_: bool
     intervals_: ConformalIntervals
 
     def __sklearn_tags__(self) -> Any:
@@ -54,62 +118,123 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return tags
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of each row's predictive, and with `return_std` its standard deviation too."""
-        both = self._each(X, lambda answer: torch.stack([answer.mean, answer.std], -1))
-        mean, std = (self._shaped(part) for part in both.unbind(-1))
+        """Predict the mean of each row.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        return_std : bool, default=False
+            Whether to return the standard deviation too.
+
+        Returns
+        -------
+        mean : ndarray of shape (rows,) or (rows, targets)
+            Means of the predictive distributions.
+        std : ndarray of shape (rows,) or (rows, targets)
+            Their standard deviations; only with `return_std`.
+        """
+        moments = self._map_rows(X, lambda predictive: torch.stack([predictive.mean, predictive.std], -1))
+        mean, std = (self._shape_like_y(part) for part in moments.unbind(-1))
         return (mean, std) if return_std else mean
 
     def predict_dist(self, X: Any) -> GaussianPredictive:
-        """The whole predictive: a mixture of Gaussians in the units of y, as tensors (draws, rows, targets)."""
-        return cast(GaussianPredictive, Predictive.concat(list(self._gaussians(X))))
+        """Predict the distribution of each row, before the conformal calibration of intervals.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        GaussianPredictive
+            Mixtures of Gaussians in the units of y, as tensors of shape (draws, rows, targets).
+        """
+        return cast(GaussianPredictive, Predictive.concat(list(self._predictives(X))))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
-        """Central intervals that hold the truth with probability `coverage`, calibrated on held-out rows (see calibration.py).
+        """Predict central intervals, calibrated on held-out rows by conformal prediction.
 
-        Several targets are covered one by one. `n_calibration_` says how many rows vouch for it; fewer than 9 only where errors, on
-        the predictive's own scale, are Gaussian.
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        coverage : float, default=0.9
+            Probability that y lies inside; of several targets, each separately. With `n_calibration_` below
+            9, a coverage of 0.9 holds only where errors on the predictive's own scale are Gaussian.
+
+        Returns
+        -------
+        Interval
+            Arrays lower and upper of shape (rows,) or (rows, targets).
         """
-        lower, upper = (1 - coverage) / 2, (1 + coverage) / 2
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-        ends = self.predict_quantiles(X, [lower, upper])
-        return Interval(ends[..., 0], ends[..., 1])
+        bounds = self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
+        return Interval(bounds[..., 0], bounds[..., 1])
 
-    @property
-    def n_calibration_(self) -> float:
-        check_is_fitted(self)
-        return self.intervals_.rows
+    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+        """Predict quantiles; those at 0.05 and 0.95 are the bounds of the interval of coverage 0.9.
 
-    def predict_quantiles(
-        self, X: Any, q: float | Sequence[float]
-    ) -> Array:  # (rows, levels) or (rows, targets, levels)
-        """Quantiles of the calibrated predictive; levels 0.05 and 0.95 are the ends of the interval of coverage 0.9."""
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        q : float or sequence of float
+            Levels between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (rows, levels) or (rows, targets, levels)
+            Calibrated quantiles.
+        """
         check_is_fitted(self)
         levels = np.atleast_1d(np.asarray(q, dtype=np.float64))
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
-        at = [self._z(float(level)) for level in levels]
-        values = self._each(X, lambda answer: torch.stack([quantile(answer, z) for z in at], -1)).numpy()
-        return values[:, 0] if self.y_is_1d_ else values
+        z = [self._calibrated_z(float(level)) for level in levels]
+        values = self._map_rows(
+            X, lambda predictive: torch.stack([z_quantile(predictive, each) for each in z], -1)
+        )
+        return self._shape_like_y(values)
 
-    def sample_y(
-        self, X: Any, n_samples: int = 1, random_state: int = 0
-    ) -> Array:  # (rows, samples) or (rows, targets, samples)
-        """Draws from each row's predictive."""
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
+        """Draw samples of y from each row's predictive distribution.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        n_samples : int, default=1
+            Samples per row.
+        random_state : int, default=0
+            Seed.
+
+        Returns
+        -------
+        ndarray of shape (rows, n_samples) or (rows, targets, n_samples)
+            The samples.
+        """
         generator = named_generator(random_state, "sample")
-        parts = [answer.sample(n_samples, generator).permute(1, 2, 0) for answer in self._gaussians(X)]
-        values = torch.cat(parts).numpy()
-        return values[:, 0] if self.y_is_1d_ else values
+        samples = [
+            predictive.sample(n_samples, generator).permute(1, 2, 0)
+            for predictive in cast(Iterator[GaussianPredictive], self._predictives(X))
+        ]
+        return self._shape_like_y(torch.cat(samples))
 
-    def _z(self, level: float) -> Tensor:  # (targets,)
+    @property
+    def n_calibration_(self) -> float:
+        """Effective number of held-out rows that calibrate the intervals."""
+        check_is_fitted(self)
+        return self.intervals_.effective_rows
+
+    def _calibrated_z(self, level: float) -> Tensor:  # (targets,)
+        """The z for which the predictive's quantile Φ(z) is the calibrated quantile of this level."""
         if abs(level - 0.5) < 1e-12:
             return torch.zeros(len(self.shift_), dtype=torch.float64)
-        reach = self.intervals_.conformal_quantile(abs(2 * level - 1))
-        return reach if level > 0.5 else -reach
-
-    def _gaussians(self, X: Any) -> Iterator[GaussianPredictive]:
-        """One block at a time: what is kept of it is small, so memory does not grow with draws times rows."""
-        return cast(Iterator[GaussianPredictive], self._answers(X))
+        z = self.intervals_.conformal_quantile(abs(2 * level - 1))
+        return z if level > 0.5 else -z
 
     def _check_y(self, y: Any) -> Array:
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -119,99 +244,35 @@ class CompoundRegressor(RegressorMixin, Estimator):
             )
         return cast(Array, target)
 
-    def _learn_y(self, y: Array) -> tuple[Task, Tensor]:
+    def _fit_target(self, y: Array) -> tuple[Task, Tensor]:
+        """Standardise the targets; ValueError where variances would over- or underflow."""
         columns = y.reshape(len(y), -1)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            shift, scale, extent = columns.mean(0), columns.std(0), columns.max(0) - columns.min(0)
-        if not (np.isfinite(shift) & np.isfinite(scale) & (extent < LARGEST)).all():
+            shift = columns.mean(0)
+            scale = columns.std(0)
+            extent = columns.max(0) - columns.min(0)
+        if not (np.isfinite(shift) & np.isfinite(scale) & (extent < MAX_RANGE)).all():
             raise ValueError("y holds numbers too large to square: divide it by a constant")
-        if ((extent > 0) & (extent < 1 / LARGEST)).any():
+        if ((extent > 0) & (extent < 1 / MAX_RANGE)).any():
             raise ValueError(
-                f"y varies by {extent[extent > 0].min():.2g} only, too little to square: multiply it by a constant"
+                f"y varies by {extent[extent > 0].min():.2g} only, too little to square: "
+                "multiply it by a constant"
             )
-        constant = scale <= 1e-12 * np.abs(shift)
-        self.shift_, self.scale_, self.y_is_1d_ = shift, np.where(constant, 1.0, scale), y.ndim == 1
-        return Task("regression", columns.shape[1]), torch.from_numpy(
-            ((columns - shift) / self.scale_).astype(np.float32)
-        )
+        is_constant = scale <= 1e-12 * np.abs(shift)
+        self.shift_ = shift
+        self.scale_ = np.where(is_constant, 1.0, scale)
+        self.y_is_1d_ = y.ndim == 1
+        standardised = ((columns - shift) / self.scale_).astype(np.float32)
+        return Task("regression", columns.shape[1]), torch.from_numpy(standardised)
 
-    def _hold_out(self, y: Tensor, members: int) -> Tensor:
-        return held_out(len(y), members, self.validation_fraction, derive_seed(self.seed_, "hold out"))
+    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:
+        seed = derive_seed(self.seed_, "hold out")
+        return member_holdout_weights(len(y), members, self.validation_fraction, seed)
 
-    def _calibrate(self, x: Tensor, y: Tensor, held: Tensor, weights: Tensor) -> None:
-        _, rows = held_rows(held, self.seed_)
-        self.intervals_ = ConformalIntervals.fit(
-            held_scores(self.model_, x, y, held, self.seed_), len(self.shift_), weights[rows]
-        )
+    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+        _, rows = calibration_rows(held_out, self.seed_)
+        scores = calibration_scores(self.model_, x, y, held_out, self.seed_)
+        self.intervals_ = ConformalIntervals.fit(scores, len(self.shift_), weights[rows])
 
-    def _postprocess(self, answer: Predictive) -> Predictive:
-        exact = to_float64(cast(GaussianPredictive, answer))
-        return exact.rescale(torch.from_numpy(self.shift_), torch.from_numpy(self.scale_))
-
-    def _shaped(self, values: Tensor) -> Array:
+    def _shape_like_y(self, values: Tensor) -> Array:
         return (values[:, 0] if self.y_is_1d_ else values).numpy()
-
-
-def held_out(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
-    """Weights 1 and 0. Each member holds out rows of its own, so that together they see all; of many rows some are held out by all.
-
-    A member alone errs more than the mixture of all, so its scores make intervals somewhat too wide. Where there are rows enough, a
-    few hundred that no member has seen let the mixture itself be scored.
-    """
-    weight = holdout_weights(rows, members, fraction, seed)
-    if rows < MANY or members == 1:
-        return weight
-    each = int((weight[0] == 0).sum())
-    common = min(each, max(COMMON, rows // 100))
-    order = torch.randperm(rows, generator=named_generator(seed, "hold out in common"))
-    weight = torch.ones(members, rows, dtype=torch.float32)
-    weight[:, order[:common]] = 0
-    weight[:, order[common:]] = holdout_weights(
-        rows - common, members, (each - common) / (rows - common), seed
-    )
-    return weight
-
-
-def held_rows(held: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (some rows,) each
-    """Members and the rows they answer for, of those marked True in held (rows,) or (members, rows).
-
-    All members together (None) answer for rows that all held out; where there are none, each for its own alone, and for a row that
-    several held out the first of them: one row vouches once.
-    """
-    held = held.reshape(-1, held.shape[-1])  # (1 or members, rows)
-    common = held.all(0)
-    who, rows = (
-        (held & (held.cumsum(0) == 1)).nonzero().T
-        if not common.any()
-        else (None, common.nonzero().squeeze(1))
-    )
-    some = torch.randperm(len(rows), generator=named_generator(seed, "calibrate"))[:ROWS]
-    return None if who is None else who[some], rows[some]
-
-
-def held_scores(
-    model: Model, x: Tensor, y: Tensor, held: Tensor, seed: int
-) -> Iterator[Tensor]:  # (some rows, targets)
-    """Scores of the rows of `held_rows`, in their order."""
-    who, rows = held_rows(held, seed)
-    start = 0
-    for answer in answers(model, x[rows], seed):
-        part = slice(start, start + len(answer.component))
-        own = to_float64(cast(GaussianPredictive, answer))
-        if who is not None:
-            own = member(own, who[part], len(held))
-        yield score(own, y[rows[part]].double())
-        start = part.stop
-
-
-def member(answer: GaussianPredictive, who: Tensor, members: int) -> GaussianPredictive:
-    """The part of a mixture that comes from one member, who (rows,) says which; draws are ordered by member."""
-    if members == 1:
-        return answer
-
-    def pick(values: Tensor) -> Tensor:  # (draws / members, rows, targets)
-        each = values.unflatten(0, (members, -1))
-        return each[who, :, torch.arange(len(who))].transpose(0, 1)
-
-    weights = None if answer.log_weights is None else torch.log_softmax(pick(answer.log_weights), 0)
-    return replace(answer, means=pick(answer.means), variances=pick(answer.variances), log_weights=weights)

@@ -9,7 +9,7 @@ from compound.experiments import load
 from compound.experiments.launch import Failure
 from compound.experiments.runs import Result
 from compound.experiments.times import draw_times
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.report.page import Claim, Page
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compound.io.persist import write_atomic
-from compound.train.loop import FitProgress
+from compound.io.atomic import write_atomic
+from compound.train.progress import FitProgress
 
 NAME = "progress.json"
 WRITE_INTERVAL = 2.0  # seconds between two writes
@@ -72,7 +72,7 @@ def writer(
         if now - last_write >= WRITE_INTERVAL:
             last_write = now
             _write(
-                directory, clock, {"step": state.step, "steps": state.steps, "rate": state.rate_per_second}
+                directory, clock, {"step": state.step, "steps": state.steps, "rate": state.steps_per_second}
             )
         if callback is not None:
             callback(state)

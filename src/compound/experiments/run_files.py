@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from compound.experiments.provenance import provenance
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 CONFIG = "config.json"

@@ -31,9 +31,11 @@ from compound.experiments.run_files import (
     write_failure,
     write_result,
 )
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.models import Method, Model, build
-from compound.train.loop import FitProgress, TrainConfig, fit
+from compound.train.config import TrainConfig
+from compound.train.loop import fit
+from compound.train.progress import FitProgress
 from compound.types import Batch, Task
 
 # variants of a run; "" is the default form of a method on the usual data

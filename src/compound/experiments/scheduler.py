@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compound.experiments.locks import Busy, is_locked
 from compound.experiments.run_files import error_line
 from compound.experiments.runs import Run, Work, is_finished, perform, read
-from compound.train.loop import FitProgress
+from compound.train.progress import FitProgress
 
 POLL_INTERVAL = 0.5  # seconds between two checks of runs that other processes hold
 REPORT_INTERVAL = 0.1  # seconds between two messages about a step

@@ -1,1 +1,1 @@
-"""Files: checked when read, complete or absent when written."""
+"""Files on disk: validated when read, complete or absent when written."""

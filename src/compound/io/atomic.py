@@ -1,4 +1,9 @@
-"""Directories put in place of others: a reader finds the old one or the new one, also while savers compete or are cut off."""
+"""Atomic replacement of files and directories: a reader sees the old or the new one, also after a crash.
+
+A file is replaced by one rename. A directory needs two: the former one is renamed to `.name.<id>.old`, then
+the new one, `.name.<id>.new`, to `name`. Between the two, `locate` finds the former one by the pair of these
+names.
+"""
 
 import errno
 import os
@@ -8,64 +13,98 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-TRIES = 100  # to replace, or to read what others replace
+from compound.io.paths import real_path
+from compound.io.temporary import ID_LENGTH, SUFFIX, temporary
+
+ATTEMPTS = 100  # to replace a directory, or to read one that other processes replace
+FORMER = ".old"
 
 
-def marked(path: Path, word: str) -> list[Path]:
-    """What saves of this path, running or cut off, have left beside it."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.{word}")
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Write a file that at every moment is the old one or the new one, also after a power failure."""
+    path = real_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary(path) as fresh:
+        write_synced(fresh, data)
+        os.replace(fresh, path)
+    sync_directory(path.parent)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of a directory are on disk."""
+    if os.name != "posix":  # elsewhere directories cannot be opened, and renames are journalled
+        return
+    handle = os.open(path, os.O_RDONLY)
     try:
-        return sorted(entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name))
-    except OSError:
-        return []
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def replace(fresh: Path, path: Path) -> None:
-    """A directory cannot be replaced in one move: the former one goes aside, and until `fresh` has left its own name `place` finds it."""
-    former = fresh.with_suffix(".old")
-    for _ in range(TRIES):
+def replace_directory(fresh: Path, path: Path) -> None:
+    """Rename `fresh`, made by `temporary`, to `path`; a directory that is there is renamed aside first."""
+    former = fresh.with_suffix(FORMER)
+    for _ in range(ATTEMPTS):
         try:
             os.rename(fresh, path)
             return
-        except OSError as error:  # somebody is there: the former model, or another saver's
+        except OSError as error:  # the former directory, or one of another process, is there
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         shutil.rmtree(former, ignore_errors=True)
-        with suppress(FileNotFoundError):  # another saver has just moved it
+        with suppress(FileNotFoundError):  # another process has just renamed it
             os.rename(path, former)
     raise ValueError(f"{path} is replaced all the time by other processes: wait for them and save again")
 
 
-class Place(NamedTuple):
-    """Where a directory is, and a mark that changes when it is replaced; None where there is none."""
+class Location(NamedTuple):
+    """Where a directory is, and its identity, which changes when it is replaced; None: it is missing."""
 
     path: Path
-    mark: tuple[int, ...] | None
+    identity: tuple[int, ...] | None
 
 
-def place(path: Path) -> Place:
-    """Where the model is.
+def locate(path: Path) -> Location:
+    """Where the directory is now: at `path`, or renamed aside by a replacement that is not complete.
 
-    Where a save stands or was cut off between its two moves the former model is whole, and the new one still beside it. A former one
-    alone is rubbish, left over from a save that was cut off later: whoever has deleted the model since does not want it back.
+    A former directory without a new one beside it is garbage of a save interrupted later, and is not a
+    candidate: a model deleted by its owner must not come back.
     """
-    for where in (path, *(old for old in marked(path, "old") if old.with_suffix(".new").exists())):
+    interrupted = (old for old in _former_directories(path) if old.with_suffix(SUFFIX).exists())
+    for candidate in (path, *interrupted):
         with suppress(OSError):
-            found = os.stat(where)
-            return Place(where, (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
-    return Place(path, None)
+            status = os.stat(candidate)
+            return Location(candidate, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+    return Location(path, None)
 
 
-def repair(path: Path) -> None:
-    """Put a former model back that a save, cut off between its two moves, has left aside."""
-    former = place(path).path
+def restore_interrupted(path: Path) -> None:
+    """Rename back a directory that a replacement, interrupted between its two renames, has left aside."""
+    former = locate(path).path
     if former != path:
         with suppress(OSError):  # another call was faster
             os.rename(former, path)
 
 
-def sweep(path: Path) -> None:
-    """Delete former models of saves that are over; those of running ones still have the new one beside them."""
-    for old in (*marked(path, "old"), path.with_name(f".{path.name}.old")):
-        if not old.with_suffix(".new").exists():
+def remove_former(path: Path) -> None:
+    """Delete former directories of complete replacements; running ones have a new one beside them."""
+    for old in (*_former_directories(path), path.with_name(f".{path.name}{FORMER}")):
+        if not old.with_suffix(SUFFIX).exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _former_directories(path: Path) -> list[Path]:
+    """Directories that replacements of `path` have renamed aside."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{ID_LENGTH}}}{re.escape(FORMER)}")
+    try:
+        return sorted(entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name))
+    except OSError:
+        return []

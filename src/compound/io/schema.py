@@ -1,8 +1,8 @@
-"""What words from a file may be: types and ranges, declared once and checked before anything is made of them.
+"""Validation of JSON read from a file: types and ranges, checked before the values are used.
 
-A checksum tells that nothing was changed by accident; anybody can make one that fits.
-`object_of({"rows": integer(1, 100)}).check(words, "it")`
-raises a ValueError that names the entry, what it is and what it should be.
+A checksum excludes accidental changes only: anybody can compute one that fits. The names follow JSON Schema.
+`object_of({"rows": integer(1, 100)}).check(config, "config")` raises a ValueError that names the entry, its
+value and what was expected.
 """
 
 import reprlib
@@ -11,140 +11,151 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 10_000_000  # entries of any list, characters of any text
-LARGEST = 1e150  # of any number: its square is one too
+MAX_LENGTH = 10_000_000  # entries of any array, characters of any string
+MAX_NUMBER = 1e150  # its square is finite in float64
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What a value must be, in words, and the check that says so."""
+class Schema:
+    """What a value must be: a description for error messages, and the check itself."""
 
-    wanted: str
-    check: Callable[[Any, str], None]  # value, and where it stands
-
-
-def leaf(wanted: str, fits: Callable[[Any], bool]) -> Rule:
-    def check(value: Any, where: str) -> None:
-        if not fits(value):
-            raise ValueError(f"{where} is {reprlib.repr(value)}, not {wanted}")
-
-    return Rule(wanted, check)
+    expected: str
+    check: Callable[[Any, str], None]  # (value, its path in the file): raises ValueError
 
 
-def integer(low: int = 0, high: int = 2**53) -> Rule:
-    """bool is an int to Python, not to us."""
-    return leaf(
+def scalar(expected: str, accepts: Callable[[Any], bool]) -> Schema:
+    """A value for which `accepts` is true."""
+
+    def check(value: Any, path: str) -> None:
+        if not accepts(value):
+            raise _mismatch(value, path, expected)
+
+    return Schema(expected, check)
+
+
+def integer(low: int = 0, high: int = 2**53) -> Schema:
+    """An integer in [low, high]; bool, which Python counts as an int, is refused."""
+    return scalar(
         f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
     )
 
 
-def number(low: float = -LARGEST, high: float = LARGEST) -> Rule:
-    """Finite, and of a size one can count with."""
-    return leaf(
+def number(low: float = -MAX_NUMBER, high: float = MAX_NUMBER) -> Schema:
+    """A finite number in [low, high]."""
+    return scalar(
         f"a number from {low:g} to {high:g}",
         lambda value: type(value) in (int, float) and low <= value <= high,
     )
 
 
-def text(most: int = LONGEST) -> Rule:
-    return leaf("text", lambda value: isinstance(value, str) and len(value) <= most and _utf8(value))
+def string(max_length: int = MAX_LENGTH) -> Schema:
+    """Text that can be encoded as UTF-8."""
+    return scalar(
+        "text", lambda value: isinstance(value, str) and len(value) <= max_length and _is_utf8(value)
+    )
 
 
-def one_of(*values: Any) -> Rule:
-    return leaf(
+def enum(*values: Any) -> Schema:
+    """One of these values, of the same type."""
+    return scalar(
         f"one of {', '.join(map(repr, values))}",
         lambda value: any(type(value) is type(v) and value == v for v in values),
     )
 
 
-real = leaf("a number", lambda value: type(value) in (int, float))  # NaN and infinity too
-boolean = leaf("true or false", lambda value: isinstance(value, bool))
-nothing = leaf("null", lambda value: value is None)
-anything = Rule("anything", lambda value, where: None)
+real = scalar("a number", lambda value: type(value) in (int, float))  # NaN and infinity too
+boolean = scalar("true or false", lambda value: isinstance(value, bool))
+null = scalar("null", lambda value: value is None)
+anything = Schema("anything", lambda value, path: None)
 
 
-def either(*rules: Rule) -> Rule:
-    wanted = " or ".join(rule.wanted for rule in rules)
+def any_of(*schemas: Schema) -> Schema:
+    """A value that at least one of the schemas accepts."""
+    expected = " or ".join(schema.expected for schema in schemas)
 
-    def check(value: Any, where: str) -> None:
-        for rule in rules:
+    def check(value: Any, path: str) -> None:
+        for schema in schemas:
             try:
-                return rule.check(value, where)
+                return schema.check(value, path)
             except ValueError:
                 pass
-        raise ValueError(f"{where} is {reprlib.repr(value)}, not {wanted}")
+        raise _mismatch(value, path, expected)
 
-    return Rule(wanted, check)
+    return Schema(expected, check)
 
 
-def many(rule: Rule, least: int = 0, most: int = LONGEST) -> Rule:
-    """A list, or the tuple that a list has been."""
-    wanted = f"a list of {least} to {most} entries, each {rule.wanted}"
+def array_of(items: Schema, min_items: int = 0, max_items: int = MAX_LENGTH) -> Schema:
+    """A list or tuple whose entries all have the schema `items`."""
+    expected = f"a list of {min_items} to {max_items} entries, each {items.expected}"
 
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise ValueError(f"{where} is {reprlib.repr(value)}, not {wanted}")
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, list | tuple) or not min_items <= len(value) <= max_items:
+            raise _mismatch(value, path, expected)
         for i, entry in enumerate(value):
-            rule.check(entry, f"{where}[{i}]")
+            items.check(entry, f"{path}[{i}]")
 
-    return Rule(wanted, check)
+    return Schema(expected, check)
 
 
 def object_of(
-    fields: Mapping[str, Rule], optional: Mapping[str, Rule] | None = None, more: bool = False
-) -> Rule:
-    """A dict with these entries; `more`: others are left alone, for later versions may add some."""
-    known = {**fields, **(optional or {})}
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, additional: bool = False
+) -> Schema:
+    """A dict with these entries; `additional`: unknown ones are ignored, as later versions may add some."""
+    properties = {**required, **(optional or {})}
 
-    def check(value: Any, where: str) -> None:
+    def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {reprlib.repr(value)}, not a record of {', '.join(known)}")
-        for name in fields:
+            raise _mismatch(value, path, f"a record of {', '.join(properties)}")
+        for name in required:
             if name not in value:
-                raise ValueError(f"{where} has no entry {name!r}")
+                raise ValueError(f"{path} has no entry {name!r}")
         for name, entry in value.items():
-            if name in known:
-                known[name].check(entry, f"{where}.{name}")
-            elif not more:
+            if name in properties:
+                properties[name].check(entry, f"{path}.{name}")
+            elif not additional:
                 raise ValueError(
-                    f"{where} has an entry {reprlib.repr(name)}, which is none of {', '.join(known)}"
+                    f"{path} has an entry {reprlib.repr(name)}, which is none of {', '.join(properties)}"
                 )
 
-    return Rule("a record", check)
+    return Schema("a record", check)
 
 
-def mapping(rule: Rule) -> Rule:
-    """A dict from any text to values of one kind."""
-    names = leaf("text as a name", lambda value: isinstance(value, str))
+def dict_of(values: Schema) -> Schema:
+    """A dict with any keys whose values all have one schema."""
 
-    def check(value: Any, where: str) -> None:
-        entries(rule).check(value, where)
-        for name in value:
-            names.check(name, where)
-
-    return Rule("a record", check)
-
-
-def entries(rule: Rule) -> Rule:
-    """A dict whose values are of one kind."""
-
-    def check(value: Any, where: str) -> None:
+    def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {reprlib.repr(value)}, not a record")
+            raise _mismatch(value, path, "a record")
         for name, entry in value.items():
-            rule.check(entry, f"{where}.{reprlib.repr(name)}")
+            values.check(entry, f"{path}.{reprlib.repr(name)}")
 
-    return Rule("a record", check)
+    return Schema("a record", check)
 
 
-def told(error: BaseException) -> str:
-    """What an error says, in one line of bounded length: it may quote the file."""
+def mapping_of(values: Schema) -> Schema:
+    """A dict with text keys whose values all have one schema."""
+    key = scalar("text as a name", lambda value: isinstance(value, str))
+
+    def check(value: Any, path: str) -> None:
+        dict_of(values).check(value, path)
+        for name in value:
+            key.check(name, path)
+
+    return Schema("a record", check)
+
+
+def shortened(error: BaseException) -> str:
+    """The message of an error in one line of at most 500 characters: it may quote the file."""
     return textwrap.shorten(str(error), 500)
 
 
-def _utf8(value: str) -> bool:
+def _mismatch(value: Any, path: str, expected: str) -> ValueError:
+    return ValueError(f"{path} is {reprlib.repr(value)}, not {expected}")
+
+
+def _is_utf8(value: str) -> bool:
     try:
         value.encode()
-    except UnicodeEncodeError:  # half of a pair: it could not be printed
+    except UnicodeEncodeError:  # a lone surrogate cannot be printed
         return False
     return True

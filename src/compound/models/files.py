@@ -1,7 +1,8 @@
-"""Models as directories: what `persist` saves, plus how to build the model again.
+"""Models on disk: a model directory whose configuration says how to build the model again.
 
-Before a tensor is read the description is held against the options of its method, and names, types and shapes of all tensors against
-those of a model built from it without memory (on torch's meta device). What cannot be checked beforehand a trial question shows.
+Before a tensor is read, the configuration is validated against the options of its method, and names, types
+and shapes of all tensors against those of a model built from it on torch's meta device, where tensors take no
+memory. What cannot be checked beforehand is found by a trial prediction.
 """
 
 import dataclasses
@@ -14,68 +15,120 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from compound.io import persist
-from compound.io.persist import Spec
+from compound.io.bundle import Bundle
+from compound.io.model_directory import load_directory, save_directory
 from compound.io.schema import (
+    any_of,
     anything,
+    array_of,
     boolean,
-    either,
+    enum,
     integer,
-    many,
-    mapping,
-    nothing,
+    mapping_of,
+    null,
     object_of,
-    one_of,
     real,
-    text,
-    told,
+    shortened,
+    string,
 )
+from compound.io.tensor_specs import TensorSpec, check_finite, check_specs, specs_of
 from compound.models.base import Model
 from compound.models.distance_aware import DistanceAware
-from compound.models.sound import trial as trial
+from compound.models.sanity import model_defect as model_defect
 from compound.ood.noise import DistanceAwareNoise
 from compound.types import Task
 
-SIZES = integer(0, 10_000_000)  # what becomes a size of a tensor: held against the file's own
-FEW = either(
-    nothing, integer(0, 1000)
-)  # what becomes a number of turns or draws: no tensor tells whether it is meant
+SIZE = integer(0, 10_000_000)  # becomes a size of a tensor, which is compared with the file
+COUNT = any_of(null, integer(0, 1000))  # of iterations or draws: no tensor confirms it, so it is bounded
 COUNTS = object_of(
-    {}, dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), FEW), more=True
+    {},
+    dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), COUNT),
+    additional=True,
 )
-OPTIONS = mapping(
-    either(text(100), boolean, real, nothing, many(real, most=100))
-)  # as far as they do not depend on the method
-TASK = object_of({"kind": one_of("classification", "regression"), "size": SIZES})
-DESCRIPTION = object_of(
-    {"method": text(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping(anything)},
+OPTIONS = mapping_of(any_of(string(100), boolean, real, null, array_of(real, max_items=100)))  # of any method
+TASK = object_of({"kind": enum("classification", "regression"), "size": SIZE})
+CONFIG = object_of(
+    {"method": string(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping_of(anything)},
     {"extra": anything},
 )
-EXTRA = 2**28  # bytes that a model may need besides those in its file
+EXTRA_BYTES = 2**28  # that a model may need besides those in its file
 
 
 def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Model directory at `path`; `extra` (columns, encoder, thresholds) is kept beside the model's description."""
+    """Save a model as a directory of JSON and safetensors.
+
+    Parameters
+    ----------
+    model : Model
+        A model, trained or not.
+    path : str or Path
+        The directory to write. A model that is there is replaced atomically.
+    extra : mapping, default=None
+        Anything that fits into JSON (columns, thresholds), stored beside the model's configuration.
+
+    Raises
+    ------
+    ValueError
+        If a tensor holds NaN or infinity, or `path` holds files that are not part of a model.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from compound import Task, build, load_model, save_model
+    >>> model = build("map", 3, Task("regression", 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(model, f"{folder}/model")
+    ...     load_model(f"{folder}/model").task
+    Task(kind='regression', size=1)
+    """
     config = describe(model)
-    check(config, specs(model.state_dict()))
+    check_config(config, specs_of(model.state_dict()))
     check_finite(model.state_dict())
-    persist.save(path, config if extra is None else {**config, "extra": extra}, model.state_dict())
+    save_directory(path, config if extra is None else {**config, "extra": extra}, model.state_dict())
 
 
 def load_model(path: str | Path) -> Model:
-    """The model saved at `path`; it answers with the same bits."""
+    """Load a model that `save_model` has written; equal inputs and seeds give bit-equal predictions.
 
-    def look(config: Any, found: Mapping[str, Spec]) -> None:
+    Nothing in the files is executed, and all of their content is validated.
+
+    Parameters
+    ----------
+    path : str or Path
+        The model directory.
+
+    Returns
+    -------
+    Model
+        The model with its tensors, on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If the directory is missing, damaged, or does not hold a model of this version.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from compound import Task, build, load_model, save_model
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(build("map", 3, Task("classification", 4)), f"{folder}/model")
+    ...     load_model(f"{folder}/model").inputs
+    3
+    """
+
+    def check(config: Any, specs: Mapping[str, TensorSpec]) -> None:
         try:
-            check(config, found)
+            check_config(config, specs)
         except ValueError as error:
             raise ValueError(
-                f"{path} does not hold a model of this version ({error}): save it again or choose another path"
+                f"{path} does not hold a model of this version ({error}): "
+                "save it again or choose another path"
             ) from error
 
-    bundle = persist.load(path, look)
+    bundle = load_directory(path, check)
     try:
         return rebuild(bundle)
     except ValueError as error:
@@ -85,143 +138,98 @@ def load_model(path: str | Path) -> Model:
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """The words from which `rebuild` makes the same model."""
-    config: Any = model.config
-    task, options = dataclasses.asdict(model.task), dataclasses.asdict(config)
+    """The configuration from which `rebuild` builds an equal model."""
+    task = dataclasses.asdict(model.task)
+    options = dataclasses.asdict(model.config)
     if isinstance(model, DistanceAware):
         options["far"] = model.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 
-def check(config: Any, found: Mapping[str, Spec]) -> None:
-    """Refuse a description that is none, and tensors of another name, type or shape than its model has."""
-    DESCRIPTION.check(config, "the model")
+def check_config(config: Any, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise ValueError for an invalid configuration, or for tensors that its model does not have."""
+    CONFIG.check(config, "the model")
     check_options(config["method"], config["options"])
     members = config["options"].get("members") or 1
-    if members > 1 and not any(
-        members in spec.shape for spec in found.values()
-    ):  # looked at first: every member costs time to build
-        raise ValueError(f"no tensor is for {members} members")
-    model = shaped(config)
-    if all(spec.dtype is torch.float64 for spec in found.values() if spec.dtype.is_floating_point):
-        model.double()  # turned to float64 as a whole after it was built
-    compare_module(model, found)
-    if (needed := size(model)) > sum(map(math.prod, (spec.shape for spec in found.values()))) * 8 + EXTRA:
+    if members > 1 and not any(members in spec.shape for spec in specs.values()):
+        raise ValueError(f"no tensor is for {members} members")  # first, as every member takes time to build
+    model = meta_model(config)
+    if all(spec.dtype is torch.float64 for spec in specs.values() if spec.dtype.is_floating_point):
+        model.double()  # the saved model was converted after it was built
+    check_module_specs(model, specs)
+    saved_numbers = sum(math.prod(spec.shape) for spec in specs.values())
+    if (needed := module_bytes(model)) > saved_numbers * 8 + EXTRA_BYTES:
         raise ValueError(f"it needs {needed} bytes, many more than are in the file")
 
 
-def shaped(config: Mapping[str, Any]) -> Model:
-    """The model of a description, its tensors without memory."""
-    with without_memory():
-        return _built(config)
-
-
-def size(model: Model) -> int:
-    """Bytes of its tensors, those included that are not saved."""
-    return sum(
-        tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers())
-    )
-
-
 def check_options(method: str, options: Any) -> None:
-    """The options of a method: of the types of its `Config`, and no more turns than one waits for."""
+    """Raise ValueError unless the options have the types of the method's `Config` and bounded counts."""
     from compound.models import Method
 
     OPTIONS.check(options, "options")
     COUNTS.check(options, "options")
-    Method(method, **_tuples(options))
+    Method(method, **_lists_to_tuples(options))
 
 
-def compare_module(module: torch.nn.Module, found: Mapping[str, Spec]) -> None:
-    """Types and shapes of tensors as the module has them. What is missing is left to `load_state_dict`: a module may know older files."""
-    compare({name: spec for name, spec in specs(module.state_dict()).items() if name in found}, found)
-    for name, part in module.named_modules():
-        if isinstance(part, DistanceAwareNoise):
-            _compare_far(found, f"{name}." if name else "")
+def check_module_specs(module: nn.Module, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise ValueError for tensors that the module does not have, or has of another type or shape.
+
+    Missing tensors are left to `load_state_dict`: a module may accept older files.
+    """
+    expected = specs_of(module.state_dict())
+    check_specs(specs, {name: spec for name, spec in expected.items() if name in specs})
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, DistanceAwareNoise):
+            _check_distance_specs(specs, f"{name}." if name else "")
 
 
-def compare(wanted: Mapping[str, Spec], found: Mapping[str, Spec]) -> None:
-    """A size of 0 in what is wanted, a fresh module's, is one that data decide."""
-    for name in sorted(found.keys() - wanted.keys()):
-        raise ValueError(f"there is a tensor {reprlib.repr(name)}, which has no place")
-    for name, (dtype, shape) in wanted.items():
-        if name not in found:
-            raise ValueError(f"the tensor {reprlib.repr(name)} is missing")
-        if found[name].dtype is not dtype:
-            raise ValueError(f"the tensor {reprlib.repr(name)} is of {found[name].dtype}, not {dtype}")
-        mine = found[name].shape
-        if len(mine) != len(shape) or any(a != b for a, b in zip(mine, shape, strict=True) if b):
-            raise ValueError(f"the tensor {reprlib.repr(name)} has shape {mine}, it does not fit {shape}")
-
-
-def _compare_far(found: Mapping[str, Spec], prefix: str) -> None:
-    """The sizes that data decide go together: one rank, and as many shapes as centres or none."""
-    if missing := {prefix + "whiten", prefix + "centres"} - found.keys():
+def _check_distance_specs(specs: Mapping[str, TensorSpec], prefix: str) -> None:
+    """Sizes that depend on the data must be consistent: one rank, and no cluster shapes or one per centre."""
+    if missing := {prefix + "whiten", prefix + "centres"} - specs.keys():
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
-    (features, width), (count, rank) = found[prefix + "whiten"].shape, found[prefix + "centres"].shape
+    features, width = specs[prefix + "whiten"].shape
+    count, rank = specs[prefix + "centres"].shape
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(
             f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}"
         )
-    shapes = tuple(
-        found[prefix + name].shape
-        for name in ("precision_roots", "residual_precision")
-        if prefix + name in found
-    )
+    names = [prefix + name for name in ("precision_roots", "residual_precision")]
+    shapes = tuple(specs[name].shape for name in names if name in specs)
     if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
         raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
 
 
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"the tensor {reprlib.repr(name)} holds NaN or infinity")
-
-
-def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
-    return {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-
-def rebuild(bundle: persist.Bundle) -> Model:
-    """A fresh model of the description, filled with the saved tensors; `check` has seen both."""
-    model = _built(bundle.config)
+def rebuild(bundle: Bundle) -> Model:
+    """Build the model of a configuration and copy the saved tensors into it; `check_config` has seen both."""
+    model = _build(bundle.config)
     for name, value in chain(model.named_parameters(), model.named_buffers()):
-        if name in bundle.tensors:  # a model turned to float64 after it was built comes back as float64
+        if name in bundle.tensors:  # a model converted to float64 after it was built stays float64
             value.data = value.data.to(bundle.tensors[name].dtype)
-    fill(model, bundle.tensors)
+    load_tensors(model, bundle.tensors)
     return model
 
 
-def fill(model: Model, tensors: Mapping[str, Tensor]) -> None:
-    """The tensors put into the model, which is then asked on trial."""
+def load_tensors(model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the model; ValueError unless they fit and a trial prediction is valid."""
     check_finite(tensors)
-    compare_module(model, specs(tensors))
+    check_module_specs(model, specs_of(tensors))
     try:
         model.load_state_dict(tensors)
     except (RuntimeError, LookupError) as error:
-        raise ValueError(f"the tensors do not fit the method ({told(error)})") from error
-    if wrong := trial(model):
-        raise ValueError(f"asked on trial, {wrong}")
+        raise ValueError(f"the tensors do not fit the method ({shortened(error)})") from error
+    if defect := model_defect(model):
+        raise ValueError(f"in a trial prediction, {defect}")
 
 
-def _built(config: Mapping[str, Any]) -> Model:
-    from compound.models import Method, build  # here, not above: that module imports every method
-
-    options = {name: _tuples(value) for name, value in config["options"].items()}
-    try:
-        return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
-    except (
-        TypeError,
-        RuntimeError,
-        ArithmeticError,
-        LookupError,
-    ) as error:  # options that do not go together, sizes beyond 64 bits
-        raise ValueError(f"it cannot be built ({told(error)})") from error
+def meta_model(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration on the meta device: its tensors have shapes, but no memory."""
+    with meta_device():
+        return _build(config)
 
 
 @contextmanager
-def without_memory() -> Iterator[None]:
-    """Tensors have shapes only, of the dtypes that a model is built with by default."""
+def meta_device() -> Iterator[None]:
+    """New tensors have no memory, and float32, in which models are built, as default dtype."""
     former = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -231,8 +239,28 @@ def without_memory() -> Iterator[None]:
         torch.set_default_dtype(former)
 
 
-def _tuples(value: Any) -> Any:
-    """JSON knows lists only; the settings of a method are frozen and hold tuples."""
+def module_bytes(module: nn.Module) -> int:
+    """Bytes of all parameters and buffers, including buffers that are not saved."""
+    tensors = chain(module.parameters(), module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _build(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration, with fresh weights; ValueError where it cannot be built."""
+    from compound.models import Method, build  # not at the top: that module imports every method
+
+    options = {name: _lists_to_tuples(value) for name, value in config["options"].items()}
+    try:
+        return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
+    except (TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+        # inconsistent options, sizes beyond 64 bits
+        raise ValueError(f"it cannot be built ({shortened(error)})") from error
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    """JSON has lists only; the options of a method are frozen and hold tuples."""
     if isinstance(value, list):
-        return tuple(_tuples(entry) for entry in value)
-    return {name: _tuples(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+        return tuple(_lists_to_tuples(entry) for entry in value)
+    if isinstance(value, dict):
+        return {name: _lists_to_tuples(entry) for name, entry in value.items()}
+    return value

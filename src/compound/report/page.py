@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }

@@ -13,7 +13,7 @@ from compound.estimators.row_predictions import (
     score_frame,
     uncertainty_frame,
 )
-from compound.io.persist import write_atomic
+from compound.io.atomic import write_atomic
 from compound.random import named_generator
 from compound.tables.confidence_intervals import Metric
 from compound.tables.file_errors import join_names
@@ -117,7 +117,7 @@ def evaluate(
     detection: list[Metric] = []
     if ood_features is not None:
         ood_frame = uncertainty_frame(estimator, ood_features)
-        detection = ood_metrics(scores.answers, ood_frame, named_generator(seed, "strangers"))
+        detection = ood_metrics(scores.predictions, ood_frame, named_generator(seed, "strangers"))
     return Evaluation(
         f"{target} in {table.name}",
         is_regression,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compound.io.atomic import write_atomic
 from compound.io.paths import check_writable
-from compound.io.persist import write_atomic
 from compound.report.page import Cell, Page, format_cell, render_figure
 from compound.tables.explaining import Explanation
 from compound.tables.figures import contribution_bars

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import Category, Encoder, Number
-from compound.estimators.row_predictions import encoded, epistemic, predict_frame
+from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
+from compound.estimators.row_predictions import epistemic, predict_frame
+from compound.estimators.validation import encode_table
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.tables.model_inputs import load_estimator, read_features
@@ -78,7 +79,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     """Explain `row`, a data frame of one row; `generator` draws the order in which columns move."""
     encoder = estimator.encoder_
     noise = estimator.ood_detector_.far
-    x = encoded(estimator, row)[0]
+    x = encode_table(estimator, row)[0]
     centres = centre_rows(noise)
     nearest = nearest_centres(noise, x)
     squares = _sum_by_column(encoder, squared_distance_terms(noise, x, nearest[0]).numpy())
@@ -186,14 +187,16 @@ def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:
     for column, span in zip(encoder.columns, _column_slices(encoder), strict=True):
         values = centre[span].tolist()
         decoded = (
-            _decode_number(column, values) if isinstance(column, Number) else _decode_category(column, values)
+            _decode_number(column, values)
+            if isinstance(column, NumericColumn)
+            else _decode_category(column, values)
         )
         out.append(decoded)
     return out
 
 
-def _decode_number(column: Number, values: Sequence[float]) -> str:
-    if column.gaps and values[1] > 0.5:
+def _decode_number(column: NumericColumn, values: Sequence[float]) -> str:
+    if column.has_missing and values[1] > 0.5:
         return "missing"
     value = values[0] * column.scale + column.mean
     if column.boolean:
@@ -202,15 +205,15 @@ def _decode_number(column: Number, values: Sequence[float]) -> str:
     return f"{0.0 if abs(value) < ROUNDING * column.scale else value:.4g}"
 
 
-def _decode_category(column: Category, values: Sequence[float]) -> str:
+def _decode_category(column: CategoricalColumn, values: Sequence[float]) -> str:
     names = ["missing" if value is None else value for value in column.values] + ["other"]
     mode = int(np.argmax(values))
     return names[mode] if values[mode] > PURE else f"{names[mode]} ({100 * values[mode]:.0f}%)"
 
 
-def _format_value(column: Number | Category, value: Any) -> str:
+def _format_value(column: NumericColumn | CategoricalColumn, value: Any) -> str:
     if value is None or value != value:
         return "missing"
-    if isinstance(column, Number) and column.boolean and value in (0, 1):
+    if isinstance(column, NumericColumn) and column.boolean and value in (0, 1):
         return str(bool(value))
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

@@ -56,7 +56,7 @@ def interval_plot(predictions: pd.DataFrame, y: Array, target: str) -> Figure:
 
 def accuracy_rejection_curve(scores: RowScores) -> Figure:
     """Accuracy over the most confident fraction of rows, against that fraction."""
-    order = np.argsort(-scores.answers["probability"].to_numpy(), kind="stable")
+    order = np.argsort(-scores.predictions["probability"].to_numpy(), kind="stable")
     n_rows = np.arange(1, len(order) + 1)
     figure = Figure(figsize=(5.6, 3.6))
     axes = figure.subplots()

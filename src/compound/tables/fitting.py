@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
-from compound.io import persist
+from compound.io.model_directory import foreign_files
 from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
@@ -27,7 +27,7 @@ from compound.tables.model_inputs import (
     read_training_table,
 )
 from compound.tables.prediction_metrics import LEVELS, prediction_metrics
-from compound.train.loop import held_out_count, last_of_class, stratified_sample
+from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
 
@@ -98,7 +98,7 @@ def check_model_path(out: Path) -> None:
     """Raise ValueError, before any work, if no model can be saved at `out`."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a model is saved as a directory, choose another --out")
-    others = persist.foreign(os.listdir(out)) if out.is_dir() else []
+    others = foreign_files(os.listdir(out)) if out.is_dir() else []
     if others:
         raise ValueError(
             f"{out} holds {others[0]!r}, which is not part of a model: "
@@ -119,7 +119,7 @@ def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator
     return estimator_class(
         method,
         max_epochs=request.max_epochs,
-        false_alarms=request.false_positive_rate,
+        false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
     )

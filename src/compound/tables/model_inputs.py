@@ -11,7 +11,7 @@ from pandas.api import types
 
 from compound.estimators import memory
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import is_words
+from compound.estimators.columns import is_categorical
 from compound.estimators.files import load
 from compound.tables.file_errors import file_location, join_names, missing_column
 from compound.tables.table_files import Chunk, column_names, read_chunks, read_table
@@ -83,7 +83,7 @@ def infer_task(path: Path, y: "pd.Series[Any]", task: TaskOption) -> Literal["re
     With "auto", text, booleans and integers with at most MAX_INTEGER_CLASSES distinct values, some of them
     repeated, are classes; other numbers are regression targets.
     """
-    is_label = is_words(y) or types.is_bool_dtype(y)
+    is_label = is_categorical(y) or types.is_bool_dtype(y)
     if task == "regression":
         if is_label:
             raise ValueError(

@@ -32,7 +32,7 @@ def fit_summary(result: FitResult) -> list[tuple[str, str]]:
         ("method", estimator.model_.method),
         ("calibration", calibration_note(estimator.n_calibration_, result.is_regression)),
         *((metric.name, format_metric(metric)) for metric in result.metrics if metric.name not in PAGE_ONLY),
-        ("outliers", ood_note(estimator.false_alarms, estimator.ood_detector_.promised)),
+        ("outliers", ood_note(estimator.false_positive_rate, estimator.ood_detector_.promised)),
         ("time", f"{result.seconds:.1f} s"),
     ]
 
@@ -77,7 +77,7 @@ def fit_page(result: FitResult) -> Page:
         _interval_section(page, result)
     else:
         _confidence_section(page, result.scores)
-    predictions = result.scores.answers
+    predictions = result.scores.predictions
     page.heading("Most uncertain rows")
     page.text(
         "Aleatoric uncertainty is noise in the data. "
@@ -88,7 +88,7 @@ def fit_page(result: FitResult) -> Page:
     page.text(
         "The score is the distance from the training rows; "
         f"rows beyond {result.estimator.threshold_:.4g} are flagged as out-of-distribution. "
-        f"{ood_note(result.estimator.false_alarms, result.estimator.ood_detector_.promised)}."
+        f"{ood_note(result.estimator.false_positive_rate, result.estimator.ood_detector_.promised)}."
     )
     _row_table(page, result, _largest(predictions["ood_score"].to_numpy()))
     return page
@@ -166,7 +166,7 @@ def _row_table(page: Page, result: FitResult, rows: Array) -> None:
     shown += ["aleatoric", "epistemic", "ood_score"]
     lines: list[list[Cell]] = []
     for row in rows:
-        prediction = result.scores.answers.iloc[row]
+        prediction = result.scores.predictions.iloc[row]
         is_ood = "yes" if prediction["is_ood"] else ""
         values = [result.test.y.iloc[row], *(prediction[name] for name in shown), is_ood]
         feature_values = [features[name].iloc[row] for name in features]

@@ -63,7 +63,7 @@ def prediction_metrics(scores: RowScores, is_regression: bool, generator: Genera
 
 
 def _regression_samples(scores: RowScores, bootstrap: Bootstrap) -> dict[str, Array]:  # (1 + samples,) each
-    std = scores.answers["std"].to_numpy()
+    std = scores.predictions["std"].to_numpy()
     columns = _stack_columns(scores.nll, scores.error**2, np.abs(scores.error), std, scores.inside)
     means = bootstrap.evaluate(lambda weights: weights @ columns / len(scores))
     coverage = means[:, 4:]  # (1 + samples, levels)
@@ -104,7 +104,7 @@ def _stack_columns(*columns: Any) -> Tensor:  # (rows, columns) float64
 
 
 def _confidence(scores: RowScores) -> tuple[Tensor, Tensor]:  # (rows,) each, float64
-    confidence = torch.tensor(scores.answers["probability"].to_numpy(np.float64))
+    confidence = torch.tensor(scores.predictions["probability"].to_numpy(np.float64))
     return confidence, torch.from_numpy(1 - scores.error)
 
 
@@ -149,7 +149,7 @@ def slices(
 ) -> list[Slice]:
     """Metrics by value, or quantile bin, of each column; slices of fewer than MIN_SLICE rows are left out."""
     covered = scores.inside[:, _nominal_index(scores.levels)]
-    epistemic = scores.answers["epistemic"].to_numpy()
+    epistemic = scores.predictions["epistemic"].to_numpy()
     error: Callable[[Array], Any] = _rmse if is_regression else np.mean
     return [
         Slice(

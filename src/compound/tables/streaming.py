@@ -11,7 +11,8 @@ import pandas as pd
 
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import predict_frame
-from compound.io.paths import check_writable, temporary
+from compound.io.paths import check_writable
+from compound.io.temporary import temporary
 from compound.tables.model_inputs import read_feature_chunks
 from compound.tables.table_files import column_names
 from compound.tables.table_writer import TableWriter

@@ -1,1 +1,1 @@
-"""Training: configuration, hold-out, the loop, checkpoints."""
+"""Training: configuration, hold-out, batches, the training loop, evaluation and checkpoints."""

@@ -1,4 +1,4 @@
-"""What a step does besides the optimizer's arithmetic: gradients brought within bounds, and faded weights put to rest."""
+"""What a step does besides the optimizer's update: gradient clipping, and flushing of denormal numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,19 +9,20 @@ from torch.nn import functional
 
 from compound.compat import foreach_clamp_max_, foreach_clamp_min_, foreach_mul_
 
-FADED = 1e-30  # smaller numbers are taken for 0
+FLUSH_BELOW = 1e-30  # numbers of smaller absolute value become 0
 
 
-def clipper(
+def make_clipper(
     parameters: Sequence[Tensor], members: int, clip_value: float | None, clip_norm: float | None
 ) -> Callable[[], int]:
-    """Brings the gradients within bounds and tells how many members' were not finite (they become 0).
+    """A function that clips the gradients of the parameters, and returns how many groups were not finite.
 
-    Parameters whose first axis counts the members are clipped member by member, others (shared by all) as one more.
+    Parameters whose first axis has one entry per member are clipped member by member; the others, which
+    members share, are one more group.
     """
     stacked = [p for p in parameters if members > 1 and p.ndim > 0 and p.shape[0] == members]
-    own = {id(p) for p in stacked}
-    groups = [(stacked, members), ([p for p in parameters if id(p) not in own], 1)]
+    stacked_ids = {id(p) for p in stacked}
+    groups = [(stacked, members), ([p for p in parameters if id(p) not in stacked_ids], 1)]
 
     def clip() -> int:
         gradients = [([p.grad for p in group if p.grad is not None], parts) for group, parts in groups]
@@ -35,49 +36,52 @@ def clipper(
 def clip_gradients(
     gradients: list[Tensor], members: int, clip_value: float | None, clip_norm: float | None
 ) -> int:
-    """Clip in place, each member by itself; a member with a non-finite entry gets zeros. Returns how many such members."""
+    """Clip gradients (members, ...) in place, each member separately, by norm and by value.
+
+    The gradient of a member with a non-finite entry becomes 0. Returns the number of such members.
+    """
     flat = torch.cat(
         [g.reshape(members, -1) for g in gradients], 1
-    )  # (members, numbers); one pass is cheaper than many small ones
+    )  # (members, numbers): one pass is cheaper
     norms = torch.linalg.vector_norm(flat, dim=1).tolist()
     if not all(map(math.isfinite, norms)):
-        exact = torch.linalg.vector_norm(
-            flat.double(), dim=1
-        ).tolist()  # squares of large finite entries overflow float32
-        norms = [
-            norm if math.isfinite(norm) else other for norm, other in zip(norms, exact, strict=True)
-        ]  # others keep their bits
+        exact = torch.linalg.vector_norm(flat.double(), dim=1).tolist()  # squares may overflow float32
+        norms = [a if math.isfinite(a) else b for a, b in zip(norms, exact, strict=True)]
     bad = [k for k, norm in enumerate(norms) if not math.isfinite(norm)]
     for g in gradients if bad else ():
         g[bad if members > 1 else ...] = 0  # not by a factor: 0 * inf is NaN
     if clip_norm is not None and any(clip_norm < norm < math.inf for norm in norms):
-        factors = flat.new_tensor(
-            [clip_norm / norm if clip_norm < norm < math.inf else 1.0 for norm in norms]
-        )
-        shaped = {
-            n: factors.reshape(-1, *[1] * (n - 1)) if n else factors.squeeze()
-            for n in {g.ndim for g in gradients}
-        }
-        foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
+        factors = [clip_norm / norm if clip_norm < norm < math.inf else 1.0 for norm in norms]
+        _scale_members(gradients, flat.new_tensor(factors))
     if clip_value is not None:
         foreach_clamp_min_(gradients, -clip_value)
         foreach_clamp_max_(gradients, clip_value)
     return len(bad)
 
 
+def _scale_members(gradients: list[Tensor], factors: Tensor) -> None:
+    """Multiply gradients (members, ...) by one factor per member, (members,), in place."""
+    shaped = {
+        ndim: factors.reshape(-1, *[1] * (ndim - 1)) if ndim else factors.squeeze()
+        for ndim in {g.ndim for g in gradients}
+    }
+    foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
+
+
 @torch.no_grad()
 def flush_denormals(
     parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, averaged: Sequence[Tensor] = ()
 ) -> None:
-    """Weights and moments that have faded to next to nothing become 0.
+    """Set tiny entries of parameters, optimizer moments and averaged parameters to 0, in place.
 
-    Arithmetic on denormal numbers, below 1e-38, is slow. Weights that only a prior pulls end there, such as those of pixels that are
-    always dark: on MNIST steps were three times slower.
+    Arithmetic on denormal numbers, below 1e-38, is slow. Weights that only a prior acts on decay to them,
+    such as those of pixels that are always black: on MNIST steps were three times slower.
     """
-    states = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
-    for tensor in (
-        *parameters,
-        *averaged,
-        *(value for value in states if isinstance(value, Tensor) and value.ndim),
-    ):
-        tensor.copy_(functional.hardshrink(tensor, FADED))
+    moments = [
+        value
+        for parameter in parameters
+        for value in optimizer.state.get(parameter, {}).values()
+        if isinstance(value, Tensor) and value.ndim
+    ]
+    for tensor in (*parameters, *averaged, *moments):
+        tensor.copy_(functional.hardshrink(tensor, FLUSH_BELOW))

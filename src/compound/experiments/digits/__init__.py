@@ -17,7 +17,8 @@ from compound.experiments.base import Experiment
 from compound.experiments.digits.page import OOD_SETS, draw_page
 from compound.experiments.runs import Outcome, Result, Run, RunContext, fit_run
 from compound.report.page import Claim, Page
-from compound.train.loop import default_train_config, holdout_weights
+from compound.train.config import default_train_config
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 STEPS = {"quick": 2000, "paper": 6000}

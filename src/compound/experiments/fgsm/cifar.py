@@ -25,7 +25,7 @@ from compound.experiments.runs import PUBLISHED, Outcome, Result, Run, RunContex
 from compound.models import METHODS, Model
 from compound.random import named_generator
 from compound.report.page import Claim, Page
-from compound.train.loop import holdout_weights
+from compound.train.holdout import holdout_weights
 from compound.types import make_dataset
 
 EXTRACTOR = "efficientnet-lite0"

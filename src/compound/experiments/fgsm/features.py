@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from compound.datasets.colour import to_unit_range
 from compound.experiments.locks import Busy, locked
-from compound.io.persist import digest, write_atomic
-from compound.train.loop import FitProgress
+from compound.io.atomic import write_atomic
+from compound.io.bundle import digest
+from compound.train.progress import FitProgress
 
 BLOCK = 500  # images per file
 BATCH_ROWS = 25  # images per forward pass: more of them leave the processor's cache

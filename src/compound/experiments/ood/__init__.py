@@ -25,7 +25,7 @@ from compound.ood.noise import DistanceAwareNoise
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page
-from compound.train.loop import TrainConfig
+from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 TASK = Task("classification", 10)

@@ -25,7 +25,7 @@ from compound.nn.matrix_gaussian import append_ones
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page
-from compound.train.loop import TrainConfig, default_train_config
+from compound.train.config import TrainConfig, default_train_config
 from compound.types import Task, make_dataset
 
 STEPS = {"quick": 2000, "paper": 10_000}

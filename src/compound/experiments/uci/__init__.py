@@ -17,9 +17,10 @@ from torch import Tensor
 
 from compound import metrics
 from compound.datasets import uci as datasets
-from compound.estimators.calibration import ConformalIntervals, score
+from compound.estimators.calibration import ConformalIntervals
+from compound.estimators.conformal_scores import z_score
+from compound.estimators.member_holdout import calibration_scores, member_holdout_weights
 from compound.estimators.prediction import to_float64
-from compound.estimators.regressor import held_out, held_scores
 from compound.experiments.base import ALL_METHODS, PRESETS, Experiment
 from compound.experiments.runs import REGION, Outcome, Result, Run, RunContext, fit_run
 from compound.experiments.uci import baselines
@@ -31,7 +32,8 @@ from compound.ood.detector import OODDetector
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page
-from compound.train.loop import TrainConfig, default_train_config, holdout_weights
+from compound.train.config import TrainConfig, default_train_config
+from compound.train.holdout import holdout_weights
 from compound.types import Task, make_dataset
 
 
@@ -163,13 +165,13 @@ def _fit(run: Run, context: RunContext, x: Tensor, y: Tensor) -> Fitted:
     if METHODS[run.method].needs_ood_rows:
         x_ood = x + SHIFT * unit_vectors(x, run.seed, "outside")
     members = Method(run.method).build(1, TASK, 0).members
-    weight = held_out(len(x), members, HELD_OUT, run.seed)
+    weight = member_holdout_weights(len(x), members, HELD_OUT, run.seed)
     model = fit_run(run, context, make_dataset(x, y, TASK, weight, x_ood), TASK)
 
     def predict(x: Tensor) -> GaussianPredictive:
         return cast(GaussianPredictive, model.predict(x, N_SAMPLES, named_generator(run.seed, "predict")))
 
-    return Fitted(predict, ConformalIntervals.fit(held_scores(model, x, y, weight == 0, run.seed), 1))
+    return Fitted(predict, ConformalIntervals.fit(calibration_scores(model, x, y, weight == 0, run.seed), 1))
 
 
 def _detector(x: Tensor, seed: int) -> OODDetector:
@@ -199,7 +201,7 @@ def _calibrated_coverage(
     if intervals is None:
         return {}
     quantile = intervals.conformal_quantile(0.9)
-    inside = score(to_float64(predictive), y.double()) <= quantile
+    inside = z_score(to_float64(predictive), y.double()) <= quantile
     return {"reach": float(quantile), "coverage_calibrated": inside.double().mean().item()}
 
 

@@ -1,0 +1,115 @@
+"""Columns of a data frame: which are numeric, boolean or categorical, and their values for the encoder."""
+
+import re
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api import types as dtypes
+
+Array = np.ndarray[Any, Any]
+TIME_DTYPES = ("datetime", "date", "timedelta", "time", "period")  # how pandas' names of dtypes begin
+NUMERIC_KINDS = ("floating", "integer", "mixed-integer-float", "decimal", "boolean", "empty")  # of objects
+_INTEGRAL = re.compile(r"-?(0|[1-9]\d*)\.0*")
+
+
+def as_frame(X: Any) -> pd.DataFrame | None:
+    """A data frame of pandas, polars or pyarrow as one of pandas; None where X has no named columns."""
+    if isinstance(X, pd.DataFrame):
+        return X
+    if hasattr(X, "columns") and hasattr(X, "to_pandas"):  # polars, pyarrow
+        return X.to_pandas()
+    return None
+
+
+def is_categorical(column: "pd.Series[Any]") -> bool:
+    """Whether a column is one-hot encoded: text, categories, objects that are not all numbers."""
+    if (
+        dtypes.is_numeric_dtype(column)
+        or dtypes.is_datetime64_any_dtype(column)
+        or dtypes.is_timedelta64_dtype(column)
+    ):
+        return False
+    if dtypes.is_object_dtype(column):
+        return dtypes.infer_dtype(column, skipna=True) not in NUMERIC_KINDS
+    return True
+
+
+def is_boolean(column: "pd.Series[Any]") -> bool:
+    """Whether a column holds booleans, with or without missing values."""
+    return bool(dtypes.is_bool_dtype(column)) or (
+        dtypes.is_object_dtype(column) and dtypes.infer_dtype(column, skipna=True) == "boolean"
+    )
+
+
+def is_numeric_frame(table: pd.DataFrame) -> bool:
+    """Whether all columns are of numeric dtypes, so that an array of numbers holds the same information."""
+    return all(dtypes.is_numeric_dtype(dtype) and not dtypes.is_bool_dtype(dtype) for dtype in table.dtypes)
+
+
+def refuse_times(table: pd.DataFrame) -> None:
+    """Raise ValueError for a column of dates or durations: they are not encoded."""
+    for i, name in enumerate(table.columns):
+        column = table.iloc[:, i]
+        is_object = dtypes.is_object_dtype(column)
+        dtype = dtypes.infer_dtype(column, skipna=True) if is_object else column.dtype.name
+        if dtype.startswith(TIME_DTYPES):
+            raise ValueError(
+                f"column {str(name)!r} holds times: give numbers instead, such as days, or leave it out"
+            )
+
+
+def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) float64, NaN = missing
+    """The values of a numeric column; times become days. ValueError for a value that is no finite number."""
+    if dtypes.is_datetime64_any_dtype(column):
+        naive = column.dt.tz_convert(None) if getattr(column.dt, "tz", None) is not None else column
+        return ((naive - pd.Timestamp(0)) / pd.Timedelta(days=1)).to_numpy(np.float64)
+    if dtypes.is_timedelta64_dtype(column):
+        return (column / pd.Timedelta(days=1)).to_numpy(np.float64)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    try:
+        values = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        row, value = next((i, v) for i, v in enumerate(column) if not _is_number(v))
+        raise ValueError(
+            f"column {name!r} holds {value!r} at row {row}: it was numeric in training, give numbers"
+        ) from error
+    if np.isinf(values).any():
+        row = int(np.flatnonzero(np.isinf(values))[0])
+        raise ValueError(
+            f"column {name!r} holds {values[row]} at row {row}: drop such rows or give a finite number"
+        )
+    return values
+
+
+def category_values(column: "pd.Series[Any]") -> Array:  # (rows,) of text, None = missing
+    """The values of a categorical column as text."""
+    codes, distinct = pd.factorize(column)
+    labels = np.array([*(_label(value) for value in distinct), None], dtype=object)
+    return labels[codes]  # the code of a missing value is -1, the last
+
+
+def canonical_label(label: str | None) -> str | None:
+    """What an unknown label may stand for: "1.0" and "True" for "1", "false" for "0"."""
+    if label is None:
+        return None
+    if label.lower() in ("true", "false"):
+        return str(int(label.lower() == "true"))
+    return label.rstrip("0").removesuffix(".") if _INTEGRAL.fullmatch(label) else label
+
+
+def _label(value: Any) -> str:
+    """One spelling for a code, whether a table holds it as 1, 1.0 or "1"."""
+    if isinstance(value, float | np.floating | Decimal) and value == value // 1:  # false for infinity
+        return str(int(value))
+    return str(value)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (ValueError, TypeError):
+        return value is None or value is pd.NA
+    return True

@@ -1,0 +1,70 @@
+"""Nonconformity scores of regression and classification, and the quantiles that invert them.
+
+Regression (Chernozhukov, Wüthrich and Zhu 2021): a y that is the predictive's quantile Φ(z) has the score
+|z|. Classification (Romano, Sesia and Candès 2020): a label has as score the probability of all likelier
+classes.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from scipy.special import ndtri_exp
+from torch import Tensor
+
+from compound.distributions import weighted_log_sum
+from compound.predictive import GaussianPredictive
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+MAX_ITERATIONS = 100
+
+
+def aps_score(probs: Tensor) -> Tensor:  # (rows, classes)
+    """For each class the probability of all likelier ones; of equal ones the first is likelier."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)
+
+
+def z_score(predictive: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
+    """|z|, where y (rows, targets) is the predictive's quantile Φ(z); accurate in both tails."""
+    lower_tail = _log_cdf(predictive, y)
+    upper_tail = _log_cdf(replace(predictive, means=-predictive.means), -y)
+    return torch.from_numpy(-ndtri_exp(torch.minimum(lower_tail, upper_tail).numpy())).clamp_min(0)
+
+
+def z_quantile(predictive: GaussianPredictive, z: Tensor) -> Tensor:  # (rows, targets)
+    """The predictive's quantile Φ(z), z (targets,), by bracketed Newton steps on the log of the cdf.
+
+    An upper quantile is a lower one of -y, where the log of the cdf keeps its digits.
+    """
+    sign = torch.where(z > 0, -1.0, 1.0).double()
+    means = sign * predictive.means  # (draws, rows, targets)
+    std = predictive.variances.sqrt()
+    mirrored = replace(predictive, means=means)
+    log_level = torch.special.log_ndtr(-z.abs())
+    component_quantiles = means - z.abs() * std
+    low = component_quantiles.amin(0)
+    high = component_quantiles.amax(0)
+    y = 0.5 * (low + high)
+    converged = torch.zeros_like(y, dtype=torch.bool)
+    for _ in range(MAX_ITERATIONS):
+        excess = _log_cdf(mirrored, y) - log_level
+        low, high = torch.where(excess < 0, y, low), torch.where(excess < 0, high, y)
+        log_density = weighted_log_sum(_log_density(y, means, std), predictive.log_weights)
+        newton = y - excess * (excess + log_level - log_density).exp()  # F / f = exp(log F - log f)
+        # a small step ends it even where rounding leads out of the bracket: bisection would start all over
+        converged = converged | ((newton - y).abs() <= 1e-12 * (y.abs() + std.amax(0)))
+        step = torch.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
+        y = torch.where(converged, y, step)  # a converged row does not depend on the others
+        if bool(converged.all()):
+            break
+    return sign * y
+
+
+def _log_density(y: Tensor, means: Tensor, std: Tensor) -> Tensor:  # (draws, rows, targets)
+    return -0.5 * ((y - means) / std).square() - std.log() - LOG_SQRT_2PI
+
+
+def _log_cdf(predictive: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
+    z = (y - predictive.means) / predictive.variances.sqrt()
+    return weighted_log_sum(torch.special.log_ndtr(z), predictive.log_weights)

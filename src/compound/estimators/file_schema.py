@@ -1,0 +1,164 @@
+"""What the files of an estimator must hold: types and ranges, and agreement of configuration and tensors."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from compound.estimators.encoder import Encoder
+from compound.io.schema import (
+    Schema,
+    any_of,
+    anything,
+    array_of,
+    boolean,
+    enum,
+    integer,
+    mapping_of,
+    null,
+    number,
+    object_of,
+    real,
+    string,
+)
+from compound.io.tensor_specs import TensorSpec
+from compound.models.files import (
+    EXTRA_BYTES,
+    check_config,
+    check_module_specs,
+    check_options,
+    meta_device,
+    meta_model,
+    module_bytes,
+)
+from compound.ood.noise import DistanceAwareNoise
+
+T = TypeVar("T")
+
+TASK_KINDS = {"CompoundRegressor": "regression", "CompoundClassifier": "classification"}
+MODEL_PREFIX = "model."  # of the names of the model's tensors
+DISTANCE_PREFIX = "far."  # of the names of the out-of-distribution detector's tensors
+CALIBRATION = ("scores", "weights")  # tensors of shape (rows, targets), or (rows,) for classes
+
+FLAG = any_of(boolean, integer(0, 100))  # scikit-learn accepts numbers as booleans
+PARAMETERS = object_of(
+    {
+        "method": object_of({"name": string(), "options": anything}),
+        "max_epochs": any_of(null, integer(1)),
+        "batch_size": any_of(null, integer(1)),
+        "lr": any_of(null, number(0)),
+        "early_stopping": FLAG,
+        "validation_fraction": number(0, 1),
+        "false_positive_rate": number(0, 1),
+        "warm_start": FLAG,
+        "random_state": any_of(null, integer(0, 2**32 - 1)),
+        "device": enum("auto", "cpu"),
+        "verbose": FLAG,
+    }
+)
+SCALE = number(1e-300)  # a divisor
+NUMERIC_COLUMN = object_of(
+    {"name": string(), "mean": number(), "scale": SCALE, "fill": number(), "has_missing": boolean},
+    {"boolean": boolean},
+    additional=True,
+)
+CATEGORICAL_COLUMN = object_of(
+    {"name": string(), "values": array_of(any_of(string(), null)), "has_other": boolean}, additional=True
+)
+
+
+def _check_column(value: Any, path: str) -> None:
+    is_categorical = isinstance(value, dict) and "values" in value
+    (CATEGORICAL_COLUMN if is_categorical else NUMERIC_COLUMN).check(value, path)
+
+
+CONFIG = object_of(
+    {
+        "estimator": enum(*TASK_KINDS),
+        "layout": integer(),
+        "parameters": PARAMETERS,
+        "model": anything,
+        "encoder": array_of(Schema("a column", _check_column), 1),
+        "names": array_of(string()),
+        "columns": integer(1),
+        "seed": integer(0, 2**63),
+        "threshold": number(0),
+        "history": mapping_of(array_of(any_of(real, null))),  # not used for predictions: may be infinite
+        "best_step": integer(),
+    },
+    {"target": any_of(string(), null), "promised": boolean},
+    additional=True,
+)
+REGRESSION = object_of(
+    {"shift": array_of(number(), 1), "scale": array_of(SCALE, 1), "y_is_1d": boolean}, additional=True
+)
+CLASSIFICATION = object_of(
+    {
+        "classes": array_of(any_of(string(), boolean, number()), 2),
+        "dtype": string(50),
+        "temperature": number(1e-3, 1e3),
+    },
+    additional=True,
+)
+
+
+def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise ValueError for invalid values, and for configuration and tensors that do not agree."""
+    CONFIG.check(config, "it")
+    kind = TASK_KINDS[config["estimator"]]
+    (REGRESSION if kind == "regression" else CLASSIFICATION).check(config, "it")
+    check_config(config["model"], without_prefix(specs, MODEL_PREFIX))
+    _check_method(config)
+    _check_lengths(config, kind)
+    with meta_device():
+        detector = DistanceAwareNoise(config["model"]["inputs"])
+    check_module_specs(detector, without_prefix(specs, DISTANCE_PREFIX))
+    _check_calibration(specs, (config["model"]["task"]["size"],) if kind == "regression" else ())
+    for name in specs:
+        if not name.startswith((MODEL_PREFIX, DISTANCE_PREFIX)) and name not in CALIBRATION:
+            raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
+
+
+def without_prefix(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The entries whose name starts with the prefix, which is removed."""
+    return {name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)}
+
+
+def _check_method(config: dict[str, Any]) -> None:
+    """The parameters' method is that of the next fit: its model must not be much larger."""
+    method = config["parameters"]["method"]
+    check_options(method["name"], method["options"])
+    next_model = {**config["model"], "method": method["name"], "options": method["options"]}
+    if module_bytes(meta_model(next_model)) > 2 * module_bytes(meta_model(config["model"])) + EXTRA_BYTES:
+        raise ValueError(f"the method {method['name']} of its parameters is many times as large as its model")
+
+
+def _check_lengths(config: dict[str, Any], kind: str) -> None:
+    """Columns, names, targets and classes must be as many as the model and the encoder have."""
+    task = config["model"]["task"]
+    columns = len(config["encoder"])
+    expected = {"names": columns, "shift": task["size"], "scale": task["size"], "classes": task["size"]}
+    for name, length in expected.items():
+        if config.get(name) and len(config[name]) != length:
+            raise ValueError(f"{name} has {len(config[name])} entries, not {length}")
+    if config["columns"] != columns or task["kind"] != kind:
+        raise ValueError(
+            f"{config['columns']} columns and the task {task['kind']} do not fit {columns} columns and {kind}"
+        )
+    encoder = Encoder.from_config(config["encoder"])
+    inputs = config["model"]["inputs"]
+    if encoder.width != inputs:
+        raise ValueError(f"its columns make {encoder.width} numbers, the model takes {inputs}")
+    if config["names"] and config["names"] != [column.name for column in encoder.columns]:
+        raise ValueError("its names are not those of its columns")
+
+
+def _check_calibration(specs: Mapping[str, TensorSpec], targets: tuple[int, ...]) -> None:
+    """Scores and weights are float64 of shape (rows, *targets)."""
+    for name in CALIBRATION:
+        spec = specs.get(name)
+        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != targets:
+            raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
+    if specs["scores"].shape != specs["weights"].shape:
+        raise ValueError(f"there are {specs['scores'].shape} scores and {specs['weights'].shape} weights")

@@ -1,0 +1,91 @@
+"""Rows held out by ensemble members, and their calibration scores."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compound.estimators.calibration import MAX_ROWS
+from compound.estimators.conformal_scores import z_score
+from compound.estimators.prediction import predictives, to_float64
+from compound.models import Model
+from compound.predictive import GaussianPredictive
+from compound.random import named_generator
+from compound.train.holdout import holdout_weights
+
+COMMON_FROM = 5000  # rows from which on members hold out some rows in common
+MIN_COMMON = 500  # such rows at least: the coverage of a 90% interval then has the standard deviation 1.3%
+
+
+def member_holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
+    """Training weights 1 and 0 (held out).
+
+    Each member holds out different rows, so that together they train on all. A single member has larger
+    errors than the mixture, so its scores make intervals somewhat too wide. Of many rows a few hundred are
+    held out by all members, and score the mixture itself.
+    """
+    weight = holdout_weights(rows, members, fraction, seed)
+    if rows < COMMON_FROM or members == 1:
+        return weight
+    per_member = int((weight[0] == 0).sum())
+    common = min(per_member, max(MIN_COMMON, rows // 100))
+    order = torch.randperm(rows, generator=named_generator(seed, "hold out in common"))
+    weight = torch.ones(members, rows, dtype=torch.float32)
+    weight[:, order[:common]] = 0
+    remaining = rows - common
+    weight[:, order[common:]] = holdout_weights(remaining, members, (per_member - common) / remaining, seed)
+    return weight
+
+
+def calibration_rows(held_out: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (rows',) each
+    """Members and rows to calibrate on, from the mask held_out (rows,) or (members, rows).
+
+    Rows that all members hold out are scored by the mixture (members None). Where there are none, each row is
+    scored by the first member that holds it out, so that it counts once.
+    """
+    held_out = held_out.reshape(-1, held_out.shape[-1])  # (1 or members, rows)
+    common = held_out.all(0)
+    members = None
+    if common.any():
+        rows = common.nonzero().squeeze(1)
+    else:
+        members, rows = (held_out & (held_out.cumsum(0) == 1)).nonzero().T
+    chosen = torch.randperm(len(rows), generator=named_generator(seed, "calibrate"))[:MAX_ROWS]
+    return None if members is None else members[chosen], rows[chosen]
+
+
+def calibration_scores(
+    model: Model, x: Tensor, y: Tensor, held_out: Tensor, seed: int
+) -> Iterator[Tensor]:  # (some rows, targets) each
+    """Scores |z| of the rows of `calibration_rows`, in their order."""
+    members, rows = calibration_rows(held_out, seed)
+    start = 0
+    for block in predictives(model, x[rows], seed):
+        part = slice(start, start + len(block.component))
+        predictive = to_float64(cast(GaussianPredictive, block))
+        if members is not None:
+            predictive = member_predictive(predictive, members[part], len(held_out))
+        yield z_score(predictive, y[rows[part]].double())
+        start = part.stop
+
+
+def member_predictive(predictive: GaussianPredictive, index: Tensor, members: int) -> GaussianPredictive:
+    """For each row the mixture of one member, index (rows,); draws are ordered by member."""
+    if members == 1:
+        return predictive
+
+    def select(values: Tensor) -> Tensor:  # (draws / members, rows, targets)
+        per_member = values.unflatten(0, (members, -1))
+        return per_member[index, :, torch.arange(len(index))].transpose(0, 1)
+
+    log_weights = predictive.log_weights
+    if log_weights is not None:
+        log_weights = torch.log_softmax(select(log_weights), 0)
+    return replace(
+        predictive,
+        means=select(predictive.means),
+        variances=select(predictive.variances),
+        log_weights=log_weights,
+    )

@@ -1,0 +1,165 @@
+"""Methods of both estimators that need no more than a fitted model: uncertainty, outliers, files."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from compound.estimators.columns import Array
+from compound.estimators.encoder import Encoder
+from compound.estimators.prediction import BLOCK, estimator_blocks, map_rows, ood_scores, take_first
+from compound.estimators.validation import encode_table
+from compound.models import Model
+from compound.ood.detector import OODDetector
+from compound.predictive import Predictive
+
+
+class Decomposition(NamedTuple):
+    """Uncertainty by source.
+
+    total = aleatoric + epistemic, aleatoric = component + mixing, epistemic = posterior.
+    Regression: variances, in squared units of the target. Classification: entropies, in nats.
+    """
+
+    total: Array
+    aleatoric: Array
+    epistemic: Array
+    component: Array
+    mixing: Array
+    posterior: Array
+
+
+class UncertaintyMixin:
+    """Predictives, their decomposition, and out-of-distribution scores of the rows of a table."""
+
+    model_: Model
+    encoder_: Encoder
+    ood_detector_: OODDetector
+    seed_: int
+
+    def decompose(self, X: Any) -> Decomposition:
+        """Split each row's uncertainty into aleatoric (noise) and epistemic (what more data would reduce).
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        Decomposition
+            Arrays total, aleatoric, epistemic, component, mixing and posterior of shape (rows,) or (rows,
+            targets): variances for regression, entropies in nats for classification.
+        """
+        parts = self._map_rows(
+            X,
+            lambda predictive: torch.stack([getattr(predictive, name) for name in Decomposition._fields], -1),
+        )
+        return Decomposition(*(self._shape_like_y(part) for part in parts.unbind(-1)))
+
+    def ood_score(self, X: Any) -> Array:
+        """Distance of each row from the training rows: whitened, from the nearest cluster centre.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        ndarray of shape (rows,)
+            Out-of-distribution scores; higher is farther.
+        """
+        check_is_fitted(self)
+        return ood_scores(self.ood_detector_, encode_table(self, X)).numpy()
+
+    def is_ood(self, X: Any) -> Array:
+        """Which rows are out-of-distribution: their score exceeds `threshold_`.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+
+        Returns
+        -------
+        ndarray of bool of shape (rows,)
+            True for a fraction of about `false_positive_rate` of rows like those of training.
+        """
+        return self.ood_score(X) > self.threshold_
+
+    @property
+    def threshold_(self) -> float:
+        """The out-of-distribution score above which `is_ood` is true."""
+        check_is_fitted(self)
+        return self.ood_detector_.threshold
+
+    def _shape_like_y(self, values: Tensor) -> Array:
+        """An array with as many axes as y had."""
+        return values.numpy()
+
+    def _map_rows(self, X: Any, function: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
+        """A function of the predictive of each row."""
+        check_is_fitted(self)
+        return map_rows(self, encode_table(self, X), function)
+
+    def _predictives(self, X: Any) -> Iterator[Predictive]:
+        """Predictives block by block, calibrated and in the units of y."""
+        check_is_fitted(self)
+        blocks = estimator_blocks(self, encode_table(self, X))
+        return (take_first(predictive, rows) for predictive, rows in blocks)
+
+
+class FileMixin:
+    """Fitted estimators on disk."""
+
+    def save(self, path: str | Path) -> None:
+        """Save the fitted estimator as a directory of safetensors and JSON, with checksums.
+
+        Parameters
+        ----------
+        path : str or Path
+            The directory to write; a model that is there is replaced.
+        """
+        from compound.estimators.files import save
+
+        save(cast(Any, self), path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Load an estimator that `save` has written; its predictions are equal to the last bit.
+
+        Parameters
+        ----------
+        path : str or Path
+            The model directory. Nothing in its files is executed.
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
+        """
+        from compound.estimators.files import load
+
+        estimator = load(path)
+        if not isinstance(estimator, cls):
+            kind = type(estimator).__name__
+            raise ValueError(f"{path} holds a {kind}, not a {cls.__name__}: use {kind}.load")
+        return estimator
+
+    def export(self, path: str | Path, rows: int = BLOCK) -> None:
+        """Write a `torch.export` program that predicts without this library (see estimators/export.py).
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write (.pt2).
+        rows : int, default=128
+            How many rows the program takes at a time.
+        """
+        from compound.estimators.export import export
+
+        export(cast(Any, self), path, rows)

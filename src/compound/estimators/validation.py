@@ -1,0 +1,96 @@
+"""Validation of an estimator's parameters and tables, before any work."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
+from torch import Tensor
+
+from compound.estimators.columns import Array, as_frame, is_numeric_frame, refuse_times
+from compound.estimators.encoder import Encoder
+from compound.models import Method
+
+if TYPE_CHECKING:
+    from compound.estimators.base import Estimator
+
+
+class HasEncoder(Protocol):
+    """An estimator, as far as encoding reads it."""
+
+    encoder_: Encoder
+
+
+class TrainingTable(NamedTuple):
+    """Validated training data; rows of weight 0 are removed."""
+
+    x: Any  # array or data frame, (rows, columns)
+    y: Array  # (rows,) or (rows, targets)
+    weights: Array  # (rows,) float64, above 0
+
+
+def check_parameters(estimator: "Estimator") -> Method:
+    """The estimator's method; ValueError for an invalid parameter."""
+    method = estimator.method if isinstance(estimator.method, Method) else Method(estimator.method)
+    if estimator.device not in ("auto", "cpu"):
+        raise ValueError(f"device is {estimator.device!r}: tables are fitted on the CPU, use 'auto' or 'cpu'")
+    for name in ("max_epochs", "batch_size"):
+        value = getattr(estimator, name)
+        if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+            raise ValueError(f"{name} is {value!r}: give a whole number of at least 1, or None")
+    if estimator.lr is not None and not 0 < estimator.lr < np.inf:
+        raise ValueError(f"lr is {estimator.lr!r}: give a number above 0, or None")
+    if not 0 <= estimator.validation_fraction < 1:
+        raise ValueError(
+            f"validation_fraction is {estimator.validation_fraction!r}: "
+            "give a fraction of the rows, at least 0 and below 1"
+        )
+    rate = estimator.false_positive_rate
+    if not 0 < rate < 1:
+        raise ValueError(f"false_positive_rate is {rate!r}: give a rate between 0 and 1, such as 0.01")
+    return method
+
+
+def apply_sample_weight(table: Any, target: Array, sample_weight: Any) -> TrainingTable:
+    """Validate the weights of a table's rows, and remove rows of weight 0."""
+    check_consistent_length(table, target)
+    weights = _check_sample_weight(sample_weight, target, dtype=np.float64, ensure_non_negative=True)
+    positive = weights > 0
+    if not positive.any():
+        raise ValueError("sample_weight is 0 for every row: give at least one row a weight")
+    if not positive.all():
+        return TrainingTable(table[positive], target[positive], weights[positive])
+    return TrainingTable(table, target, weights)
+
+
+def validate_table(estimator: HasEncoder, X: Any, reset: bool) -> Any:
+    """X as an array of numbers, or as a data frame where columns hold anything else.
+
+    Names and number of columns are learnt (`reset`) or compared with those of training.
+    """
+    frame = as_frame(X)
+    if frame is None and not reset and not estimator.encoder_.is_numeric:
+        raise ValueError(
+            "X is an array, but training had categorical columns: give a data frame with the same columns"
+        )
+    if frame is not None and reset:
+        refuse_times(frame)
+    min_rows = 2 if reset else 1
+    if frame is not None and not (is_numeric_frame(frame) and (reset or estimator.encoder_.is_numeric)):
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
+        if len(frame) < min_rows:
+            raise ValueError(f"X has {len(frame)} sample(s): at least {min_rows} are needed")
+        return frame.reset_index(drop=True)
+    return validate_data(
+        estimator,
+        X,
+        reset=reset,
+        dtype=np.float64,
+        ensure_all_finite="allow-nan",
+        ensure_min_samples=min_rows,
+    )
+
+
+def encode_table(estimator: HasEncoder, X: Any) -> Tensor:  # (rows, width) float32
+    """The rows of a table as the model takes them, standardised."""
+    return torch.from_numpy(estimator.encoder_.transform(validate_table(estimator, X, reset=False)))

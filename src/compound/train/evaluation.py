@@ -1,0 +1,86 @@
+"""Evaluation during a fit: the held-out NLL that chooses the best step, and the test for divergence."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from compound.models.base import Model
+from compound.random import named_generator
+from compound.train.config import TrainConfig
+from compound.train.state import TrainState, copy_tensors
+from compound.types import Batch
+
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix with NaN
+
+
+def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
+    """Up to `eval_rows` held-out rows of each member, marked by weight 1; None where no row is held out."""
+    if not config.n_evals or data.weight is None or not bool((data.weight == 0).any()):
+        return None
+    held_out = data.weight.reshape(-1, len(data)) == 0  # (members or 1, rows)
+    chosen = torch.zeros_like(held_out)
+    order = torch.randperm(len(data), generator=named_generator(seed, "check rows"))
+    for member_held_out, member_chosen in zip(held_out, chosen, strict=True):
+        member_chosen[order[member_held_out[order]][: config.eval_rows]] = True
+    rows = chosen.any(0).nonzero().squeeze(1)
+    weight = chosen[:, rows].to(data.x.dtype)
+    return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
+
+
+def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> float:
+    """Mean over members of their NLL on their own held-out rows; NaN where a matrix has no factor."""
+    try:
+        values = model.nll(batch, config.eval_samples, named_generator(seed, "check"))  # (members,)
+    except LinAlgError:
+        values = torch.full((model.members,), math.nan, dtype=torch.float32)
+    if batch.weight is not None and batch.weight.ndim == 2:
+        values = values[batch.weight.any(1)]  # members without held-out rows do not count
+    return float(values.mean())
+
+
+def update_best(state: TrainState, tensors: list[Tensor], nll: float) -> None:
+    """Store copies of the model's tensors if `nll` is the lowest so far; all members share one best step."""
+    state.held_out = nll
+    state.stale += 1
+    if nll < state.best_nll:
+        state.best = [tensor.detach().clone() for tensor in tensors]
+        state.best_step = state.step
+        state.best_nll = nll
+        state.stale = 0
+
+
+@contextmanager
+def swapped(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """The parameters at other values inside the block; without values they stay as they are."""
+    if not values:
+        yield
+        return
+    former = [parameter.detach().clone() for parameter in parameters]
+    copy_tensors(parameters, values)
+    try:
+        yield
+    finally:
+        copy_tensors(parameters, former)
+
+
+def check_not_diverged(model: Model, data: Batch, config: TrainConfig, seed: int, step: int) -> None:
+    """Raise ValueError for a model whose predictive on a sample of the rows is not finite."""
+    rows = torch.randperm(len(data), generator=named_generator(seed, "sample"))[: config.eval_rows]
+    sample = data.take(rows)
+    nll = math.nan
+    try:
+        predictive = model.predict(sample.x, config.eval_samples, named_generator(seed, "sample"))
+        # bounds on the predictive keep the density finite where the variance is not
+        if bool(predictive.total.isfinite().all()):
+            nll = -float(predictive.log_prob(sample.y).mean())
+    except LinAlgError:
+        pass
+    if not math.isfinite(nll):
+        raise ValueError(
+            f"training diverged: after {step} steps the NLL is {nll} at learning rate {config.lr:g}: "
+            "give a smaller one"
+        )

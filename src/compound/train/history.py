@@ -1,0 +1,29 @@
+"""The learning curve of a fit."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compound.io.atomic import write_atomic
+
+COLUMNS = ("step", "lr", "nll", "kl", "held_out", "skipped")
+
+
+@dataclass
+class History:
+    """The learning curve, one entry per evaluation; NLL and KL are means since the entry before.
+
+    `history["held_out"]` is the column of held-out NLL; the others are step, lr, nll, kl and skipped, the
+    number of members' gradients that were not finite.
+    """
+
+    columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    best_step: int = 0  # the step whose weights are final
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self.columns[name]
+
+    def save_csv(self, path: str | Path) -> None:
+        """Write the columns as a CSV file."""
+        header = ",".join(self.columns)
+        rows = (",".join(map(repr, row)) for row in zip(*self.columns.values(), strict=True))
+        write_atomic(path, ("\n".join([header, *rows]) + "\n").encode())
