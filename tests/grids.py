@@ -15,8 +15,9 @@ from unittest import mock
 import torch
 
 from compound.experiments import runs
+from compound.experiments.identity import Run
 from compound.experiments.launch import run_grid
-from compound.experiments.runs import Outcome, Run, RunContext, Work, fit_run
+from compound.experiments.runs import Outcome, RunContext, Work, fit_run
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.loop import fit

@@ -20,9 +20,10 @@ from compound.experiments.fgsm import cifar, extractor_attacks, features
 from compound.experiments.fgsm.cifar_page import OOD_KEY
 from compound.experiments.fgsm.features import FeatureCache, FeatureExtractor, extract
 from compound.experiments.fgsm.protocols import Curve
+from compound.experiments.identity import PUBLISHED
 from compound.experiments.locks import locked
 from compound.experiments.pages import publish
-from compound.experiments.runs import PUBLISHED, RunContext
+from compound.experiments.runs import RunContext
 from compound.models import Draws, Method, build
 from compound.random import named_generator
 from compound.types import Task

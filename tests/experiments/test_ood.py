@@ -12,9 +12,10 @@ from compound.experiments import ood
 from compound.experiments.fgsm import page as fgsm_page
 from compound.experiments.fgsm.protocols import sound_protocol
 from compound.experiments.forms import Form
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
 from compound.experiments.ood.page import grouped, mean_of
 from compound.experiments.pages import publish
-from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Result, Run
+from compound.experiments.runs import Result
 from compound.models import Method, build
 from compound.random import named_generator
 from compound.train.config import TrainConfig

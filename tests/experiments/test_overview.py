@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from compound import experiments
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
 from compound.experiments.launch import run_grid
 from compound.experiments.means import Mean
 from compound.experiments.ood.select import with_best_lambdas
 from compound.experiments.overview import make_sections, overview
 from compound.experiments.paper_comparison import above, paper_comparison
-from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Outcome, Result, Run, perform, read
+from compound.experiments.runs import Outcome, Result, perform, read
 from compound.experiments.status import run_states
 
 METHODS = ("vb-cdn", "ml-cdn", "vmg", "mnf", "mc-dropout", "deep-ensemble", "noisy-kfac")

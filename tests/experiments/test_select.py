@@ -8,6 +8,7 @@ import pytest
 from compound import experiments
 from compound.datasets import images
 from compound.experiments import ood
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
 from compound.experiments.ood.select import (
     LAMBDAS,
     best_lambdas,
@@ -17,7 +18,7 @@ from compound.experiments.ood.select import (
     with_lambda,
 )
 from compound.experiments.pages import publish
-from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Result, Run, RunContext
+from compound.experiments.runs import Result, RunContext
 from compound.metrics import accuracy
 from compound.random import named_generator
 

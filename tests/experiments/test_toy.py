@@ -7,7 +7,7 @@ import torch
 
 from compound.datasets.toy import TOY_SETS, Toy
 from compound.experiments import toy
-from compound.experiments.runs import PUBLISHED
+from compound.experiments.identity import PUBLISHED
 from compound.models import Method, build
 from compound.random import named_generator
 

@@ -9,7 +9,8 @@ import torch
 from compound import metrics
 from compound.datasets.uci import SPLITS, Split
 from compound.experiments import uci
-from compound.experiments.runs import REGION, Result, Run, perform
+from compound.experiments.identity import REGION, Run
+from compound.experiments.runs import Result, perform
 from compound.experiments.uci import baselines, comparison
 from compound.experiments.uci.page import mean_text
 from compound.random import named_generator

@@ -1,7 +1,7 @@
 """The registry of experiments, and what is done with one: plan its grid, perform its runs, publish its page.
 
 registry, interface    __init__, base, forms, published (numbers of the paper)
-one run                runs, run_files, locks, progress, provenance
+one run                identity, runs, run_files, locks, progress, provenance
 many runs              launch, scheduler, workers, memory, status
 pages                  pages, times, means, overview, paper_comparison
 experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci
@@ -14,8 +14,9 @@ from pathlib import Path
 from compound.datasets.catalogue import require
 from compound.experiments import launch
 from compound.experiments.base import PRESETS, Experiment
+from compound.experiments.identity import Run
 from compound.experiments.launch import GridResult
-from compound.experiments.runs import Result, Run, Work, is_finished
+from compound.experiments.runs import Result, Work, is_finished
 
 # name -> module whose dictionary EXPERIMENTS holds it; imported when it is asked for
 MODULES = {

@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compound.experiments.runs import Outcome, Result, Run, RunContext
+from compound.experiments.identity import Run
+from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import METHODS
 from compound.report.page import Claim, Page
 

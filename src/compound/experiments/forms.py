@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from compound.experiments.runs import PUBLISHED, Run
+from compound.experiments.identity import PUBLISHED, Run
 from compound.models import METHODS
 from compound.report.plot_styles import CDNS, family
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from compound.experiments.identity import Run
 from compound.experiments.run_files import Damaged
-from compound.experiments.runs import Result, Run, read
+from compound.experiments.runs import Result, read
 from compound.experiments.scheduler import POLL_INTERVAL, Scheduler, WorkOf, attempt
 from compound.experiments.workers import n_cores, run_in_workers, threads_per_job, torch_threads
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from compound.experiments import MODULES, load
 from compound.experiments.base import PRESETS, Experiment
+from compound.experiments.identity import Run
 from compound.experiments.ood.select import SELECTIONS, best_lambdas, with_best_lambdas
 from compound.experiments.paper_comparison import paper_comparison
 from compound.experiments.run_files import error_line
-from compound.experiments.runs import Result, Run, is_finished, read, split_damaged
+from compound.experiments.runs import Result, is_finished, read, split_damaged
 from compound.experiments.status import find_runs, run_states, unreadable_configs
 from compound.experiments.times import draw_times
 from compound.report.page import Cell, Claim, Page

@@ -1,19 +1,17 @@
-"""Runs: identity, execution and results.
+"""Runs: execution and results.
 
 <root>/<key>/        one directory per run (run_files.py); a finished run is never repeated
 <root>/fits/<key>/   checkpoint.safetensors, shared by all runs that train the same model on the same data
 """
 
-import hashlib
-import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compound.experiments import progress
+from compound.experiments.identity import Run, read_config
 from compound.experiments.locks import Busy, locked
 from compound.experiments.progress import Clock
 from compound.experiments.run_files import (
@@ -22,7 +20,6 @@ from compound.experiments.run_files import (
     METRICS,
     Arrays,
     Damaged,
-    canonical_json,
     error_line,
     read_arrays,
     read_metrics,
@@ -37,66 +34,6 @@ from compound.train.config import TrainConfig
 from compound.train.loop import fit
 from compound.train.progress import FitProgress
 from compound.types import Batch, Task
-
-# variants of a run; "" is the default form of a method on the usual data
-PUBLISHED = "as published"  # options and training of the paper
-ONE_MEMBER = "one member"  # the default form without its ensemble
-REGION = "region"  # a region of the inputs is kept out of training
-
-
-@dataclass(frozen=True)
-class Run:
-    """Everything that determines a result. Equal runs share a directory; the order of options is free."""
-
-    experiment: str
-    method: str
-    data: str  # name of the data set
-    seed: int
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of training: fields of `TrainConfig`
-    variant: str = ""  # PUBLISHED, ONE_MEMBER, REGION
-    n_train: int | None = None  # training rows, where an experiment uses a part of its data set
-    extractor: str = ""  # network whose features the method sees
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Run":
-        """The run that config.json describes."""
-        return cls(**(config if "variant" in config else _upgrade(config)))
-
-    def config(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return json.loads(canonical_json(asdict(self)))
-
-    @property
-    def data_label(self) -> str:
-        """Data set and variant for readers, such as "cifar10/2000/efficientnet-lite0, as published"."""
-        source = "/".join(str(part) for part in (self.data, self.n_train, self.extractor) if part)
-        return f"{source}, {self.variant}" if self.variant else source
-
-    @property
-    def key(self) -> str:
-        """Name of the run's directory."""
-        return self._hash(self.experiment)
-
-    @property
-    def fit_key(self) -> str:
-        """Equal for runs that train the same model on the same data, whatever they evaluate afterwards."""
-        return self._hash("")
-
-    def _hash(self, experiment: str) -> str:
-        # `data_label` was one field in the first version: hashing it keeps the names of directories
-        identity = {
-            "experiment": experiment,
-            "method": self.method,
-            "data": self.data_label,
-            "seed": self.seed,
-            "options": dict(self.options),
-            "settings": dict(self.settings),
-        }
-        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
-
-    def __str__(self) -> str:
-        return f"{self.experiment} · {self.data_label} · {self.method} · seed {self.seed}"
 
 
 class RunContext(NamedTuple):
@@ -186,15 +123,6 @@ def read(run: Run, root: Path) -> Result:
     return Result(run, content["metrics"], read_arrays(directory, content.get("arrays")), content["record"])
 
 
-def read_config(path: Path) -> Run | None:
-    """The run that a config.json describes, None where it is not the run of its directory."""
-    try:
-        run = Run.from_config(json.loads(path.read_text()))
-        return run if run.key == path.parent.name else None
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def split_damaged(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]:
     """Finished runs that can be read, and the errors of those that cannot."""
     intact = []
@@ -235,12 +163,3 @@ def _write_config(run: Run, directory: Path) -> None:
     if path.exists() and read_config(path) is None:
         raise ValueError(f"{path} describes another run: move that directory away")
     write_atomic(path, to_json(run.config()))
-
-
-def _upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of the first version, whose entry `data` was the whole `data_label`."""
-    source, _, variant = str(config.get("data", "")).partition(", ")
-    data, *part = source.split("/")
-    if len(part) == 2:
-        return {**config, "data": data, "n_train": int(part[0]), "extractor": part[1], "variant": variant}
-    return {**config, "data": source, "variant": variant}

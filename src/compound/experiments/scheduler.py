@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from compound.experiments.identity import Run
 from compound.experiments.locks import Busy, is_locked
 from compound.experiments.run_files import error_line
-from compound.experiments.runs import Run, Work, is_finished, perform, read
+from compound.experiments.runs import Work, is_finished, perform, read
 from compound.train.progress import FitProgress
 
 POLL_INTERVAL = 0.5  # seconds between two checks of runs that other processes hold

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from compound.experiments import progress
+from compound.experiments.identity import Run, read_config
 from compound.experiments.locks import is_locked
 from compound.experiments.run_files import CONFIG, FAILURE, METRICS, Damaged, read_metrics
-from compound.experiments.runs import Run, read_config
 
 Kind = Literal["done", "running", "failed", "waiting"]
 COLOURS: dict[Kind, str] = {"done": "green", "running": "cyan", "failed": "red", "waiting": "default"}

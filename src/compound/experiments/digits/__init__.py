@@ -15,7 +15,8 @@ from compound.datasets import digits as datasets
 from compound.experiments import ood
 from compound.experiments.base import Experiment
 from compound.experiments.digits.page import OOD_SETS, draw_page
-from compound.experiments.runs import Outcome, Result, Run, RunContext, fit_run
+from compound.experiments.identity import Run
+from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.report.page import Claim, Page
 from compound.train.config import default_train_config
 from compound.train.holdout import holdout_weights

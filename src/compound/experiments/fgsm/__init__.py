@@ -16,7 +16,8 @@ from compound.experiments.base import ALL_METHODS, Experiment
 from compound.experiments.fgsm import protocols
 from compound.experiments.fgsm.page import draw_page
 from compound.experiments.fgsm.protocols import Curve
-from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Outcome, Result, Run, RunContext
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
+from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import Model
 from compound.models.distance_aware import DistanceAware
 from compound.random import named_generator

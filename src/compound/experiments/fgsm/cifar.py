@@ -21,7 +21,8 @@ from compound.experiments.base import Experiment
 from compound.experiments.fgsm import STRENGTHS, extractor_attacks, protocols, without_wrapper
 from compound.experiments.fgsm.cifar_page import OOD_KEY, OOD_SETS, draw_page
 from compound.experiments.fgsm.features import FeatureCache, FeatureExtractor
-from compound.experiments.runs import PUBLISHED, Outcome, Result, Run, RunContext, fit_run
+from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
 from compound.random import named_generator
 from compound.report.page import Claim, Page

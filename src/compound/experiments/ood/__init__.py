@@ -16,9 +16,10 @@ from torch import Tensor
 from compound import metrics
 from compound.datasets import images
 from compound.experiments.base import Experiment
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
 from compound.experiments.ood.page import draw_page
 from compound.experiments.run_files import Arrays
-from compound.experiments.runs import ONE_MEMBER, PUBLISHED, Outcome, Result, Run, RunContext, fit_run
+from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
 from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise

@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from compound.experiments.forms import Form, Groups
+from compound.experiments.identity import ONE_MEMBER
 from compound.experiments.means import Mean
 from compound.experiments.published import paper_table_1
-from compound.experiments.runs import ONE_MEMBER, Result
+from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 from compound.report.plot_styles import CDNS, FAMILIES, family, plot_style
 

@@ -14,8 +14,9 @@ from compound import metrics
 from compound.datasets import images
 from compound.experiments import ood, perform_all, plan
 from compound.experiments.base import Experiment
+from compound.experiments.identity import ONE_MEMBER, Run
 from compound.experiments.published import paper_lambdas
-from compound.experiments.runs import ONE_MEMBER, Outcome, Result, Run, RunContext
+from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import Method, build
 from compound.report.page import Cell, Claim, Page
 

@@ -16,7 +16,8 @@ from torch import Generator, Tensor
 
 from compound.datasets.toy import TOY_SETS, Toy, ToySet, cubic, true_function
 from compound.experiments.base import Experiment
-from compound.experiments.runs import PUBLISHED, Outcome, Result, Run, RunContext, fit_run
+from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.toy.page import draw_page
 from compound.models import METHODS, VBCDN, Draws
 from compound.models.noisy import Noisy

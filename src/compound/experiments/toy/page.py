@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 
 from compound.datasets.toy import TOY_SETS
 from compound.experiments.forms import Form
+from compound.experiments.identity import Run
 from compound.experiments.published import paper_weight_variances
-from compound.experiments.runs import Result, Run
+from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
 # what the paper says of the methods that CDNs are compared with

@@ -22,7 +22,8 @@ from compound.estimators.conformal_scores import z_score
 from compound.estimators.member_holdout import calibration_scores, member_holdout_weights
 from compound.estimators.prediction import to_float64
 from compound.experiments.base import ALL_METHODS, PRESETS, Experiment
-from compound.experiments.runs import REGION, Outcome, Result, Run, RunContext, fit_run
+from compound.experiments.identity import REGION, Run
+from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.uci import baselines
 from compound.experiments.uci.baselines import BASELINES, Predict
 from compound.experiments.uci.page import draw_page

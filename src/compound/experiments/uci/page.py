@@ -6,9 +6,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from compound.experiments.identity import REGION
 from compound.experiments.means import Mean
 from compound.experiments.published import uci_results
-from compound.experiments.runs import REGION, Result
+from compound.experiments.runs import Result
 from compound.experiments.uci.comparison import (
     DEFAULT,
     DROPOUT,
