@@ -1,7 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test machines fuzz bench coverage lint clean
+.PHONY: demo test quick durations machines fuzz bench coverage lint docs wheel clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
@@ -9,6 +9,15 @@ demo: .venv/.stamp
 THREADS ?= 1
 test: lint
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup
+
+# the tests to run all day, under a minute on two cores: all that tests/slow.txt does not list
+quick: .venv/.stamp
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup -m 'not slow' --durations 5
+
+# records in tests/slow.txt which tests are slow, by processor time; in one process, about seven minutes
+durations: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow -m 'not slow'
 
 # the tests with the arithmetic of other processors, and with two threads
 machines:
@@ -34,8 +43,17 @@ lint: .venv/.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the site, into build/docs; no network, warnings are errors. Pictures of the gallery are made on the way: about a minute
+docs: .venv/.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo build/docs/index.html
+
+# source archive and wheel, into dist/
+wheel: .venv/.stamp
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 clean:
-	rm -rf build dist runs report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist runs report docs/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf
 
 # torch first and by its exact version: a looser wish brings several gigabytes of CUDA packages

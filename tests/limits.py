@@ -198,7 +198,7 @@ def _compound(name: str, task: Task) -> tuple[Model, MAP]:
             heads = getattr(layer.hyper.maps[-1], "weight" if name == "ml-cdn" else "mean")
             scales = layer.inputs + 1
             heads[..., -1, :scales] = 1.0
-            heads[..., -1, scales:] = -layer.form.bound
+            heads[..., -1, scales:] = -layer.config.bound
         if task.kind == "regression":
             model.likelihood.log_noise.copy_(plain.head.log_noise)
     return model, plain

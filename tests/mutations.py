@@ -1,7 +1,8 @@
 """Break each method on purpose and see which test notices: python tests/mutations.py [method ...]
 
 Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes `new`. The package
-is copied, the mistake made in the copy, and the method's own tests run against it, then the laws; `kernels` has only its tests.
+is copied, the mistake made in the copy, and the method's own tests run against it, then the laws; a mistake of ops.toml has
+the tests of its operation, and other files have only their own tests.
 Their rows of the table in tests/README.md are written anew.
 """
 
@@ -67,7 +68,8 @@ def caught_by(mutant: Mutant) -> str | None:
     """The first test that fails, or None."""
     own = TESTS / "models" / f"test_{mutant.method.replace('-', '_')}.py"
     laws = [str(TESTS / "models" / "test_laws.py"), "-k", f"{mutant.method}-"]
-    runs = [[str(own)], laws] if own.exists() else [[str(TESTS / f"test_{mutant.method}.py")]]
+    name = f"ops/test_{Path(mutant.file).stem}.py" if mutant.method == "ops" else f"test_{mutant.method}.py"
+    runs = [[str(own)], laws] if own.exists() else [[str(TESTS / name)]]
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "compound"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -42,7 +42,7 @@ def wide(x: Tensor) -> Tensor:
 def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
     """The matrix normal of every row, from its heads."""
     r, c = layer.inputs + 1, layer.outputs
-    bound = layer.form.bound
+    bound = layer.config.bound
     laws = []
     for row in heads:
         s, lr, lc = row.split([r, r, c])
@@ -50,7 +50,7 @@ def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
         laws.append(
             MatrixNormal(
                 s.unsqueeze(-1) * layer.basis,
-                ((0.5 * lr).exp() / (r**0.5 if layer.form.scaled else 1)),
+                ((0.5 * lr).exp() / (r**0.5 if layer.config.scaled else 1)),
                 (0.5 * lc).exp(),
             )
         )
@@ -60,7 +60,7 @@ def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
 def prior(layer: CompoundLinear) -> MatrixNormal:
     r, c = layer.inputs + 1, layer.outputs
     one = layer.basis.new_ones
-    return MatrixNormal(layer.basis.new_zeros(r, c), one(r) / (r**0.5 if layer.form.scaled else 1), one(c))
+    return MatrixNormal(layer.basis.new_zeros(r, c), one(r) / (r**0.5 if layer.config.scaled else 1), one(c))
 
 
 def matrix_normals(layer: MatrixGaussianLinear) -> list[MatrixNormal]:

@@ -59,9 +59,9 @@ def test_batches_equal_single_laws():
     assert_close(p.log_prob(w)[2, 1, 3], one.log_prob(w[2, 1, 3]))
     assert_close(p.entropy()[1, 3], one.entropy())
     assert_close(kl_divergence(p, q)[1, 3], kl_divergence(one, q))
-    wide = q.expand((2, 5))
-    assert wide.batch_shape == (2, 5) and wide.event_shape == (3, 4)
-    assert_close(kl_divergence(p, wide), kl_divergence(p, q))
+    expanded = q.expand((2, 5))
+    assert expanded.batch_shape == (2, 5) and expanded.event_shape == (3, 4)
+    assert_close(kl_divergence(p, expanded), kl_divergence(p, q))
 
 
 def test_draws_have_the_moments_of_the_law_and_come_from_the_generator():

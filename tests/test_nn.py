@@ -1,22 +1,18 @@
-"""The fast layers against the oracle that builds every weight matrix."""
-
-import math
+"""Layers against the oracle that builds every weight matrix."""
 
 import pytest
 import torch
-from oracles import draw_map, law, matrix_normals, pre_activations, prior, wide
+from kernel_checks import assert_all_close, randn
+from oracles import draw_map, law, matrix_normals, pre_activations, prior
 from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
-from compound.distributions import MatrixNormal
 from compound.nn import Affine, CompoundConfig, CompoundLinear, MatrixGaussianLinear
-from compound.nn.matrix_gaussian import correlated_noise
+from compound.ops.affine import append_ones
 from compound.ops.gaussian_noise import standard_normal
-from compound.ops.moments import Options, moments
-from compound.ops.softmax import expected_softmax
 from compound.random import named_generator
 
-FORMS = {
+CONFIGS = {
     "ml": CompoundConfig((4,)),
     "ml-paper": CompoundConfig((4,), parametrization="paper"),
     "vb": CompoundConfig((4,), "tanh", bayes=True),
@@ -26,8 +22,8 @@ FORMS = {
 
 
 def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
-    layer = CompoundLinear(inputs, outputs, FORMS[name], named_generator(0, name)).double()
-    with torch.no_grad():  # away from the start, where heads hardly depend on x
+    layer = CompoundLinear(inputs, outputs, CONFIGS[name], named_generator(0, name)).double()
+    with torch.no_grad():  # far from the initial values, where heads hardly depend on x
         for k, parameter in enumerate(layer.parameters()):
             parameter += 0.3 * torch.randn(
                 parameter.shape, generator=named_generator(1, name, k), dtype=torch.float64
@@ -43,114 +39,60 @@ def inputs_of(rows: int, features: int = 3) -> torch.Tensor:
 def test_mean_std_and_kl_are_those_of_the_written_out_law(name):
     layer, x = layer_of(name), inputs_of(5)
     out = layer(x, named_generator(0))
-    for b, q in enumerate(law(layer, x, layer.hyper(wide(x), named_generator(0)))):
-        h = wide(x)[b]
+    for b, q in enumerate(law(layer, x, layer.hyper(append_ones(x), named_generator(0)))):
+        h = append_ones(x)[b]
         assert_close(out.mean[b], h @ q.mean)
         assert_close(out.std[b].square(), h.square() @ q.variance)
         assert_close(out.kl[b], kl_divergence(q, prior(layer)), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("kl", [True, False])
-@pytest.mark.parametrize("bound", [10.0, 0.05])  # at 0.05 most log-variances are clamped
-def test_gradients_of_the_fused_layer(kl, bound):
-    g = named_generator(3)
-    x, heads, basis = (
-        torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_()
-        for s in ((2, 5, 4), (2, 5, 10), (2, 4, 2))
-    )
-    for fan_in in (True, False):
-        torch.autograd.gradcheck(
-            lambda *a, f=fan_in: [t for t in moments(*a, Options(bound, f, kl)) if t.numel()],
-            (x, heads, basis),
-        )
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weight_distribution_is_the_law_of_every_row(name):
+    layer, x = layer_of(name), inputs_of(5)
+    q = layer.weight_distribution(x, named_generator(3))
+    laws = law(layer, x, layer.hyper(append_ones(x), named_generator(3)))
+    assert q.batch_shape == (5,) and q.event_shape == (4, 2)
+    for b, row in enumerate(laws):
+        assert_close(q.mean[b], row.mean)
+        assert_close(q.variance[b], row.variance)
+    out = layer(x, named_generator(3))
+    assert_close(out.kl, kl_divergence(q, layer.weight_prior()), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("scale", "logs"), [(1.0, 0.2), (1.0, -0.2), (9.0, 0.01), (1.0, 0.01)]
-)  # too high, too low, only s large
-def test_log_variances_are_held_within_their_bound(scale, logs):
-    x, heads, basis = (
-        standard_normal(named_generator(k), shape, torch.empty(0).double())
-        for k, shape in enumerate(((1, 5, 4), (1, 5, 10), (1, 4, 2)))
-    )
-    s, log = scale * heads[..., :4], logs * heads[..., 4:].abs()
-    found = moments(x, torch.cat([s, log], -1), basis, Options(0.1, True, True))
-    expected = moments(x, torch.cat([s, log.clamp(-0.1, 0.1)], -1), basis, Options(20.0, True, True))
-    assert bool((log.abs() > 0.1).any()) == (abs(logs) == 0.2)
-    for a, b in zip(found, expected, strict=True):
-        assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_the_noisy_map_and_of_its_kl():
-    g = named_generator(4)
-    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
-    layer = MatrixGaussianLinear(make(2, 3, 6), (1, 2, 3), -1.0, (0.5, 1.0, 2.0), make(6)).double()
-    x = make(2, 4, 3).requires_grad_()
-    parameters = tuple(layer.parameters())
-
-    def call(x, *p):
-        own = dict(zip(dict(layer.named_parameters()), p, strict=True))
-        return torch.func.functional_call(layer, own, (x, named_generator(5)))
-
-    torch.autograd.gradcheck(call, (x, *parameters))
-
-    class Divergence(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.map = layer
-
-        def forward(self):
-            return self.map.kl()
-
-    names = list(dict(Divergence().named_parameters()))
-    torch.autograd.gradcheck(
-        lambda *p: torch.func.functional_call(Divergence(), dict(zip(names, p, strict=True)), ()), parameters
-    )
-
-
-@pytest.mark.parametrize("kl", [True, False])
-@pytest.mark.parametrize("name", ["ml", "ml-paper", "vb", "vb-paper"])
-def test_the_fused_layer_is_the_hypernetwork_followed_by_the_moments(name, kl):
-    """In value and in gradient; the gradients of the pieces are checked by differences above."""
-    layer = layer_of(name)
-
-    def run(fused: bool) -> list[torch.Tensor]:
-        x = inputs_of(5).requires_grad_()
-        heads = layer.hyper(wide(x), named_generator(3))
-        apart = moments(wide(x), heads, layer.basis, Options(layer.form.bound, layer.form.scaled, kl))
-        out = layer(x, named_generator(3), kl=kl) if fused else apart
-        loss = (out.mean * out.std).sum() + (out.kl.square().sum() if kl else 0.0)
-        return [*out, *torch.autograd.grad(loss, [x, *layer.parameters()])]
-
-    for a, b in zip(run(True), run(False), strict=True):
-        assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-def test_kl_of_blocks_is_the_sum_of_their_matrix_normals():
-    g = named_generator(6)
-    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
-    bias, variances = make(6), (0.5, 1.0, 2.0)
-    layer = MatrixGaussianLinear(make(4, 6), (1, 2, 3), -1.0, variances, bias).double()
+def test_posterior_and_prior_of_blocks_give_the_kl():
+    bias, variances = randn(6), (0.5, 1.0, 2.0)
+    layer = MatrixGaussianLinear(randn(2, 4, 6), (1, 2, 3), -1.0, variances, bias).double()
     with torch.no_grad():
-        layer.log_row += make(3, 4)
-        layer.log_col += make(6)
-    total = torch.zeros((), dtype=torch.float64)
-    for q, centre, variance in zip(matrix_normals(layer), bias.split((1, 2, 3)), variances, strict=True):
-        mean = torch.cat([torch.zeros(3, len(centre), dtype=torch.float64), centre.unsqueeze(0)])
-        total += kl_divergence(
-            q,
-            MatrixNormal(
-                mean, math.sqrt(variance) * torch.ones(4).double(), torch.ones(len(centre)).double()
-            ),
+        layer.log_row += randn(2, 3, 4)
+        layer.log_col += randn(2, 6)
+    pairs = list(zip(layer.posterior(), layer.prior(), strict=True))
+    assert_close(layer.kl(), sum(kl_divergence(q, p) for q, p in pairs), rtol=1e-8, atol=1e-8)
+    for (q, p), n, variance in zip(pairs, (1, 2, 3), variances, strict=True):
+        assert q.batch_shape == (2,) and q.event_shape == p.event_shape == (4, n)
+        assert_close(p.variance, torch.full((4, n), variance).double(), rtol=1e-6, atol=0)
+    assert_close(torch.cat([p.mean[-1] for _, p in pairs]), bias.float().double())
+
+
+@pytest.mark.parametrize("kl", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_compiled_layer_is_that_of_float64(name, kl, monkeypatch):
+    for module in ("matrix_gaussian", "compound"):
+        monkeypatch.setattr(
+            f"compound.nn.{module}.standard_normal",
+            lambda _, shape, like: randn(*shape, seed=6).to(like.dtype),
         )
-    assert_close(layer.kl(), total, rtol=1e-8, atol=1e-8)
-
-
-def test_kl_is_zero_at_the_prior():
-    layer = MatrixGaussianLinear(
-        torch.tensor([[0.0]] * 3 + [[1.0]]).expand(4, 5).clone(), log_variance=0.0, prior_bias=torch.ones(5)
-    )
-    assert_close(layer.kl(), torch.zeros(()))
+    layer = CompoundLinear(9, 4, CONFIGS[name], named_generator(0), (2,))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * randn(*parameter.shape).float()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        x = randn(2, 6, 9).float().to(dtype).requires_grad_()
+        out = layer(x, named_generator(1), kl=kl)
+        loss = (out.mean * out.std).sum() + (0.1 * out.kl.sum() if kl else 0.0)
+        results.append([*out, *torch.autograd.grad(loss, [x, *layer.parameters()])])
+    assert_all_close(*results, 1e-4, 1e-5)
 
 
 def moments_agree(fast: torch.Tensor, slow: torch.Tensor) -> None:
@@ -184,15 +126,15 @@ def test_pre_activations_have_the_law_of_the_oracle(name):
 
 @pytest.mark.parametrize("name", ["vb", "vb-vmg"])
 def test_one_psi_for_all_rows_has_the_law_of_psi_per_row(name):
-    """Prediction draws whole matrices for ψ and V; training draws pre-activations: the same law for a row."""
+    """Prediction draws matrices for ψ and V; training draws pre-activations: the same law for a row."""
     layer, n = layer_of(name), 4_000
     x = inputs_of(1)
     with torch.no_grad():
         out = layer(x.expand(n, -1), named_generator(8, "row"), kl=False)
         each = out.draw(standard_normal(named_generator(8, "draw"), out.mean.shape, out.mean))
         generator = named_generator(8, "all")
-        whole = [layer.at(x, layer.draw(generator)) for _ in range(n)]
-        one = torch.cat([o.draw(standard_normal(generator, o.mean.shape, o.mean)) for o in whole])
+        outputs = [layer.forward_given(x, layer.draw(generator)) for _ in range(n)]
+        one = torch.cat([o.draw(standard_normal(generator, o.mean.shape, o.mean)) for o in outputs])
     moments_agree(each, one)
     assert kolmogorov_smirnov(each, one) > 1e-4
 
@@ -227,22 +169,19 @@ def test_shared_rows_have_the_joint_law_of_one_common_matrix():
     x = make(shared, 1, 3).expand(shared, n, 3).reshape(-1, 3)  # part s of every row has input s
     with torch.no_grad():
         fast = (
-            layer(wide(x), named_generator(10, "fast"), shared)
+            layer(append_ones(x), named_generator(10, "fast"), shared)
             .unflatten(0, (shared, n))
             .transpose(0, 1)
             .flatten(1)
         )
         (q,) = matrix_normals(layer)
         w = q.rsample((n,), generator=named_generator(10, "slow"))
-        slow = torch.stack([wide(x[s * n : s * n + 1]) @ w for s in range(shared)], 1).squeeze(2).flatten(1)
+        slow = (
+            torch.stack([append_ones(x[s * n : s * n + 1]) @ w for s in range(shared)], 1)
+            .squeeze(2)
+            .flatten(1)
+        )
     moments_agree(fast, slow)
-
-
-def test_equal_inputs_that_share_a_matrix_give_equal_outputs():
-    noise = standard_normal(named_generator(11), (6, 4), torch.empty(0, dtype=torch.float64))
-    x = torch.ones(2, 3, dtype=torch.float64).repeat(3, 1)
-    out = correlated_noise(x, torch.ones(3, dtype=torch.float64), noise, 3).unflatten(0, (3, 2))
-    assert_close(out[0], out[2], atol=1e-3, rtol=0)
 
 
 def test_without_noise_the_layer_is_linear():
@@ -253,7 +192,7 @@ def test_without_noise_the_layer_is_linear():
         heads.weight[-1, : layer.inputs + 1] = 1
         heads.weight[-1, layer.inputs + 1 :] = -1e9  # held at the lower clamp
         out = layer(x, named_generator(0))
-    assert_close(out.mean, wide(x) @ layer.basis, rtol=0, atol=1e-14)
+    assert_close(out.mean, append_ones(x) @ layer.basis, rtol=0, atol=1e-14)
     assert (out.std < 1e-3 * out.mean.abs().mean()).all()
 
 
@@ -267,45 +206,20 @@ def test_a_layer_sits_on_any_feature_extractor():
 
 def test_members_are_independent_layers():
     streams = [named_generator(k, "member") for k in range(3)]
-    together = CompoundLinear(3, 2, FORMS["vb"], streams, (3,))
+    together = CompoundLinear(3, 2, CONFIGS["vb"], streams, (3,))
     x = inputs_of(4).float()
     noise = [named_generator(k, "noise") for k in range(3)]
     out = together(x.expand(3, -1, -1), noise)
     for k in range(3):
-        alone = CompoundLinear(3, 2, FORMS["vb"], named_generator(k, "member"))
-        one = alone(x, named_generator(k, "noise"))
+        single = CompoundLinear(3, 2, CONFIGS["vb"], named_generator(k, "member"))
+        one = single(x, named_generator(k, "noise"))
         for a, b in zip(out, one, strict=True):
             assert_close(a[k], b)
-        assert_close(together.kl()[k], alone.kl())
-
-
-@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 10.0, 30.0])
-def test_expected_softmax_against_a_fine_grid_and_monte_carlo(scale):
-    g = named_generator(12)
-    mean = 2 * torch.randn(2, 5, generator=g, dtype=torch.float64)
-    std = scale * torch.rand(2, 5, generator=g, dtype=torch.float64) + 1e-2
-    out = expected_softmax(mean, std)
-    assert_close(out.sum(-1), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-8)
-    n = 200_000
-    draws = torch.softmax(mean + std * torch.randn(n, 2, 5, generator=g, dtype=torch.float64), -1)
-    assert ((out - draws.mean(0)).abs() < 5 * draws.std(0) / math.sqrt(n) + 1e-9).all()
-
-
-def test_expected_softmax_of_two_classes_is_the_logistic_normal_integral():
-    mean, std = (
-        torch.tensor([[0.7, -0.4]], dtype=torch.float64),
-        torch.tensor([[1.3, 0.8]], dtype=torch.float64),
-    )
-    gap, spread = 1.1, math.sqrt(1.3**2 + 0.8**2)
-    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
-    exact = torch.trapezoid(
-        torch.sigmoid(gap + spread * z) * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi), z
-    )
-    assert_close(expected_softmax(mean, std)[0, 0], exact, rtol=0, atol=1e-9)
+        assert_close(together.kl()[k], single.kl())
 
 
 def test_affine_maps_draw_themselves():
     layer = Affine(torch.randn(4, 2, generator=named_generator(3)))
     x = torch.randn(4, 3, generator=named_generator(0))
-    assert_close(layer(wide(x), named_generator(1)), draw_map(layer, x, named_generator(2)))
-    assert_close(wide(x) @ layer.draw(named_generator(1)), layer(wide(x), named_generator(1)))
+    assert_close(layer(append_ones(x), named_generator(1)), draw_map(layer, x, named_generator(2)))
+    assert_close(append_ones(x) @ layer.draw(named_generator(1)), layer(append_ones(x), named_generator(1)))

@@ -1,4 +1,4 @@
-"""Whatever torch is told around them (autocast, another default dtype, retained graphs, checkpoints), layers and models stay right."""
+"""Layers and models stay exact under autocast, other default dtypes, retained graphs and checkpoints."""
 
 import ast
 import math
@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import compound
 from compound.models import METHODS, Draws, build
 from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
-from compound.nn.matrix_gaussian import append_ones
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
+from compound.ops.affine import append_ones
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -66,18 +66,18 @@ def sums(name: str, x: Tensor) -> Tensor:  # (outputs,)
     return torch.stack([out.square().sum() for out in LAYERS[name](x)])
 
 
-def alone(name: str) -> Tensor:  # (outputs, rows, in)
-    """The gradient of each, from a pass of its own."""
-    found = []
+def gradients_apart(name: str) -> Tensor:  # (outputs, rows, in)
+    """The gradient of each output, from a separate pass."""
+    results = []
     for k in range(len(sums(name, X))):
         x = X.clone().requires_grad_()
-        found.append(torch.autograd.grad(sums(name, x)[k], x)[0])
-    return torch.stack(found)
+        results.append(torch.autograd.grad(sums(name, x)[k], x)[0])
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_second_backward_and_the_jacobian(name):
-    x, expected = X.clone().requires_grad_(), alone(name)
+    x, expected = X.clone().requires_grad_(), gradients_apart(name)
     each = sums(name, x)
     again = [torch.autograd.grad(each[k % len(each)], x, retain_graph=True)[0] for k in range(2 * len(each))]
     assert torch.equal(torch.stack(again), expected.repeat(2, 1, 1))
@@ -86,7 +86,7 @@ def test_a_second_backward_and_the_jacobian(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_checkpoints(name):
-    expected = alone(name)
+    expected = gradients_apart(name)
     for k in range(len(expected)):
         for reentrant in (True, False):
             x = X.clone().requires_grad_()
@@ -100,8 +100,8 @@ def test_checkpoints(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_cannot_be_right_is_refused(name):
-    """Second derivatives, and many gradients at once: a backward pass by hand knows neither."""
+def test_second_derivatives_and_batched_gradients_are_refused(name):
+    """Second derivatives and batched gradients: hand-written backward passes have neither."""
     x = X.clone().requires_grad_()
     with pytest.raises(ValueError, match="no second derivative"):
         torch.autograd.grad(sums(name, x)[0], x, create_graph=True)
@@ -111,9 +111,9 @@ def test_what_cannot_be_right_is_refused(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_under_autocast(name):
-    """Behind a layer of torch's own, which autocast shortens: the same as full precision from there on."""
+    """After a torch layer whose output autocast reduces: the same as in full precision from there on."""
     before = nn.Linear(5, 5)
-    found = []
+    results = []
     for on in (True, False):
         for _ in range(20):
             with torch.autocast("cpu", torch.bfloat16):
@@ -123,18 +123,18 @@ def test_layers_under_autocast(name):
                 out = LAYERS[name](h)
                 loss = sum((value.float() ** 2).sum() for value in out)
                 (gradient,) = torch.autograd.grad(loss, h)
-        found.append([*(value.detach() for value in out), gradient])
-    for mixed, full in zip(*found, strict=True):
+        results.append([*(value.detach() for value in out), gradient])
+    for reduced, full in zip(*results, strict=True):
         assert_close(
-            mixed.float(), full, rtol=2**-7, atol=2**-7 * float(full.abs().max())
+            reduced.float(), full, rtol=2**-7, atol=2**-7 * float(full.abs().max())
         )  # bfloat16 has 8 bits
 
 
 @pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_under_autocast(method, task):
-    """The loss as in full precision; only products that autograd itself takes on the way back are shortened."""
-    data, found = rows(task), []
+    """The loss as in full precision; only products in autograd's own backward pass are reduced."""
+    data, results = rows(task), []
     for on in (True, False):
         model = build(method, 5, task)
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
@@ -147,12 +147,15 @@ def test_methods_under_autocast(method, task):
                 total.backward()
             answer = model.predict(X, Draws(4, 2), named_generator(1)).log_prob(data.y)
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found.append((total.detach(), answer, gradient))
-    for k, (mixed, full) in enumerate(zip(*found, strict=True)):
-        assert mixed.dtype == full.dtype
-        # a sum of n products, each rounded to 8 bits at random, is off by 2^-8 of its norm; twice for two factors, and a layer on the way
+        results.append((total.detach(), answer, gradient))
+    for k, (reduced, full) in enumerate(zip(*results, strict=True)):
+        assert reduced.dtype == full.dtype
+        # a sum of products, each rounded to 8 bits, is off by 2^-8 of its norm: twice for two factors, and
+        # two layers
         assert (
-            torch.equal(mixed, full) if k < 2 else float((mixed - full).norm()) <= 2**-6 * float(full.norm())
+            torch.equal(reduced, full)
+            if k < 2
+            else float((reduced - full).norm()) <= 2**-6 * float(full.norm())
         )
 
 
@@ -166,37 +169,37 @@ def double_by_default():
 @pytest.mark.parametrize("task", [TARGETS, CLASSES], ids=["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
 def test_another_default_dtype_changes_nothing(method, task, double_by_default):
-    data, found = rows(task), []
+    data, results = rows(task), []
     for default in (torch.float32, torch.float64):
         torch.set_default_dtype(default)
         model = build(method, 5, task)
         fit(model, data, TrainConfig(steps=3, batch_size=6))
-        found.append(
+        results.append(
             [*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)]
         )
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-def test_draws_have_the_dtype_they_are_asked_for(double_by_default):
+def test_draws_have_the_requested_dtype(double_by_default):
     for shape in ((4,), (3, 2)):
         torch.set_default_dtype(torch.float64)
-        found = standard_normal(named_generator(0), shape, torch.empty(0, dtype=torch.float32))
+        noise = standard_normal(named_generator(0), shape, torch.empty(0, dtype=torch.float32))
         torch.set_default_dtype(torch.float32)
-        assert found.dtype is torch.float32 and torch.equal(
-            found, standard_normal(named_generator(0), shape, found)
-        )
-        assert float(found.abs().min()) > 1e-6  # memory of another type would read as 4e-310
+        assert noise.dtype is torch.float32
+        assert torch.equal(noise, standard_normal(named_generator(0), shape, noise))
+        assert float(noise.abs().min()) > 1e-6  # memory of another type would read as 4e-310
 
 
 MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "tensor", "eye", "linspace"}
-TAKEN = {"digits.py", "row_predictions.py", "noise.py"}  # of numpy arrays, or replaced by what is fitted
+# of numpy arrays, or replaced by fitted values
+FROM_ARRAYS = {"digits.py", "prediction_metrics.py", "row_predictions.py", "noise.py"}
 
 
 def test_new_tensors_say_their_dtype():
     root = Path(compound.__file__).parent
     for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] in ("bench", "experiments") or path.name in TAKEN:
+        if path.relative_to(root).parts[0] in ("bench", "experiments") or path.name in FROM_ARRAYS:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in MAKERS}:

@@ -1,4 +1,4 @@
-"""What the pages promise works: every Python block is executed, every shell command is one the command knows."""
+"""Documentation pages: every Python block runs, every shell block uses existing commands and options."""
 
 import re
 import shlex
@@ -14,10 +14,8 @@ from compound import models
 from compound.cli.app import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [
-    page for page in PAGES if page.stem != "tables"
-]  # that one needs real tables: test_tutorial.py runs it
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXECUTED = [page for page in PAGES if page.stem != "tables"]  # needs real tables: test_tutorial.py runs it
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -28,19 +26,22 @@ def blocks(page: Path, language: str) -> str:
 
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch):
-    """The methods, for a test that adds to them."""
-    monkeypatch.setattr(models, "METHODS", kept := dict(models.METHODS))
-    monkeypatch.setattr(test_laws, "METHODS", kept)
-    return kept
+    """A copy of METHODS, for a test that adds to it."""
+    monkeypatch.setattr(models, "METHODS", copy := dict(models.METHODS))
+    monkeypatch.setattr(test_laws, "METHODS", copy)
+    return copy
 
 
 def execute(page: Path) -> dict:
-    words = {"__name__": "__main__", "network": limits.network}
-    exec(compile(blocks(page, "python"), str(page), "exec"), words)
-    return words
+    """The namespace after all Python blocks of a page have run."""
+    namespace = {"__name__": "__main__", "network": limits.network}
+    exec(compile(blocks(page, "python"), str(page), "exec"), namespace)
+    return namespace
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in EXECUTED if blocks(page, "python")], ids=lambda page: page.stem
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods):
     monkeypatch.chdir(tmp_path)
     execute(page)
@@ -48,13 +49,12 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_worked_example_obeys_every_law(monkeypatch: pytest.MonkeyPatch, methods, tmp_path: Path):
     name = "gaussian-dropout"
-    words = execute(ROOT / "docs" / "adding-a-method.md")
-    (line,) = re.findall(
-        rf'"{name}": (Row.*),$', (ROOT / "docs" / "adding-a-method.md").read_text(), re.MULTILINE
-    )
+    page = ROOT / "docs" / "adding-a-method.md"
+    namespace = execute(page)
+    (line,) = re.findall(rf'"{name}": (Row.*),$', page.read_text(), re.MULTILINE)
     row = eval(line, {"Row": test_laws.Row})
     monkeypatch.setitem(test_laws.TABLE, name, row)
-    monkeypatch.setattr(limits, "gaussian_dropout", words["gaussian_dropout"], raising=False)
+    monkeypatch.setattr(limits, "gaussian_dropout", namespace["gaussian_dropout"], raising=False)
     laws = [law for law in vars(test_laws.TestLaws) if law.startswith("test_")]
     assert len(laws) >= 12
     for number, (law, options, task) in enumerate(
@@ -69,12 +69,12 @@ def test_worked_example_obeys_every_law(monkeypatch: pytest.MonkeyPatch, methods
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_shell_blocks_name_real_commands_and_options(page: Path):
+def test_shell_blocks_use_existing_commands_and_options(page: Path):
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in blocks(page, "sh").splitlines():
-        program, *words = shlex.split(line, comments=True) or [""]
+        program, *arguments = shlex.split(line, comments=True) or [""]
         if program == "make":
-            assert set(words) <= targets
+            assert set(arguments) <= targets
         elif program == "compound":
-            command = main.commands[words[0]]
-            command.make_context(words[0], words[1:])  # parses, does not run
+            command = main.commands[arguments[0]]
+            command.make_context(arguments[0], arguments[1:])  # parses, does not run

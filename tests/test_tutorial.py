@@ -1,4 +1,4 @@
-"""The tutorial on tables does what it says: every block is executed, in order, on the real tables."""
+"""The guide to tables: every block runs, in order, on real tables."""
 
 import os
 import re
@@ -20,12 +20,12 @@ def test_every_block_runs(data_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
         pytest.skip("no data: COMPOUND_DATA has no folder tables")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COMPOUND_DATA", str(data_dir))
-    words: dict = {"__name__": "__main__"}
+    namespace: dict = {"__name__": "__main__"}
     count = {"sh": 0, "python": 0, "text": 0}
     for language, code in BLOCK.findall(PAGE.read_text()):
         count[language] += 1
         if language == "python":
-            exec(compile(code, str(PAGE), "exec"), words)
+            exec(compile(code, str(PAGE), "exec"), namespace)
         for line in code.splitlines() if language == "sh" else ():
             program, *arguments = shlex.split(os.path.expandvars(line))
             assert program == "compound"

@@ -1,4 +1,4 @@
-"""Autocast stays outside: layers and models compute in the precision of their weights, whatever torch's own layers around them do."""
+"""Layers and models compute in the precision of their weights, also under autocast."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,33 +8,38 @@ import torch
 from torch import Tensor
 
 C = TypeVar("C", bound=Callable[..., Any])
-SHORT = (torch.bfloat16, torch.float16)  # what autocast makes of float32
+REDUCED = (torch.bfloat16, torch.float16)  # the dtypes of autocast
 
 
-def full_precision(call: C) -> C:
-    """The same function without autocast; what autocast has shortened on the way in becomes float32 again."""
+def full_precision(function: C) -> C:
+    """Decorator: run without autocast, and cast arguments that autocast has reduced back to float32."""
 
-    @wraps(call)
-    def inside(*values: Any, **named: Any) -> Any:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled("cpu"):
-            return call(*values, **named)
+            return function(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            return call(*map(_long, values), **{name: _long(value) for name, value in named.items()})
+            return function(
+                *map(_to_float32, args), **{name: _to_float32(value) for name, value in kwargs.items()}
+            )
 
-    return inside  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
-def by_hand(backward: C) -> C:
-    """A backward pass that is written by hand, in full precision. Its own gradient would be missing from a second derivative: refused."""
+def once_differentiable(backward: C) -> C:
+    """Decorator: a hand-written backward pass in full precision, which refuses create_graph=True.
+
+    torch's decorator of this name raises in the second pass; this one raises in the first.
+    """
 
     @wraps(backward)
-    def once(ctx: Any, *gradients: Tensor) -> Any:
+    def wrapper(ctx: Any, *gradients: Tensor) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
             raise ValueError("this layer has no second derivative: leave out create_graph=True")
         return backward(ctx, *gradients)
 
-    return full_precision(once)  # type: ignore[return-value]
+    return full_precision(wrapper)  # type: ignore[return-value]
 
 
-def _long(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in SHORT else value
+def _to_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in REDUCED else value

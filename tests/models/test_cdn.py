@@ -46,7 +46,7 @@ def test_one_sample_objective_is_its_closed_form():
     h = x
     for layer, act in ((first, torch.relu), (last, lambda v: v)):
         heads = layer.hyper(wide(h).unsqueeze(0), g).squeeze(0)
-        single = type(layer)(layer.inputs, layer.outputs, layer.form, named_generator(0)).double()
+        single = type(layer)(layer.inputs, layer.outputs, layer.config, named_generator(0)).double()
         single.basis.data = layer.basis.data[0]
         laws = law(single, h, heads)
         kl = kl + torch.stack([kl_divergence(q, prior(single)) for q in laws])
@@ -79,7 +79,9 @@ def test_without_noise_it_is_a_plain_network(name, monkeypatch):
     x = torch.randn(9, 4, generator=named_generator(2), dtype=torch.float64)
     h = x
     for k, layer in enumerate(model.layers):
-        heads = layer.hyper.at(wide(h).unsqueeze(0), layer.hyper.draw(named_generator(0))).squeeze(0)
+        heads = layer.hyper.forward_given(wide(h).unsqueeze(0), layer.hyper.draw(named_generator(0))).squeeze(
+            0
+        )
         h = (heads[:, : layer.inputs + 1] * wide(h)) @ layer.basis[0]
         h = h.relu() if k < 2 else h
     assert_close(model.predict(x, 3, named_generator(3)).probs, torch.softmax(h, -1), rtol=1e-12, atol=1e-14)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from compound.models import METHODS, Draws, Method, build
 from compound.models.files import load_model, save_model
-from compound.nn.networks import LIMIT
+from compound.ops.clamp import LIMIT
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.loop import fit

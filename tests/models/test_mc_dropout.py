@@ -10,7 +10,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from compound.models import Draws, Method, build, mc_dropout
-from compound.nn.networks import clipped_relu
+from compound.ops.clamp import clipped_relu
 from compound.random import named_generator
 from compound.types import Task, make_dataset
 

@@ -13,10 +13,11 @@ from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.nn import multiplicative
 from compound.nn.flows import MaskedNVP, Planar
-from compound.nn.multiplicative import MultiplicativeLinear, Noise
+from compound.nn.multiplicative import MultiplicativeLinear
+from compound.ops.auxiliary_posterior import sample_activations
 from compound.ops.gaussian_noise import standard_normal
+from compound.ops.multiplicative_linear import Noise
 from compound.random import named_generator
 from compound.types import Task, make_dataset
 
@@ -89,7 +90,7 @@ def fill(layer, **values) -> None:
 def slow(layer, x, noise):
     """Out and bound from the definitions, by torch's own distributions."""
     p = parts(layer)
-    z, log_det, _ = layer.flow.at(p.z_mean + p.start.stddev * noise.z, noise.masks)
+    z, log_det = layer.flow.forward_given(p.z_mean + p.start.stddev * noise.z, noise.masks)
     variances = p.log_std.exp().square()
     out, bound = [], []
     for k, row in enumerate(x):
@@ -97,13 +98,16 @@ def slow(layer, x, noise):
         out.append((row * z[k % len(z)]) @ p.mean + p.bias + std * noise.out[k])
     for k, one in enumerate(z):
         read = (
-            p.reader @ (one.unsqueeze(-1) * p.mean) + (p.reader.square() @ variances).sqrt() * noise.read[k]
+            p.reader @ (one.unsqueeze(-1) * p.mean)
+            + (p.reader.square() @ variances).sqrt() * noise.projection[k]
         )
         level = read.tanh().mean()
-        behind, reverse_log_det, _ = layer.reverse_flow.at(one[None], noise.reverse_masks[:, k : k + 1])
+        behind, reverse_log_det = layer.reverse_flow.forward_given(
+            one[None], noise.reverse_masks[:, k : k + 1]
+        )
         reverse = Normal(level * p.reverse_mean, (-0.5 * level * p.reverse_log_precision).exp())
         log_reverse = reverse.log_prob(behind).sum() + reverse_log_det[0]
-        bound.append(p.given(one, layer.prior) - p.start.entropy().sum() - log_det[k] - log_reverse)
+        bound.append(p.given(one, layer.prior_variance) - p.start.entropy().sum() - log_det[k] - log_reverse)
     return torch.stack(out), torch.stack(bound)
 
 
@@ -120,10 +124,10 @@ def flow_of(kind, d):
 def test_log_determinants_are_those_of_the_jacobian(kind, d):
     flow, z = flow_of(kind, d), standard_normal(named_generator(3), (6, d), LIKE)
     masks = flow.masks(6, named_generator(4))
-    out, log_det, _ = flow.at(z, masks)
+    out, log_det = flow.forward_given(z, masks)
     for k in range(6):
         jacobian = torch.autograd.functional.jacobian(
-            lambda v, k=k: flow.at(v[None], masks[:, k : k + 1])[0][0], z[k]
+            lambda v, k=k: flow.forward_given(v[None], masks[:, k : k + 1])[0][0], z[k]
         )
         assert_close(log_det[k], torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-12)
     again = flow(z, named_generator(4))  # draws the same masks
@@ -133,7 +137,7 @@ def test_log_determinants_are_those_of_the_jacobian(kind, d):
 def test_masked_steps_can_be_undone_and_keep_what_they_say():
     flow, z = flow_of("nvp", 5), standard_normal(named_generator(3), (6, 5), LIKE)
     masks = flow.masks(6, named_generator(4))
-    back = flow.at(z, masks)[0]
+    back = flow.forward_given(z, masks)[0]
     hidden = flow.weight.shape[2]
     for coins, a, c, bias in reversed(list(zip(masks, flow.weight, flow.heads, flow.bias, strict=True))):
         mask = (coins > 0).double()
@@ -168,12 +172,12 @@ def test_density_of_the_guess_adds_up_to_one(flows):
     n, layer = 100_001, layer_of(1, 3, flows)
     p, noise = parts(layer), noise_of(layer, 1, n)
     noise = noise._replace(z=torch.linspace(-30, 30, n, dtype=torch.float64).unsqueeze(-1))
-    z, log_det, _ = layer.flow.at(p.z_mean + p.start.stddev * noise.z, noise.masks)
+    z, log_det = layer.flow.forward_given(p.z_mean + p.start.stddev * noise.z, noise.masks)
     wanted = torch.tensor([0.3, -0.8, 1.1])  # c^T W, the same for every z
-    noise = noise._replace(read=(wanted - p.reader * z * p.mean) / (p.reader.abs() * p.log_std.exp()))
+    noise = noise._replace(projection=(wanted - p.reader * z * p.mean) / (p.reader.abs() * p.log_std.exp()))
     with torch.no_grad():
-        bound = layer.at(torch.ones(1, 1, dtype=torch.float64), noise)[1]
-        log_reverse = p.given(z, layer.prior) - p.start.entropy().sum() - log_det - bound
+        bound = layer.forward_given(torch.ones(1, 1, dtype=torch.float64), noise)[1]
+        log_reverse = p.given(z, layer.prior_variance) - p.start.entropy().sum() - log_det - bound
         assert abs(torch.trapezoid(log_reverse.exp(), z[:, 0]) - 1) < 1e-6
 
 
@@ -192,7 +196,7 @@ def test_layer_and_its_gradient_are_those_of_the_definitions(inputs, rows, group
         standard_normal(named_generator(7), (groups,), LIKE),
     )
     wanted = [x, *layer.parameters()]
-    ours, theirs = layer.at(x, noise), slow(layer, x, noise)
+    ours, theirs = layer.forward_given(x, noise), slow(layer, x, noise)
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b, rtol=1e-10, atol=1e-10)
     gradients = (
@@ -215,7 +219,7 @@ def expected_bound(layer) -> torch.Tensor:
     nodes, weights = hermite()
     z, read = torch.cartesian_prod(nodes, nodes).split(1, 1)
     noise = Noise(z, torch.empty(0), torch.zeros(1, 1, dtype=torch.float64), read, torch.empty(0))
-    bound = layer.at(torch.ones(1, 1, dtype=torch.float64), noise)[1]
+    bound = layer.forward_given(torch.ones(1, 1, dtype=torch.float64), noise)[1]
     return bound @ torch.outer(weights, weights).flatten()
 
 
@@ -267,9 +271,11 @@ def test_without_spread_of_z_the_bound_is_the_divergence_of_independent_weights(
     )  # noise with the moments of a Gaussian
     x = torch.ones(1, 4, dtype=torch.float64)
     with torch.no_grad():
-        bound = layer.at(x, noise_of(layer, 1, 2)._replace(z=z))[1].mean()
-        exact = parts(layer).given(torch.ones(4, dtype=torch.float64), layer.prior)
-        assert_close(bound - 0.5 * v * layer.mean.square().sum() / layer.prior, exact, rtol=1e-9, atol=0)
+        bound = layer.forward_given(x, noise_of(layer, 1, 2)._replace(z=z))[1].mean()
+        exact = parts(layer).given(torch.ones(4, dtype=torch.float64), layer.prior_variance)
+        assert_close(
+            bound - 0.5 * v * layer.mean.square().sum() / layer.prior_variance, exact, rtol=1e-9, atol=0
+        )
 
 
 def weights(layer, n, z, seed=8):
@@ -287,21 +293,18 @@ def assert_alike(a, b):
 
 
 @torch.no_grad()
-def test_draws_of_a_layer_are_those_of_drawn_weights(monkeypatch):
+def test_draws_of_a_layer_are_those_of_drawn_weights():
     n, layer = 100_000, layer_of(3, 2, (0, 0))
     z = torch.tensor([[0.4, -1.3, 2.0]], dtype=torch.float64)
     fill(layer, z_mean=z[0], z_log_var=-80.0)
     x, noise = torch.tensor([[0.5, -1.0, 0.8]], dtype=torch.float64), noise_of(layer, n, 1)
     w, b = weights(layer, n, z)
-    assert_alike(layer.at(x.expand(n, -1), noise)[0], (x @ w)[:, 0] + b)
+    assert_alike(layer.forward_given(x.expand(n, -1), noise)[0], (x @ w)[:, 0] + b)
     mean, std = layer.means(x[None], z)[0, 0], layer.std(x)[0]
     assert_alike(mean + std * standard_normal(named_generator(9), (n, 2), LIKE), (x @ w)[:, 0] + b)
-    seen, guess = [], multiplicative.auxiliary_posterior
-    monkeypatch.setattr(
-        multiplicative, "auxiliary_posterior", lambda *given: seen.append(guess(*given)) or seen[0]
-    )
-    layer.at(x, noise_of(layer, 1, n))
-    assert_alike(seen[0][1].bent, (parts(layer).reader @ w).tanh())
+    p, projection = parts(layer), noise_of(layer, 1, n).projection
+    activations = sample_activations(z, p.mean, (2 * p.log_std).exp(), p.reader, projection)
+    assert_alike(activations, (p.reader @ w).tanh())
 
 
 @torch.no_grad()

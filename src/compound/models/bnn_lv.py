@@ -33,7 +33,7 @@ from compound.models.base import (
     with_defaults,
 )
 from compound.models.heads import HomoscedasticGaussian, head
-from compound.nn.networks import clamp_inputs, clipped_relu
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator

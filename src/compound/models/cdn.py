@@ -21,8 +21,8 @@ from compound.models.base import Draws, Loss, Model, train_mask, weighted_row_me
 from compound.models.distance_aware import calibration_rows, choose_ramp, fit_distance
 from compound.models.likelihoods import Likelihood, likelihood
 from compound.nn import CompoundConfig, CompoundLinear, Gaussian
-from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
 from compound.ood.noise import DistanceAwareNoise
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.ops.hidden_samples import sample_hidden
 from compound.predictive import Predictive
@@ -120,7 +120,7 @@ class _CDN(Model):
     def _last(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
         samples, rows = self.config.samples, len(x)
-        x = clamp_if_needed(x).expand(self.members, -1, -1)
+        x = clamp_inputs(x).expand(self.members, -1, -1)
         shared = self._shared()
         once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
         first, *rest = self.layers
@@ -131,7 +131,7 @@ class _CDN(Model):
                 v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std)
             )  # (members, 1 or S, rows, width)
             noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
-            out = layer.over(sample_hidden(mean, std, noise), generator, shared, kl)
+            out = layer.forward_augmented(sample_hidden(mean, std, noise), generator, shared, kl)
             total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
         return Gaussian(mean, std, out.kl), total
@@ -152,7 +152,7 @@ class _CDN(Model):
                 standard_normal(generator, (self.members, n.inner, 1, layer.inputs), x) for layer in rest
             ]
             last = self.likelihood.noise(self.members, n.inner, generator, x)
-            start = first.at(x, psi[0])
+            start = first.forward_given(x, psi[0])
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
             inner = []
             for begin in range(0, n.inner, step):
@@ -163,7 +163,7 @@ class _CDN(Model):
                     h = clipped_relu(torch.addcmul(out.mean, out.std, noise[:, part])).flatten(
                         1, 2
                     )  # (members, draws rows, width)
-                    after = layer.at(h, weights)
+                    after = layer.forward_given(h, weights)
                     out = Gaussian(
                         after.mean.unflatten(1, (draws, -1)), after.std.unflatten(1, (draws, -1)), after.kl
                     )

@@ -19,7 +19,8 @@ from torch import Generator, Tensor
 from compound.attacks import fgsm
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Network, clamp_inputs, l2_penalty
+from compound.nn.networks import Network, l2_penalty
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task

@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 
 from compound.models.base import Draws, Loss, Model, OptimizerSettings, train_mask
 from compound.models.limits import Limits
-from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.random import Generators
 from compound.types import Batch, Task

@@ -33,7 +33,8 @@ from torch.nn import functional
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
 from compound.models.likelihoods import noise_floor
 from compound.models.normal_wishart import NODES, NormalWishart, student_nodes
-from compound.nn.networks import LIMIT, Network
+from compound.nn.networks import Network
+from compound.ops.clamp import LIMIT
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.predictive import entropy as entropy_of
 from compound.random import Generators, named_generator
@@ -94,7 +95,7 @@ class DPN(Model):
         x = batch.x.new_empty(len(batch) + len(_outside(batch)), self.inputs)
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_outside(batch), -LIMIT, LIMIT, out=x[len(batch) :])
-        f = self.network.within(x)  # (1, rows + rows', outputs)
+        f = self.network.forward_clamped(x)  # (1, rows + rows', outputs)
         each, divergence = self.head.parts(f, batch.y)
         inside, outside = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)

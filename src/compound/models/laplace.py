@@ -25,7 +25,8 @@ from compound.models.base import Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import HomoscedasticGaussian
 from compound.models.map import MAP, MAPConfig
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
-from compound.nn.networks import Linear, clamp_inputs, clipped_relu
+from compound.nn.networks import Linear
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators

@@ -19,7 +19,8 @@ from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Linear, Network, clamp_if_needed, clamp_inputs, clipped_relu
+from compound.nn.networks import Linear, Network
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
@@ -89,10 +90,10 @@ class MCDropout(Model):
         )  # whole inputs: one pass through the first layer serves all draws
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        stream, h = only_generator(generator), clamp_if_needed(batch.x)  # (rows, inputs)
+        stream, h = only_generator(generator), clamp_inputs(batch.x)  # (rows, inputs)
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
             h = clipped_relu(h) if k else h
-            h = layer.alone(h * mask(rate, h.shape, h, stream) if rate else h)
+            h = layer.forward_single(h * mask(rate, h.shape, h, stream) if rate else h)
         nll = self.head.nll(h, batch.y, batch.weight)
         if not self.config.length_scale:
             return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
 from compound.nn.multiplicative import MultiplicativeLinear
-from compound.nn.networks import clamp_if_needed, clamp_inputs, clipped_relu
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
@@ -81,7 +81,7 @@ class MNF(Model):
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         generator, samples, anneal = only_generator(generator), self.config.samples, self.config.anneal
-        x = clamp_if_needed(batch.x)
+        x = clamp_inputs(batch.x)
         first, *rest = self.layers
         h, bound = first(
             x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator

@@ -31,8 +31,9 @@ from compound.models.base import (
 from compound.models.heads import Head, HomoscedasticGaussian, head
 from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
-from compound.nn.matrix_gaussian import append_ones
-from compound.nn.networks import LIMIT, Network, clamp_inputs, clipped_relu
+from compound.nn.networks import Network
+from compound.ops.affine import append_ones
+from compound.ops.clamp import LIMIT, clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from compound.models.base import Model
-from compound.nn.networks import LIMIT
+from compound.ops.clamp import LIMIT
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.random import named_generator
 

@@ -16,7 +16,8 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
 from compound.models.heads import head
-from compound.nn.networks import Network, clamp_if_needed, clamp_inputs, clipped_relu
+from compound.nn.networks import Network
+from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
@@ -83,7 +84,7 @@ class Variational(Model):
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream, samples, rows = only_generator(generator), self.config.samples, len(batch)
         first, *rest = self.layers
-        x = clamp_if_needed(batch.x)
+        x = clamp_inputs(batch.x)
         h, kl = first.sample(
             x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x)
         )  # (S, rows, width)

@@ -1,110 +1,181 @@
-"""r(z | W): a Gaussian behind a flow guesses z from c^T W, itself Gaussian given z.
+"""The auxiliary posterior r(z | W) of a multiplicative layer: a Gaussian behind a flow.
 
-    flow_r(z) ~ N(s b_1, exp(-s b_2)),  s = mean_j tanh(c^T W)_j,  c^T W | z ~ N(c^T (z M), c²^T S²)
+    flow_r(z) ~ N(s b_1, exp(-s b_2)),  s = mean_j t_j,  t = tanh(c^T W),  c^T W | z ~ N(c^T (z M), c²^T S²)
 
-Compiled where that can be, forwards and backwards; in plain torch otherwise, which is what the loops are held against.
+Louizos and Welling (2017). `forward` and `backward` are the compiled form, called by `multiplicative_linear`.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from compound.compat import hardtanh_backward, tanh_backward
-from compound.ops import multiplicative_loops as loops
-from compound.ops.jit import can_use_kernel, launch
+from compound.ops.jit import FASTMATH, F, array, exp, launch, loop
 
-BOUND = 15.0  # of r's log-precisions: beyond, their exponentials could overflow
+BOUND = 15.0  # of r's log-precisions: beyond it their exponentials could overflow
 
 
-class AuxiliaryPosterior(NamedTuple):
-    """What the backward pass needs."""
-
-    std: Tensor  # (out,) of c^T W
-    noise: Tensor  # (groups, out) of c^T W
-    bent: Tensor  # (groups, out) tanh(c^T W)
-    level: Tensor  # (groups,) s
-    distance: Tensor  # (groups, in)
-    pull: Tensor  # (groups, in) distance times precision
-
-
-class Back(NamedTuple):
-    """Gradients of minus half the doubled log-density."""
-
-    behind: Tensor  # (groups, in) w.r.t. flow_r(z)
-    read: Tensor  # (groups, out) w.r.t. c^T W
-    read_var: Tensor  # (out,) w.r.t. its variance, twice
-    vectors: Tensor  # (2, in) w.r.t. b_1 and b_2
-
-
-def auxiliary_posterior(
-    z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
-) -> tuple[Tensor, AuxiliaryPosterior]:
-    """2 log N(flow_r(z); ...) without its constant, (groups,); vectors are the layer's m_0, log v_0, c, b_1 and b_2."""
-    if not can_use_kernel(z, mean):
-        return reference(z, behind, mean, variance, vectors, noise)
-    log, level, std, bent = (
-        z.new_empty(len(z)),
-        z.new_empty(len(z)),
-        z.new_empty(mean.shape[1]),
-        torch.empty_like(noise),
-    )
-    kept = AuxiliaryPosterior(std, noise, bent, level, torch.empty_like(z), torch.empty_like(z))
-    after = (log, std, bent, level, kept.distance, kept.pull)
-    launch(
-        loops.guess,
-        (z.contiguous(), behind, mean, variance, vectors, noise, *after),
-        len(z),
-        *mean.shape,
-        BOUND,
-    )
-    return log, kept
+def sample_activations(z: Tensor, mean: Tensor, variance: Tensor, c: Tensor, noise: Tensor) -> Tensor:
+    """t = tanh(c^T W) (groups, out), for z (groups, in), M and S² (in, out), c (in,), noise (groups, out)."""
+    std = (c.square() @ variance).sqrt()
+    return ((c * z) @ mean + std * noise).tanh()
 
 
 def reference(
-    z: Tensor, behind: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
-) -> tuple[Tensor, AuxiliaryPosterior]:
-    _, _, reader, centre, log_precision = vectors
-    std = torch.mv(variance.t(), reader.square()).sqrt_()
-    bent = torch.addcmul(torch.mm(reader * z, mean), std, noise).tanh_()  # (groups, out)
-    level = bent.mean(-1, keepdim=True)
-    log = functional.hardtanh(level * log_precision, -BOUND, BOUND)
-    distance = torch.addcmul(behind, level, centre, value=-1)
-    pull = log.exp() * distance
-    return torch.addcmul(log, pull, distance, value=-1).sum(-1), AuxiliaryPosterior(
-        std, noise, bent, level.squeeze(-1), distance, pull
+    z: Tensor,  # (groups, in)
+    z_flowed: Tensor,  # (groups, in): flow_r(z)
+    mean: Tensor,  # (in, out): M
+    variance: Tensor,  # (in, out): S²
+    vectors: Tensor,  # (5, in): m_0, log v_0, c, b_1, b_2 of the layer
+    noise: Tensor,  # (groups, out): of c^T W
+) -> Tensor:  # (groups,)
+    """The definition: 2 log N(flow_r(z); s b_1, exp(-s b_2)), without its constant."""
+    _, _, c, b_1, b_2 = vectors
+    s = sample_activations(z, mean, variance, c, noise).mean(-1, keepdim=True)
+    log_precision = (s * b_2).clamp(-BOUND, BOUND)
+    residual = z_flowed - s * b_1
+    return (log_precision - log_precision.exp() * residual.square()).sum(-1)
+
+
+class Saved(NamedTuple):
+    """What `backward` needs."""
+
+    std: Tensor  # (out,): of c^T W
+    noise: Tensor  # (groups, out): of c^T W
+    t: Tensor  # (groups, out)
+    s: Tensor  # (groups,)
+    residual: Tensor  # (groups, in): flow_r(z) - s b_1
+    weighted: Tensor  # (groups, in): residual times precision
+
+
+class Gradients(NamedTuple):
+    """Gradients of -1/2 of the doubled log-density."""
+
+    z_flowed: Tensor  # (groups, in)
+    projection: Tensor  # (groups, out): with respect to c^T W
+    projection_var: Tensor  # (out,): twice that with respect to the variance of c^T W
+    vectors: Tensor  # (2, in): with respect to b_1 and b_2
+
+
+def forward(
+    z: Tensor, z_flowed: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
+) -> tuple[Tensor, Saved]:
+    """`reference`, compiled."""
+    log_density = z.new_empty(len(z))
+    saved = Saved(
+        std=z.new_empty(mean.shape[1]),
+        noise=noise,
+        t=torch.empty_like(noise),
+        s=z.new_empty(len(z)),
+        residual=torch.empty_like(z),
+        weighted=torch.empty_like(z),
     )
+    results = log_density, saved.std, saved.t, saved.s, saved.residual, saved.weighted
+    arrays = (z.contiguous(), z_flowed, mean, variance, vectors, noise, *results)
+    launch(density_loop, arrays, len(z), *mean.shape, BOUND)
+    return log_density, saved
 
 
-def auxiliary_posterior_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tensor) -> Back:
-    if not can_use_kernel(vectors, d_bound):
-        return reference_backward(kept, vectors, d_bound)
-    back = Back(
-        torch.empty_like(kept.pull),
-        torch.empty_like(kept.bent),
-        torch.empty_like(kept.std),
+def backward(saved: Saved, vectors: Tensor, d_bound: Tensor) -> Gradients:
+    """Gradients of -1/2 `forward`, weighted by d_bound (groups,)."""
+    gradients = Gradients(
+        torch.empty_like(saved.weighted),
+        torch.empty_like(saved.t),
+        torch.empty_like(saved.std),
         torch.empty_like(vectors[:2]),
     )
-    shape = (*kept.pull.shape, len(kept.std))
-    launch(
-        loops.guess_back,
-        (d_bound.contiguous(), vectors, kept.noise, kept.std, *kept[2:], *back),
-        *shape,
-        BOUND,
-    )
-    return back
+    arrays = (d_bound.contiguous(), vectors, saved.noise, saved.std, *saved[2:], *gradients)
+    launch(density_backward_loop, arrays, *saved.weighted.shape, len(saved.std), BOUND)
+    return gradients
 
 
-def reference_backward(kept: AuxiliaryPosterior, vectors: Tensor, d_bound: Tensor) -> Back:
-    _, _, _, centre, log_precision = vectors
-    each, level = d_bound.unsqueeze(-1), kept.level.unsqueeze(-1)  # (groups, 1)
-    d_behind = each * kept.pull
-    d_log = torch.addcmul(-0.5 * each, d_behind, kept.distance, value=0.5)
-    d_log = hardtanh_backward(d_log, level * log_precision, -BOUND, BOUND)
-    d_level = torch.addmv(torch.mv(d_log, log_precision), d_behind, centre, alpha=-1).unsqueeze(-1) / len(
-        kept.std
-    )
-    d_read = tanh_backward(d_level.expand_as(kept.bent), kept.bent)
-    d_vectors = torch.stack([-torch.mv(d_behind.t(), kept.level), torch.mv(d_log.t(), kept.level)])
-    return Back(d_behind, d_read, (d_read * kept.noise).sum(0) / kept.std, d_vectors)
+@loop(FASTMATH, "log_density std t s residual weighted")
+def density_loop(
+    z_: int, z_flowed_: int, mean_: int, variance_: int, vectors_: int, noise_: int,
+    log_density_: int, std_: int, t_: int, s_: int, residual_: int, weighted_: int,
+    groups: int, d: int, c: int, bound: float,
+) -> None:  # fmt: skip
+    """`reference`, and what `Saved` holds."""
+    z = array(z_, (groups, d))
+    z_flowed = array(z_flowed_, (groups, d))
+    mean = array(mean_, (d, c))
+    variance = array(variance_, (d, c))
+    vectors = array(vectors_, (5, d))
+    noise = array(noise_, (groups, c))
+    log_density = array(log_density_, (groups,))
+    std = array(std_, (c,))
+    t = array(t_, (groups, c))
+    s = array(s_, (groups,))
+    residual = array(residual_, (groups, d))
+    weighted = array(weighted_, (groups, d))
+    projector, b_1, b_2, high = vectors[2], vectors[3], vectors[4], F(bound)
+    std[:] = F(0)
+    t[:] = F(0)
+    for i in range(d):
+        square, row, row_var = projector[i] * projector[i], mean[i], variance[i]
+        for j in range(c):
+            std[j] += square * row_var[j]
+        for k in range(groups):
+            projection, factor = t[k], projector[i] * z[k, i]
+            for j in range(c):
+                projection[j] += factor * row[j]
+    for j in range(c):
+        std[j] = F(math.sqrt(std[j]))
+    for k in range(groups):
+        total = F(0)
+        for j in range(c):
+            t[k, j] = F(math.tanh(t[k, j] + std[j] * noise[k, j]))
+            total += t[k, j]
+        s_k, total = total / F(c), F(0)
+        s[k] = s_k
+        x, difference, scaled = z_flowed[k], residual[k], weighted[k]
+        for i in range(d):
+            log_precision = min(max(s_k * b_2[i], -high), high)
+            gap = x[i] - s_k * b_1[i]
+            product = exp(log_precision) * gap
+            total += log_precision - product * gap
+            difference[i], scaled[i] = gap, product
+        log_density[k] = total
+
+
+@loop(FASTMATH, "d_z_flowed d_projection d_projection_var d_vectors")
+def density_backward_loop(
+    d_bound_: int, vectors_: int, noise_: int, std_: int, t_: int, s_: int, residual_: int, weighted_: int,
+    d_z_flowed_: int, d_projection_: int, d_projection_var_: int, d_vectors_: int,
+    groups: int, d: int, c: int, bound: float,
+) -> None:  # fmt: skip
+    """Gradients of -1/2 `density_loop`; see `Gradients`."""
+    d_bound = array(d_bound_, (groups,))
+    vectors = array(vectors_, (5, d))
+    noise = array(noise_, (groups, c))
+    std = array(std_, (c,))
+    t = array(t_, (groups, c))
+    s = array(s_, (groups,))
+    residual = array(residual_, (groups, d))
+    weighted = array(weighted_, (groups, d))
+    d_z_flowed = array(d_z_flowed_, (groups, d))
+    d_projection = array(d_projection_, (groups, c))
+    d_projection_var = array(d_projection_var_, (c,))
+    d_vectors = array(d_vectors_, (2, d))
+    b_1, b_2, high = vectors[3], vectors[4], F(bound)
+    d_b_1, d_b_2 = d_vectors[0], d_vectors[1]
+    d_vectors[:] = F(0)
+    d_projection_var[:] = F(0)
+    for k in range(groups):
+        s_k, half, total = s[k], F(0.5) * d_bound[k], F(0)
+        gap, product, out = residual[k], weighted[k], d_z_flowed[k]
+        for i in range(d):
+            d_residual = F(2) * half * product[i]
+            inside = abs(s_k * b_2[i]) < high
+            d_log = half * (product[i] * gap[i] - F(1)) if inside else F(0)
+            out[i] = d_residual
+            total += d_log * b_2[i] - d_residual * b_1[i]
+            d_b_1[i] -= s_k * d_residual
+            d_b_2[i] += s_k * d_log
+        for j in range(c):
+            slope = total / F(c) * (F(1) - t[k, j] * t[k, j])
+            d_projection[k, j] = slope
+            d_projection_var[j] += slope * noise[k, j]
+    for j in range(c):
+        d_projection_var[j] /= std[j]

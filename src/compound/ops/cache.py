@@ -1,8 +1,9 @@
-"""Compiled loops on disk: numba's cache, with checksums.
+"""The on-disk cache of compiled loops: numba's own cache, with checksums.
 
-numba runs whatever machine code a cache file holds, and ends every command with a traceback where a file is cut off. Here each file
-begins with the digest of the rest, and holds the key it was made for. What differs is compiled anew; a folder that cannot be written
-costs the same, once per process. All loops are stamped with the sources of all of them, for one may contain another.
+numba executes whatever machine code a cache file holds, and fails with a traceback on a truncated file. Here
+every file begins with the SHA-256 digest of the rest and holds the key it was made for. A file that does not
+match is compiled again; a folder that cannot be written costs one compilation per process. Every loop is
+stamped with the sources of all files of its folder, because a loop may contain functions of other files.
 """
 
 import hashlib
@@ -17,42 +18,40 @@ import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 DIGEST = hashlib.sha256().digest_size
-SUFFIX = "-sha256"  # of our files' names: numba's own have another layout
+SUFFIX = "-sha256"  # of file names: numba's own files have another layout
 
 
 class LoopCache(FunctionCache):
-    """Of one loop."""
+    """The cache of one loop."""
 
-    def __init__(self, loop: Callable[..., Any]):
-        super().__init__(loop)
-        base, stamp = self._impl.filename_base + SUFFIX, _sources(Path(loop.__code__.co_filename).parent)
-        self._cache_file = _CheckedFiles(self.cache_path, base, stamp)
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__(function)
+        stamp = _source_stamp(Path(function.__code__.co_filename).parent)
+        self._cache_file = _CheckedFiles(self.cache_path, self._impl.filename_base + SUFFIX, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except (
-            Exception
-        ) as error:  # whole, but of no use to this numba: what it raises then is anyone's guess
-            _warn(self.cache_path, error)
+        except Exception as error:  # intact, but unusable by this numba: it may raise anything
+            _warn_damaged(self.cache_path, error)
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except OSError as error:  # full, read-only or gone: the loop is in memory all the same
+        except OSError as error:  # full, read-only or missing: the loop in memory is not affected
             warnings.warn(
-                f"{self.cache_path} cannot be written ({error}): loops are compiled anew in every process",
+                f"{self.cache_path} cannot be written ({error}): loops are compiled again in every process",
                 stacklevel=2,
             )
 
 
 class _CheckedFiles(IndexDataCacheFile):
-    """Index and data files, each a digest and what it is of."""
+    """Index and data files, each a digest followed by its content."""
 
     def _load_index(self) -> dict[Any, str]:
-        found = self._read(Path(self._index_path))
-        version, stamp, names = found if found is not None else (None, None, {})
+        content = self._read(Path(self._index_path))
+        version, stamp, names = content if content is not None else (None, None, {})
         return names if (version, stamp) == (self._version, self._source_stamp) else {}
 
     def _save_index(self, overloads: dict[Any, str]) -> None:
@@ -60,9 +59,9 @@ class _CheckedFiles(IndexDataCacheFile):
 
     def load(self, key: Any) -> Any:
         name = self._load_index().get(key)
-        found = None if name is None else self._read(Path(self._data_path(name)))
-        # two processes may have given one name to two keys
-        return None if found is None or found[0] != (key, self._source_stamp) else found[1]
+        content = None if name is None else self._read(Path(self._data_path(name)))
+        # two processes may have given one file name to two keys
+        return None if content is None or content[0] != (key, self._source_stamp) else content[1]
 
     def save(self, key: Any, data: Any) -> None:
         super().save(key, ((key, self._source_stamp), data))
@@ -75,10 +74,10 @@ class _CheckedFiles(IndexDataCacheFile):
             content = path.read_bytes()
         except FileNotFoundError:
             return None
-        except OSError as error:  # a folder of that name, no right to read
-            return _warn(path.parent, error)
+        except OSError as error:  # a folder of that name, or no permission
+            return _warn_damaged(path.parent, error)
         if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
-            return _warn(path.parent, "a checksum differs")
+            return _warn_damaged(path.parent, "a checksum differs")
         return pickle.loads(content[DIGEST:])
 
     def _write(self, path: str, value: Any) -> None:
@@ -87,15 +86,16 @@ class _CheckedFiles(IndexDataCacheFile):
             file.write(hashlib.sha256(content).digest() + content)
 
 
-def _warn(folder: object, why: object) -> None:
-    """One sentence for all files of a folder: Python shows a repeated warning once."""
-    warnings.warn(f"compiled loops in {folder} are damaged ({why}): they are compiled anew", stacklevel=2)
+def _warn_damaged(folder: object, why: object) -> None:
+    """One message for all files of a folder: Python shows a repeated warning once."""
+    warnings.warn(f"compiled loops in {folder} are damaged ({why}): they are compiled again", stacklevel=2)
 
 
 @cache
-def _sources(folder: Path) -> str:
-    total = hashlib.sha256(numba.__version__.encode())
+def _source_stamp(folder: Path) -> str:
+    """A digest of numba's version and of every Python file of a folder."""
+    digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(folder.glob("*.py")):
         content = path.read_bytes()
-        total.update(f"\n{path.name} {len(content)}\n".encode() + content)
-    return total.hexdigest()
+        digest.update(f"\n{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

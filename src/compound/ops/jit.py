@@ -1,7 +1,7 @@
-"""Loops over float32 arrays, compiled: what takes torch a dozen passes over a batch, each with its own start, takes one here.
+"""Compiled loops over float32 arrays: one pass where torch would make a dozen, each with its overhead.
 
-Every formula stands in plain torch where it is used (`nn.moments.reference`, `nn.matrix_gaussian.reference`); that form serves other dtypes
-and devices, and the tests hold these loops against it. numba compiles a loop when it is first called and keeps it on disk.
+Each operation has its own file: the reference formula in torch, the loop and the loop's gradient. numba
+compiles a loop when it is first called and keeps the machine code on disk (see `cache`).
 """
 
 import math
@@ -17,51 +17,52 @@ from torch import Tensor
 
 from compound import compat
 from compound.ops.cache import LoopCache
-from compound.ops.guard import PLAIN, Loop
+from compound.ops.guard import TENSOR_TYPES, Loop
 from compound.ops.guard import launch as launch
 
 F = np.float32
-# sums may be taken in any order and products fused; infinities and NaN stay what they are
-LOOSE = {"reassoc", "contract", "nsz"}
+# Sums may be reordered and products fused; infinities and NaN keep their meaning.
+FASTMATH = {"reassoc", "contract", "nsz"}
 
 
 def can_use_kernel(*tensors: Tensor) -> bool:
-    """Whether the loops may work on these: plain float32 tensors in this machine's memory, with no trace looking on."""
+    """Whether compiled loops may run on these tensors: plain, float32, on the CPU, outside of any trace."""
     return (
-        all(t.dtype is torch.float32 and t.is_cpu and type(t) in PLAIN for t in tensors) and not is_tracing()
+        all(t.dtype is torch.float32 and t.is_cpu and type(t) in TENSOR_TYPES for t in tensors)
+        and not is_tracing()
     )
 
 
 def is_tracing() -> bool:
-    """Whether a trace or a transform of torch.func looks on, which sees only what torch does."""
+    """Whether a trace or a transform of torch.func is active: these see only what torch itself computes."""
     return bool(compat.dispatch_modes()) or compat.transforms() is not None
 
 
 def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a loop at its first call, and keeps it on disk until a file of this folder changes (see `cache`)."""
+    """Decorator: compile a function at its first call, cached on disk until a file of this folder changes."""
 
-    def wrap(loop: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Any = njit(fastmath=flags, error_model="numpy")(loop)
-        with suppress(RuntimeError):  # no place on disk may be written: compiled anew in every process
-            compiled._cache = LoopCache(loop)
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Any = njit(fastmath=flags, error_model="numpy")(function)
+        with suppress(RuntimeError):  # no folder can be written: compiled again in every process
+            compiled._cache = LoopCache(function)
         return compiled
 
     return wrap
 
 
 def loop(flags: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop]:
-    """A kernel that `launch` calls with the addresses of arrays; it names those that it writes to."""
+    """Decorator: a kernel that `launch` calls with addresses of arrays; `writes` names those it writes to."""
     return lambda function: Loop(function, kernel(flags)(function), writes)
 
 
 def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:
-    """Of one argument, whatever mypy makes of the context that numba adds."""
+    """numba's `intrinsic`, typed as a function of one argument (numba itself adds the context)."""
     return intrinsic(typed)
 
 
 @_intrinsic
 def as_float(_: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
+    """The float32 with the given bits."""
     return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(
         args[0], context.get_value_type(types.float32)
     )
@@ -69,6 +70,7 @@ def as_float(_: Any, bits: Any) -> Any:
 
 @_intrinsic
 def as_bits(_: Any, value: Any) -> Any:
+    """The bits of a float32."""
     return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(
         args[0], context.get_value_type(types.int32)
     )
@@ -76,47 +78,36 @@ def as_bits(_: Any, value: Any) -> Any:
 
 @_intrinsic
 def pointer(_: Any, address: Any) -> Any:
+    """An address as a pointer to float32."""
     kind = types.CPointer(types.float32)
     return kind(types.int64), lambda context, builder, _, args: builder.inttoptr(
         args[0], context.get_value_type(kind)
     )
 
 
-@kernel(LOOSE)
+@kernel(FASTMATH)
 def array(address: int, shape: Any) -> Any:
     """The float32 array at an address."""
     return carray(pointer(address), shape)
 
 
-@kernel(LOOSE)
-def each_of(members: int, rows: int) -> int:
-    """How many rows each member has; all have as many."""
+@kernel(FASTMATH)
+def rows_per_member(members: int, rows: int) -> int:
+    """The number of rows of each member; all members have equally many."""
     if members < 1 or rows % members != 0:
-        raise ValueError("rows do not come in equal parts, one for each member")
+        raise ValueError("rows do not divide into equal parts, one per member")
     return rows // members
 
 
-@loop(LOOSE, "")
-def largest(x_: int, count: int) -> float:
-    """The largest size of a number; NaN counts as larger than all."""
-    x, bits = array(x_, (count,)), np.int32(0)
-    for i in range(count):
-        bits = max(
-            bits, as_bits(x[i]) & np.int32(0x7FFFFFFF)
-        )  # without their sign, bits are ordered as the numbers are
-    return as_float(bits)
-
-
-ROUND = F(
-    1.5 * 2**23
-)  # adding and taking it off rounds to a whole number; needs operations in the order written
+# Adding and subtracting it rounds to an integer; needs operations in the order written.
+ROUND = F(1.5 * 2**23)
 
 
 @kernel({"contract"})
 def exp(x: Any) -> Any:
-    """e^x to the last bit or two, in operations that run for many numbers at once (a call of the C library would not).
+    """e^x to the last bit or two, in operations that vectorise (a call of the C library would not).
 
-    Beyond -87 and 88, where float32 ends, it stays what it is there; NaN stays NaN.
+    The argument is clamped to [-87, 88], the range of float32; NaN stays NaN.
     """
     x = F(-87) if x < F(-87) else x
     x = F(88) if x > F(88) else x
@@ -130,7 +121,7 @@ def exp(x: Any) -> Any:
 
 @kernel({"contract"})
 def log(x: Any) -> Any:
-    """ln x for ordinary positive x, likewise."""
+    """ln x for normal positive x, to the last bits, in operations that vectorise."""
     bits = as_bits(x)
     power = (bits - np.int32(0x3F3504F3)) >> np.int32(23)
     f = as_float(bits - (power << np.int32(23))) - F(1)  # x = 2^power (1 + f), sqrt(1/2) <= 1 + f < sqrt(2)
@@ -142,6 +133,6 @@ def log(x: Any) -> Any:
 
 @kernel({"contract"})
 def log1p(x: Any) -> Any:
-    """ln(1 + x) for x >= 0; what 1 + x rounds away is put back."""
+    """ln(1 + x) for x >= 0, with a correction for what 1 + x rounds away."""
     u = F(1) + x
     return log(u) - ((u - F(1)) - x) / u

@@ -1,8 +1,9 @@
-"""The expected softmax of independent Gaussian logits and its expected entropy, exactly, by one-dimensional integrals.
+"""The expected softmax of independent Gaussian logits and its expected entropy, by one-dimensional integrals.
 
 Gumbel-max: softmax_k(z) = P(z_k + G_k is the largest). With F_j, f_j the cdf and density of z_j + G_j,
 
-    E softmax_k = ∫ f_k(u) prod_{j != k} F_j(u) du,     F_j(u) = E exp(-exp(z_j - u)),   f_j(u) = E exp((z_j - u) - exp(z_j - u))
+    E softmax_k = ∫ f_k(u) prod_{j != k} F_j(u) du
+    F_j(u) = E exp(-exp(z_j - u)),   f_j(u) = E exp((z_j - u) - exp(z_j - u))
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 EULER = 0.5772156649015329
-NUMBERS = 2**22  # of the (rows, classes, u, nodes) array held at once
+MAX_ELEMENTS = 2**22  # of the (rows, classes, u, nodes) array held in memory at once
 
 
 def expected_softmax(mean: Tensor, std: Tensor) -> Tensor:  # (..., classes)
@@ -21,9 +22,9 @@ def expected_softmax(mean: Tensor, std: Tensor) -> Tensor:  # (..., classes)
 
 
 def expected_entropy(mean: Tensor, std: Tensor) -> Tensor:  # (...)
-    """E of the entropy of softmax(z), likewise: E log-sum-exp(z) - Σ_k E z_k softmax_k(z).
+    """E of the entropy of softmax(z), for the same z: E log-sum-exp(z) - Σ_k E z_k softmax_k(z).
 
-    By Gumbel-max again E log-sum-exp(z) is the mean of the largest z_j + G_j less Euler's constant.
+    By Gumbel-max, E log-sum-exp(z) is the mean of the largest z_j + G_j minus Euler's constant.
     """
     return _integrals(mean, std)[1].reshape(mean.shape[:-1])
 
@@ -36,7 +37,7 @@ def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, cl
     low = (flat_mean - 8 * flat_std).detach().amin(-1) - 4  # (rows,)
     high = (flat_mean + 8 * flat_std).detach().amax(-1) + 30
     points = math.ceil(float((high - low).max()) / 0.25) + 1
-    chunk = max(1, NUMBERS // (mean.shape[-1] * points * len(nodes)))
+    chunk = max(1, MAX_ELEMENTS // (mean.shape[-1] * points * len(nodes)))
     pieces = zip(
         flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True
     )
@@ -45,7 +46,7 @@ def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, cl
 
 
 def _nodes(largest: float) -> tuple[Tensor, Tensor]:
-    """Where and how heavily the inner expectation looks: Gauss-Hermite while it is sharp enough, else a trapezoid."""
+    """Nodes and weights of the inner expectation: Gauss-Hermite if accurate, else a trapezoid rule."""
     if largest <= 3:
         nodes, weights = np.polynomial.hermite_e.hermegauss(20 if largest <= 1 else 64)
     else:

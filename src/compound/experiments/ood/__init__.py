@@ -21,8 +21,8 @@ from compound.experiments.ood.page import draw_page
 from compound.experiments.run_files import Arrays
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
-from compound.nn.networks import clamp_inputs
 from compound.ood.noise import DistanceAwareNoise
+from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page

@@ -22,7 +22,7 @@ from compound.experiments.toy.page import draw_page
 from compound.models import METHODS, VBCDN, Draws
 from compound.models.noisy import Noisy
 from compound.nn import MatrixGaussianLinear
-from compound.nn.matrix_gaussian import append_ones
+from compound.ops.affine import append_ones
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 from compound.report.page import Claim, Page
@@ -205,14 +205,16 @@ def weight_variances(
         sizes = []
         for layer in layers:
             psi = layer.draw(generator)
-            hyper = layer.hyper.at(append_ones(h), psi[0])[0]
+            hyper = layer.hyper.forward_given(append_ones(h), psi[0])[0]
             _, *heads = hyper.split(layer.hyper.heads, -1)  # (points, in + 1), (points, out)
-            log_row, log_col = (head.double().clamp(-layer.form.bound, layer.form.bound) for head in heads)
+            log_row, log_col = (
+                head.double().clamp(-layer.config.bound, layer.config.bound) for head in heads
+            )
             variances.append(
                 log_row.exp().mean(1) * log_col.exp().mean(1)
             )  # mean over i, j of exp(lr_i + lc_j)
             sizes.append(log_row.shape[1] * log_col.shape[1])
-            out = layer.at(h, psi)
+            out = layer.forward_given(h, psi)
             h = out.draw(torch.randn(out.mean.shape, generator=generator)).relu()
         rows.append(sum(v * size for v, size in zip(variances, sizes, strict=True)) / sum(sizes))
     mixing = torch.stack(rows)  # (draws, points)

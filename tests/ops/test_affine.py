@@ -1,0 +1,24 @@
+"""Products with few columns, which are computed as their transposes."""
+
+import pytest
+import torch
+from kernel_checks import assert_all_close, gradients_of, randn
+from torch.testing import assert_close
+
+from compound.ops.affine import NARROW, affine, append_ones, grad_weight, linear, matmul
+
+
+@pytest.mark.parametrize("outputs", [3, NARROW + 1])
+@pytest.mark.parametrize("members", [(), (2,)])
+def test_products_and_gradients_are_those_of_torch(outputs, members):
+    h, weight = randn(*members, 5, 4), randn(*members, 4, outputs)
+    assert_close(matmul(h, weight), h @ weight)
+    ours = gradients_of(lambda *a: [linear(*a)], [h, weight])
+    assert_all_close(ours, gradients_of(lambda *a: [torch.matmul(*a)], [h, weight]), 1e-12)
+
+
+@pytest.mark.parametrize("outputs", [3, NARROW + 1])
+def test_affine_maps_have_their_bias_as_last_row(outputs):
+    h, weight, d_out = randn(5, 4), randn(5, outputs), randn(5, outputs, seed=1)
+    assert_close(affine(h, weight), append_ones(h) @ weight)
+    assert_close(grad_weight(h, d_out), append_ones(h).T @ d_out)
