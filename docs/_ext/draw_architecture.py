@@ -36,9 +36,10 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
     (
         "operations",
         {
-            "ops": "reference formulas, compiled loops",
             "metrics": "NLL, CRPS, ECE, AUROC",
             "predictive": "the answer, its components",
+            "distributions": "MatrixNormal, mixtures",
+            "ops": "formulas, compiled loops",
         },
     ),
     (
@@ -47,7 +48,6 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
             "types": "Task, Batch",
             "random": "streams",
             "io": "safe files",
-            "distributions": "MatrixNormal",
             "compat": "private torch",
             "precision": "autocast",
         },
