@@ -56,6 +56,7 @@ class Model(nn.Module, ABC):
     Config: ClassVar[type]  # its options, a frozen dataclass
     source: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
+    needs_ood_rows: ClassVar[bool] = False  # whether training takes out-of-distribution rows, `Batch.x_ood`
     config: Any  # those of this model
     inputs: int
     task: Task

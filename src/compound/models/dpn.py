@@ -62,6 +62,7 @@ class DPN(Model):
     method = "dpn"
     Config = DPNConfig
     source = "Malinin and Gales (2018)"
+    needs_ood_rows = True
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
