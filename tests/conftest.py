@@ -45,7 +45,9 @@ def pytest_runtest_protocol(item: pytest.Item):
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--record-slow"):
         slow = {name for name, times in CPU_TIMES.items() if sum(times) / len(times) > SLOW_SECONDS}
-        if session.config.option.markexpr == "not slow":  # who now pays for fixtures that slow tests had set up
+        if (
+            session.config.option.markexpr == "not slow"
+        ):  # who now pays for fixtures that slow tests had set up
             slow |= set(SLOW.read_text().split())
         SLOW.write_text("\n".join(sorted(slow)) + "\n")
 

@@ -1,4 +1,4 @@
-"""A small grid of real fits, some of which fail or die on request: python tests/grids.py FOLDER JOBS RUNS STEPS
+"""A small grid of real fits, some of which fail or are killed: python tests/grids.py FOLDER JOBS RUNS STEPS
 
 Workers are processes of their own, so what they do must be importable there.
 """
@@ -15,8 +15,9 @@ from unittest import mock
 import torch
 
 from compound.experiments import runs
-from compound.experiments.launch import work_through
-from compound.experiments.runs import Outcome, Run, RunContext, Work, fitted
+from compound.experiments.identity import Run
+from compound.experiments.launch import run_grid
+from compound.experiments.runs import Outcome, RunContext, Work, fit_run
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.loop import fit
@@ -33,36 +34,36 @@ def grid(count: int, steps: int, name: str = "trains") -> list[Run]:
     ]
 
 
-def trains(run: Run, place: RunContext) -> Outcome:
+def trains(run: Run, context: RunContext) -> Outcome:
     """Fits a line, with a checkpoint many times a second."""
-    with (place.directory / "begun").open("a") as begun:
+    with (context.directory / "begun").open("a") as begun:
         begun.write("x")
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
     with mock.patch.object(runs, "fit", partial(fit, save_every=0.3)):
-        model = fitted(run, place, make_dataset(x, 2 * x, TASK), TASK)
-    answer = model.predict(x, named_generator(run.seed), 2).mean
-    return Outcome({"sum": answer.sum().item()}, {"mean": answer.numpy()})
+        model = fit_run(run, context, make_dataset(x, 2 * x, TASK), TASK)
+    mean = model.predict(x, named_generator(run.seed), 2).mean
+    return Outcome({"sum": mean.sum().item()}, {"mean": mean.numpy()})
 
 
-def fails(run: Run, place: RunContext) -> Outcome:
+def fails(run: Run, context: RunContext) -> Outcome:
     """Where the seed is 1, as long as the folder has no file `fixed`."""
-    if run.seed == 1 and not (place.directory.parent / "fixed").exists():
+    if run.seed == 1 and not (context.directory.parent / "fixed").exists():
         raise ArithmeticError("seed 1 is unlucky\nand has a second line")
-    return trains(run, place)
+    return trains(run, context)
 
 
-def dies(run: Run, place: RunContext) -> Outcome:
-    """Seed 0 dies at every attempt, seed 1 at its first."""
-    attempts = place.directory / "attempts"
+def dies(run: Run, context: RunContext) -> Outcome:
+    """Seed 0 is killed at every attempt, seed 1 at its first."""
+    attempts = context.directory / "attempts"
     attempts.write_text((attempts.read_text() if attempts.exists() else "") + "x")
     first = attempts.read_text() == "x"
     if run.seed == 0 or (run.seed == 1 and first):
         os.kill(os.getpid(), signal.SIGKILL)
-    return trains(run, place)
+    return trains(run, context)
 
 
 def alone(function: Callable[..., object], *arguments: object) -> None:
-    """What a forked process does, in one thread: it would wait forever for those of the pool that was not forked with it."""
+    """Call in a forked process, with one thread: torch's thread pool is not forked along."""
     torch.set_num_threads(1)
     function(*arguments)
 
@@ -73,5 +74,5 @@ def work_of(name: str) -> Work:
 
 if __name__ == "__main__":
     folder, jobs, count, steps = sys.argv[1:]
-    done = work_through(grid(int(count), int(steps)), work_of, Path(folder), None, int(jobs))
+    done = run_grid(grid(int(count), int(steps)), work_of, Path(folder), None, int(jobs))
     sys.exit(bool(done.failures))

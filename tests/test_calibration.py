@@ -377,9 +377,7 @@ def test_outliers_of_a_classifier_depend_on_the_inputs_only():
 
 def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
     """n distances leave n + 1 intervals, each equally likely for a new one: here at 1, 2, ... n."""
-    monkeypatch.setattr(
-        Distance, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0)
-    )
+    monkeypatch.setattr(Distance, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
     for rows, rate, promised in ((99, 0.01, False), (498, 0.01, False), (499, 0.01, True), (150, 0.05, True)):
         detector = OODDetector.fit(torch.zeros(rows, 1), rate, named_generator(0))
         assert detector.promised == promised and detector.threshold == pytest.approx((rows + 1) * (1 - rate))

@@ -1,4 +1,4 @@
-"""Data sets: formats read right or refused, files found in their order, fetched whole or not at all."""
+"""Data sets: file formats, the order of folders, downloads complete or absent."""
 
 import gzip
 import hashlib
@@ -16,7 +16,7 @@ from PIL import Image
 
 from compound.cli.app import main
 from compound.datasets import catalogue, images, uci
-from compound.datasets.catalogue import SETS, File, Set, find
+from compound.datasets.catalogue import SETS, DataSet, File, require_file
 from compound.datasets.fetch import fetch, listing
 from compound.datasets.idx import read_idx
 from compound.datasets.strips import read_cifar, read_strips
@@ -38,7 +38,7 @@ def test_idx_comes_back(tmp_path, pack):
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    ("raw", "message"),
     [
         (b"", "not an idx file"),
         (b"\0\0\x0d\x01", "not an idx file"),
@@ -48,46 +48,46 @@ def test_idx_comes_back(tmp_path, pack):
     ],
     ids=["empty", "other numbers", "short", "long", "damaged"],
 )
-def test_damaged_idx_is_refused(tmp_path, raw, words):
+def test_damaged_idx_is_refused(tmp_path, raw, message):
     (tmp_path / "a").write_bytes(raw)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         read_idx(tmp_path / "a")
     with pytest.raises(ValueError, match=r"checksum|damaged"):
         read_idx(tmp_path / "a", "0" * 64)
 
 
 def test_strips_come_back_without_loss(tmp_path):
-    pictures = np.random.default_rng(1).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(1).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
     strips = {}
-    for number, part in enumerate((pictures[:4], pictures[4:])):
+    for number, part in enumerate((pixels[:4], pixels[4:])):
         buffer = io.BytesIO()
         Image.fromarray(part.reshape(-1, 32, 3)).save(buffer, "webp", lossless=True, exact=True)
         strips[f"webp_{number:03}"] = np.frombuffer(buffer.getvalue(), np.uint8)
     np.savez(tmp_path / "a.npz", labels=np.arange(7, dtype=np.uint8), **strips)
-    found, labels = read_strips(tmp_path / "a.npz")
-    assert (found == pictures).all() and labels.tolist() == list(range(7))
+    images, labels = read_strips(tmp_path / "a.npz")
+    assert (images == pixels).all() and labels.tolist() == list(range(7))
     np.savez(tmp_path / "b.npz", labels=np.arange(6, dtype=np.uint8), **strips)
-    with pytest.raises(ValueError, match="7 pictures but 6 labels"):
+    with pytest.raises(ValueError, match="7 images but 6 labels"):
         read_strips(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", labels=np.arange(6))
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         read_strips(tmp_path / "c.npz")
 
 
 def test_binary_cifar_has_planes_of_colour(tmp_path):
-    pictures = np.random.default_rng(2).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-    rows = [bytes([label]) + picture.transpose(2, 0, 1).tobytes() for label, picture in enumerate(pictures)]
+    pixels = np.random.default_rng(2).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    rows = [bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in enumerate(pixels)]
     (tmp_path / "a.bin").write_bytes(b"".join(rows[:2]))
     (tmp_path / "b.bin").write_bytes(b"".join(rows[2:]))
-    found, labels = read_cifar([tmp_path / "a.bin", tmp_path / "b.bin"])
-    assert (found == pictures).all() and labels.tolist() == list(range(6))
+    images, labels = read_cifar([tmp_path / "a.bin", tmp_path / "b.bin"])
+    assert (images == pixels).all() and labels.tolist() == list(range(6))
     (tmp_path / "b.bin").write_bytes(rows[0][:-1])
     with pytest.raises(ValueError, match="multiple of 3073"):
         read_cifar([tmp_path / "b.bin"])
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def folders(tmp_path, monkeypatch):
     """A named folder, COMPOUND_DATA and a cache, all empty."""
     folders = [tmp_path / name for name in ("named", "environment", "cache")]
     monkeypatch.setenv("COMPOUND_DATA", str(folders[1]))
@@ -96,22 +96,22 @@ def places(tmp_path, monkeypatch):
     return [*folders, tmp_path / "debian"]
 
 
-def test_files_are_looked_for_in_order(places):
+def test_files_are_looked_for_in_order(folders):
     path = "fashion-mnist/t10k-labels-idx1-ubyte.gz"
     with pytest.raises(
-        ValueError, match=r"fashion-mnist is not here: put .* at .*named.*compound data fetch fashion-mnist"
+        ValueError, match=r"fashion-mnist is missing: put .* at .*named.*compound data fetch fashion-mnist"
     ):
-        find(path, places[0])
+        require_file(path, folders[0])
     for home in (
-        places[3],
-        *(place / "fashion-mnist" for place in places[2::-1]),
+        folders[3],
+        *(folder / "fashion-mnist" for folder in folders[2::-1]),
     ):  # each comes before the ones so far
         home.mkdir(parents=True)
         file = home / "t10k-labels-idx1-ubyte"
         file.touch()
-        assert find(path, places[0]) == file
-    (places[0] / path).touch()
-    assert find(path, places[0]) == places[0] / path  # compressed first
+        assert require_file(path, folders[0]) == file
+    (folders[0] / path).touch()
+    assert require_file(path, folders[0]) == folders[0] / path  # compressed first
 
 
 @pytest.fixture
@@ -130,37 +130,37 @@ def server(tmp_path):
         thread.join()
 
 
-def test_fetching_is_whole_or_not_at_all(places, server, monkeypatch):
+def test_downloads_are_complete_or_absent(folders, server, monkeypatch):
     folder, address = server
     raw = idx(NUMBERS)
     good, bad = gzip.compress(raw), gzip.compress(raw[:-1] + b"?")
     file = File("few/images.gz", hashlib.sha256(raw).hexdigest(), f"{address}/images.gz")
-    monkeypatch.setitem(SETS, "few", Set("a few", (file,)))
-    home = places[0] / "few"
-    for content, words in ((None, "cannot be reached"), (bad, "checksum differs"), (good[:20], "damaged")):
+    monkeypatch.setitem(SETS, "few", DataSet("a few", (file,)))
+    home = folders[0] / "few"
+    for content, message in ((None, "cannot be reached"), (bad, "checksum differs"), (good[:20], "damaged")):
         if content is not None:
             (folder / "images.gz").write_bytes(content)
-        with pytest.raises(ValueError, match=words):
-            fetch("few", places[0])
+        with pytest.raises(ValueError, match=message):
+            fetch("few", folders[0])
         assert list(home.iterdir()) == []  # nothing half done stays behind
     (folder / "images.gz").write_bytes(good)
-    told = []
-    assert fetch("few", places[0], lambda *news: told.append(news)) == [home / "images.gz"]
-    assert told[-1] == ("few/images.gz", len(good), len(good))
-    assert (read_idx(find("few/images.gz", places[0]), file.sha256) == NUMBERS).all()
-    assert fetch("few", places[0]) == []  # what is here is not fetched again
-    (state,) = [state for state in listing(places[0]) if state.name == "few"]
-    assert (state.found, state.files, state.where) == (1, 1, str(home))
+    reported = []
+    assert fetch("few", folders[0], lambda *progress: reported.append(progress)) == [home / "images.gz"]
+    assert reported[-1] == ("few/images.gz", len(good), len(good))
+    assert (read_idx(require_file("few/images.gz", folders[0]), file.sha256) == NUMBERS).all()
+    assert fetch("few", folders[0]) == []  # what is here is not fetched again
+    (state,) = [state for state in listing(folders[0]) if state.name == "few"]
+    assert (state.n_found, state.n_files, state.folder) == (1, 1, str(home))
 
 
-def test_what_cannot_be_fetched_is_said(places):
+def test_errors_of_fetch(folders):
     with pytest.raises(ValueError, match=r"put notmnist/images-idx3-ubyte.gz at .* sha256 59fe38"):
-        fetch("notmnist", places[0])
+        fetch("notmnist", folders[0])
     with pytest.raises(ValueError, match="choose one of mnist"):
-        fetch("nomnist", places[0])
+        fetch("nomnist", folders[0])
 
 
-def test_command_lists_every_set(places):
+def test_command_lists_every_set(folders):
     done = CliRunner().invoke(main, ["data", "list"], env={"COLUMNS": "200"})
     assert done.exit_code == 0 and all(name in done.output for name in SETS)
     assert "compound data fetch mnist" in done.output
@@ -180,11 +180,11 @@ def test_wrong_names_are_refused():
 def test_every_file_of_the_folder_is_the_one_it_should_be(data_dir):
     for name, parts in images.PARTS.items():
         for part in parts:
-            found = images.load(name, part, data_dir)
-            assert len(found.x) == len(found.y) and found.x.min() >= 0 and found.x.max() == 1
+            data = images.load(name, part, data_dir)
+            assert len(data.x) == len(data.y) and data.x.min() >= 0 and data.x.max() == 1
     for name in ("cifar10", "svhn", "gtsrb", "uci"):
         for file in SETS[name].files:
-            assert hashlib.sha256(find(file.path, data_dir).read_bytes()).hexdigest() == file.sha256
+            assert hashlib.sha256(require_file(file.path, data_dir).read_bytes()).hexdigest() == file.sha256
 
 
 def test_digits_are_counted_as_published(data_dir):
@@ -212,7 +212,7 @@ def test_splits_are_standard_in_their_training_rows(data_dir, name, rows, featur
     moving = split.x.std(0, correction=0) > 0
     assert torch.allclose(split.x[:, moving].std(0, correction=0), torch.ones(int(moving.sum())), atol=1e-4)
     assert split.x.mean(0).abs().max() < 1e-4 and torch.isfinite(split.x_test).all()
-    with np.load(find(f"uci/{name}.npz", data_dir)) as file:
+    with np.load(require_file(f"uci/{name}.npz", data_dir)) as file:
         target = file["data"][file["index_test_1"]][:, file["index_target"]][:, 0]
     ours = split.scale * split.y_test[:, 0].double().numpy()
     assert np.allclose(ours - ours.mean(), target - target.mean(), atol=1e-4 * np.abs(target).max())

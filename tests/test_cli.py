@@ -45,9 +45,9 @@ def test_every_command_shows_an_example(command, name: tuple[str, ...]):
         (["run", "toy", "--seeds", "0"], "ask for at least 1"),
         (
             ["run", "uci", "--data-dir", "empty"],
-            "data set uci is not here: put uci/bostonHousing.npz at empty",
+            "data set uci is missing: put uci/bostonHousing.npz at empty",
         ),
-        (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is not here"),
+        (["run", "fgsm-mnist", "--data-dir", "empty"], "data set mnist is missing"),
         (["run"], "Missing argument"),
         (["nonsense"], "No such command"),
     ],
@@ -109,14 +109,14 @@ def test_digits_page_from_a_short_run(command, monkeypatch: pytest.MonkeyPatch):
 
 def test_failed_run_exits_with_one_and_shows_its_reason(command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(toy, "STEPS", {"quick": 5, "paper": 6})
-    work = toy.work
+    work = toy.ToyExperiment.work
 
-    def failing_work(run, context):
+    def failing_work(self, run, context):
         if run.data == "set 2":
             raise ArithmeticError("bad luck")
-        return work(run, context)
+        return work(self, run, context)
 
-    monkeypatch.setattr(toy, "work", failing_work)
+    monkeypatch.setattr(toy.ToyExperiment, "work", failing_work)
     arguments = ("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1", "--json", "toy.json")
     result = command(*arguments)
     assert (
@@ -135,7 +135,7 @@ def test_failed_run_exits_with_one_and_shows_its_reason(command, monkeypatch: py
     assert overview.exit_code == 0 and "(1 runs)" in overview.output
     assert "ArithmeticError: bad luck" in Path("overview/index.html").read_text()
     assert Path("overview/quick-toy.csv").exists()
-    monkeypatch.setattr(toy, "work", work)
+    monkeypatch.setattr(toy.ToyExperiment, "work", work)
     assert command(*arguments).exit_code == 0 and json.loads(Path("toy.json").read_text())["failures"] == []
 
 
@@ -146,10 +146,10 @@ def test_report_without_runs_is_rejected(command):
 
 
 def test_ctrl_c_says_how_to_resume(command, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(run, context):
+    def interrupted(self, run, context):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toy, "work", interrupted)
+    monkeypatch.setattr(toy.ToyExperiment, "work", interrupted)
     result = command("run", "toy", "--seeds", "1", "--methods", "map", "--jobs", "1")
     assert result.exit_code == 130 and "the same command resumes" in result.output
 
@@ -175,7 +175,7 @@ def test_unwritable_outputs_are_rejected_before_any_work(
     def work(*_, **__):
         raise AssertionError("started before the check")
 
-    for module, name in ((experiments, "work_through"), (overview, "overview"), (speed, "main")):
+    for module, name in ((experiments, "run_grid"), (overview, "overview"), (speed, "main")):
         monkeypatch.setattr(module, name, work)
     Path("file").write_text("")
     unwritable = ("--json", "file/a.json") if arguments[0] == "bench" else ("--out", "file/report")
@@ -213,7 +213,7 @@ def test_system_errors_end_in_one_sentence(
     def found(root):
         raise error
 
-    monkeypatch.setattr(status, "found", found)
+    monkeypatch.setattr(status, "find_runs", found)
     result = command("status")
     assert result.exit_code == 2 and expected in result.output
 
@@ -221,7 +221,7 @@ def test_system_errors_end_in_one_sentence(
 def test_out_of_memory_in_torch_ends_in_one_sentence(command, monkeypatch: pytest.MonkeyPatch):
     from compound.experiments import status
 
-    monkeypatch.setattr(status, "found", lambda root: torch.empty(2**60))
+    monkeypatch.setattr(status, "find_runs", lambda root: torch.empty(2**60))
     result = command("status")
     assert result.exit_code == 2 and "out of memory" in result.output  # torch's message may change
 
@@ -229,7 +229,7 @@ def test_out_of_memory_in_torch_ends_in_one_sentence(command, monkeypatch: pytes
 def test_unloadable_library_is_named(command, monkeypatch: pytest.MonkeyPatch):
     Path("broken.py").write_text("import ctypes\nctypes.CDLL('libnothing.so')\n")
     monkeypatch.syspath_prepend(".")
-    monkeypatch.setattr("compound.experiments.status.found", lambda root: __import__("broken"))
+    monkeypatch.setattr("compound.experiments.status.find_runs", lambda root: __import__("broken"))
     result = command("status")
     assert result.exit_code == 2 and "a library cannot be loaded (libnothing.so" in result.output
 
@@ -242,7 +242,7 @@ def test_warnings_are_printed_as_notes(command, monkeypatch: pytest.MonkeyPatch)
         warnings.warn("something is odd", stacklevel=1)
         raise ValueError("no runs")
 
-    monkeypatch.setattr("compound.experiments.status.found", found)
+    monkeypatch.setattr("compound.experiments.status.find_runs", found)
     assert command("status").output == "note: something is odd\nError: no runs\n"
 
 

@@ -105,7 +105,9 @@ class Small(Model):
                 batch.weight,
             )
 
-    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: torch.Generator) -> Predictive:
+    def predict_chunk(
+        self, x: Tensor, n_samples: int, n_inner: int, generator: torch.Generator
+    ) -> Predictive:
         mean = ((x - self.centre) @ self.first).tanh() @ self.last  # (members, rows, 1)
         noise = (2 * self.log_noise).exp().reshape(-1, 1, 1, 1)
         return GaussianPredictive.from_draws(mean.unsqueeze(1), noise, torch.zeros_like(noise))

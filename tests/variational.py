@@ -71,9 +71,9 @@ def elbo(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Of a linear model with Gaussian noise, exactly."""
     (layer,) = model.layers
     mean, std = layer.moments(x)
-    return model.likelihood.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(
-        layer
-    )
+    return model.likelihood.expected_log_prob(
+        mean.unsqueeze(0), std.square().unsqueeze(0), y
+    ).sum() - divergence(layer)
 
 
 def maximise(model: Model, x: Tensor, y: Tensor) -> None:

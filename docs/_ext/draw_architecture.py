@@ -34,28 +34,28 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
         },
     ),
     (
-        "operations",
+        "probability",
         {
-            "ops": "reference formulas, compiled loops",
             "metrics": "NLL, CRPS, ECE, AUROC",
             "predictive": "the answer, its components",
+            "distributions": "MatrixNormal, mixtures, KL",
         },
     ),
+    ("operations", {"ops": "one file per operation: reference formula, compiled loop, gradient, dispatcher"}),
     (
         "foundations",
         {
             "types": "Task, Batch",
-            "random": "streams",
+            "random": "named streams",
             "io": "safe files",
-            "distributions": "MatrixNormal",
             "compat": "private torch",
             "precision": "autocast",
         },
     ),
 ]
 CAPTION = "Imports point downwards, or to the right within a layer; the table: tests/test_imports.py"
-COLOURS = ("#f4e3d3", "#f8ecd9", "#f6f1d8", "#e6f0d8", "#d9eddc", "#d8ecec", "#dbe7f3", "#e6e4f2")
-WIDTH, LEFT, TOP, HEIGHT, GAP = 900, 130, 16, 54, 12
+COLOURS = ("#f4e3d3", "#f8ecd9", "#f6f1d8", "#e6f0d8", "#d9eddc", "#d8ecec", "#dbe7f3", "#e2e2f2", "#ece4f0")
+WIDTH, LEFT, TOP, HEIGHT, GAP = 900, 130, 16, 52, 11
 
 
 def draw() -> str:
@@ -76,9 +76,7 @@ def draw() -> str:
             x = LEFT + column * (width + GAP)
             box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT}" rx="6"'
             parts.append(f'<rect {box} fill="{COLOURS[row]}" stroke="#8a8a8a"/>')
-            parts.append(
-                text(x + width / 2, y + 22, name, 13 if len(rooms) > 3 else 15, "#111", "middle", "600")
-            )
+            parts.append(text(x + width / 2, y + 22, name, 15, "#111", "middle", "600"))
             parts.append(text(x + width / 2, y + 41, what, 11, "#333"))
     bottom = TOP + len(LAYERS) * (HEIGHT + GAP)
     parts.append(

@@ -1,4 +1,4 @@
-"""Made-up pictures, for experiments that would train for long on real ones."""
+"""Synthetic images, for experiments that would train for long on real ones."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from compound.random import named_generator
 
 @pytest.fixture
 def few(monkeypatch):
-    """Little training, on 300 made-up pictures: a bright stripe whose place is the label. Other sets are noise of another kind."""
+    """Short training on 300 synthetic images: the position of a stripe is the label. Other sets are noise."""
 
     def load(name: str, part: str, data_dir=None) -> Images:
         g = named_generator(0, name, part)

@@ -1,4 +1,4 @@
-"""Kill the driver, a worker or all of them at random moments: every run ends once, with the bits of an undisturbed grid."""
+"""Kill the parent process, a worker or all at random moments: every run ends once, with the same bits."""
 
 import json
 import os
@@ -17,36 +17,36 @@ from compound.experiments.runs import read
 
 KILLS = 20
 RUNS, STEPS = 5, 250
-WORDS = [sys.executable, grids.__file__]
+COMMAND = [sys.executable, grids.__file__]
 
 
 def start(root: Path) -> subprocess.Popen:
-    words = [*WORDS, str(root), "2", str(RUNS), str(STEPS)]
+    arguments = [*COMMAND, str(root), "2", str(RUNS), str(STEPS)]
     return subprocess.Popen(
-        words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        arguments, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
 
 def workers(driver: int) -> list[int]:
-    """Processes that the driver started to work; not the one that keeps its books."""
-    found = []
+    """Worker processes of the driver, without multiprocessing's resource tracker."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == driver and b"spawn_main" in (path.parent / "cmdline").read_bytes():
-                found.append(int(path.parent.name))
+                pids.append(int(path.parent.name))
         except (OSError, ValueError):
             pass  # gone meanwhile
-    return found
+    return pids
 
 
-def strike(driver: subprocess.Popen, chance: random.Random) -> str | None:
+def kill_one(driver: subprocess.Popen, chance: random.Random) -> str | None:
     """Kill one; None where there is nothing to kill."""
     victim = chance.choice(["driver", "group", "worker", "worker", "worker"])
-    hands = workers(driver.pid)
+    pids = workers(driver.pid)
     try:
-        if victim == "worker" and hands:
-            os.kill(chance.choice(hands), signal.SIGKILL)
+        if victim == "worker" and pids:
+            os.kill(chance.choice(pids), signal.SIGKILL)
         elif victim != "worker" and driver.poll() is None:
             (os.killpg if victim == "group" else os.kill)(driver.pid, signal.SIGKILL)
         else:
@@ -56,8 +56,8 @@ def strike(driver: subprocess.Popen, chance: random.Random) -> str | None:
     return victim
 
 
-def life(root: Path) -> set[tuple[Path, int]]:
-    """Changes as soon as a worker does something."""
+def modification_times(root: Path) -> set[tuple[Path, int]]:
+    """Files that workers write, with their times."""
     return {
         (path, path.stat().st_mtime_ns)
         for path in root.rglob("*")
@@ -65,17 +65,17 @@ def life(root: Path) -> set[tuple[Path, int]]:
     }
 
 
-def moment(driver: subprocess.Popen, root: Path, chance: random.Random) -> None:
-    """Wait for a random moment: soon, while processes are starting, or after some signs of life, however fast the machine is."""
+def wait_random(driver: subprocess.Popen, root: Path, chance: random.Random) -> None:
+    """Wait for a random moment: while processes are starting, or after some files have changed."""
     for _ in range(chance.choice([0, 0, 0, 1, 2, 3])):
-        before, until = life(root), time.monotonic() + 60
-        while driver.poll() is None and time.monotonic() < until and life(root) == before:
+        before, until = modification_times(root), time.monotonic() + 60
+        while driver.poll() is None and time.monotonic() < until and modification_times(root) == before:
             time.sleep(0.01)
     time.sleep(chance.uniform(0.0, 1.0))
 
 
-def torn(root: Path) -> list[Path]:
-    """Files under their own names that are not whole."""
+def unreadable_files(root: Path) -> list[Path]:
+    """JSON and npz files that cannot be read."""
     bad = []
     for path in root.rglob("*"):
         if path.name.startswith(".") or not path.is_file():
@@ -94,7 +94,7 @@ def torn(root: Path) -> list[Path]:
 
 
 def written(root: Path) -> dict[Path, tuple[int, int]]:
-    """Who wrote which metrics: a second writing would be another file."""
+    """Inode and time of every metrics.json: a second write would change them."""
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in root.rglob("metrics.json")}
 
 
@@ -105,7 +105,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path):
     print(f"COMPOUND_FAULTS={seed} repeats the choices")
     chance = random.Random(seed)
     runs = grids.grid(RUNS, STEPS)
-    calm = grids.work_through(runs, grids.work_of, tmp_path / "calm", None, 1).results
+    reference = grids.run_grid(runs, grids.work_of, tmp_path / "calm", None, 1).results
     done, round_, counts = 0, 0, {"driver": 0, "group": 0, "worker": 0}
     while done < KILLS:
         root, first = tmp_path / f"round {round_}", {}
@@ -114,20 +114,20 @@ def test_twenty_kills_change_nothing(tmp_path: Path):
             driver = start(root)
             while driver.poll() is None:
                 if done < KILLS:
-                    moment(driver, root, chance)
-                    victim = strike(driver, chance)
+                    wait_random(driver, root, chance)
+                    victim = kill_one(driver, chance)
                     if victim is not None:
                         done, counts[victim] = done + 1, counts[victim] + 1
                 else:
                     driver.wait(900)  # a busy machine may take its time
-                assert not torn(root)
+                assert not unreadable_files(root)
                 for path, mark in written(root).items():
                     assert first.setdefault(path, mark) == mark, f"{path} was written twice"
             if driver.returncode == 0:
                 break
         assert len(written(root)) == RUNS
         assert first.items() <= written(root).items()
-        for before in calm:
+        for before in reference:
             after = read(before.run, root)
             assert after.metrics == before.metrics
             assert np.array_equal(after.arrays["mean"], before.arrays["mean"])
@@ -150,7 +150,7 @@ def test_leftovers_of_the_dead_are_swept_and_never_read(tmp_path: Path):
         for name in ("metrics.json", "arrays.npz", "checkpoint.safetensors", "progress.json"):
             (folder / f".{name}.0123abcd.new").write_text('{"metrics": {"sum": ')
     assert not read_or_none(run, tmp_path)
-    grids.work_through([run], grids.work_of, tmp_path, None, 1)
+    grids.run_grid([run], grids.work_of, tmp_path, None, 1)
     assert {path.name for path in home.iterdir()} == {
         "arrays.npz",
         "begun",

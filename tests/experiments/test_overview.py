@@ -1,4 +1,4 @@
-"""The page of all finished runs: nothing mixed, and words that follow from the numbers."""
+"""The page of all finished runs: nothing is mixed, and findings follow from the numbers."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from compound import experiments
-from compound.experiments.launch import work_through
-from compound.experiments.overview import overview, sort
-from compound.experiments.paper_comparison import Value, above, paper_comparison
-from compound.experiments.runs import Outcome, Result, Run, perform, read
-from compound.experiments.select import chosen
-from compound.experiments.status import survey
+from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
+from compound.experiments.launch import run_grid
+from compound.experiments.means import Mean
+from compound.experiments.ood.select import with_best_lambdas
+from compound.experiments.overview import make_sections, overview
+from compound.experiments.paper_comparison import above, paper_comparison
+from compound.experiments.runs import Outcome, Result, perform, read
+from compound.experiments.status import run_states
 
 METHODS = ("vb-cdn", "ml-cdn", "vmg", "mnf", "mc-dropout", "deep-ensemble", "noisy-kfac")
 PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862, "noisy-kfac": 0.848}
@@ -21,21 +23,20 @@ PAPER = {"vmg": 0.964, "mnf": 0.977, "mc-dropout": 0.928, "deep-ensemble": 0.862
 
 def ood(run: Run, auroc: float) -> dict:
     more = dict.fromkeys(("auroc_confidence", "auroc_epistemic", "aupr", "fpr95"), 0.5)
-    strange = {
+    ood_sets = {
         name: {"mmc_out": 0.43, "auroc": auroc, **more}
         for name in ("notmnist", "fashion-mnist", "omniglot", "flipped", "noise")
     }
-    own = {"accuracy": 0.98, "nll": 0.1, "brier": 0.1, "ece": 0.1, "mmc_in": 0.978, **strange}
-    return (
-        {"plain": own} if "published" in run.data or "cdn" not in run.method else {"plain": own, "far": own}
-    )
+    metrics = {"accuracy": 0.98, "nll": 0.1, "brier": 0.1, "ece": 0.1, "mmc_in": 0.978, **ood_sets}
+    plain_only = run.variant == PUBLISHED or "cdn" not in run.method
+    return {"plain": metrics} if plain_only else {"plain": metrics, "far": metrics}
 
 
 def auroc_of(run: Run) -> float:
     return PAPER.get(run.method, 0.993)
 
 
-def work(run: Run, place) -> Outcome:
+def work(run: Run, context) -> Outcome:
     if run.experiment.startswith("select"):
         best = run.options.get("lam", 1e-5) == 1e-7
         return Outcome({"lam": run.options.get("lam", 1e-5), "accuracy": 0.9 + 0.05 * best, "nll": 0.1}, {})
@@ -63,9 +64,9 @@ def test_page_holds_every_section_and_needs_nothing(tmp_path: Path):
     ]
     made += results("fgsm-mnist", "paper", 1, tmp_path / "runs", ["ml-cdn", "vmg"])
     shown = overview(tmp_path / "runs", tmp_path / "page")
-    assert shown.runs == len(made) and not shown.troubles
+    assert shown.runs == len(made) and not shown.errors
     text = (tmp_path / "page" / "index.html").read_text()
-    assert text.index("doubt about letters (preset paper)") < text.index("doubt about letters (preset quick)")
+    assert text.index("entropy of letters (preset paper)") < text.index("entropy of letters (preset quick)")
     assert "What agrees with the paper" in text and "http" not in text.replace("http://www.w3.org", "")
     names = {path.name for path in (tmp_path / "page").iterdir()}
     assert {
@@ -89,108 +90,108 @@ def test_runs_with_other_options_are_not_mixed_in(tmp_path: Path):
     unplanned = replace(grid, method="map", options={"widths": (50,)})
     for run in (grid, other, odd, unplanned):
         perform(run, work, tmp_path)
-    sections, left = sort([grid, other, odd, unplanned], tmp_path)
-    found = {section.preset: [result.run.key for result in section.results] for section in sections}
-    assert found == {"paper": [unplanned.key, grid.key], "77 steps": [odd.key]} or found == {
+    sections, left_out = make_sections([grid, other, odd, unplanned], tmp_path)
+    shown = {section.preset: [result.run.key for result in section.results] for section in sections}
+    assert shown == {"paper": [unplanned.key, grid.key], "77 steps": [odd.key]} or shown == {
         "paper": [grid.key, unplanned.key],
         "77 steps": [odd.key],
     }
-    assert [run.key for run in left] == [other.key]
+    assert [run.key for run in left_out] == [other.key]
 
 
-def test_chosen_lambda_takes_the_place_of_the_usual_one(tmp_path: Path):
+def test_selected_lambda_replaces_the_default(tmp_path: Path):
     grid = experiments.plan("ood-mnist", "paper", 1, ["ml-cdn"])
-    picked = chosen(grid, {"mnist, one member": 1e-7, "mnist, as published": 1e-7})
+    picked = with_best_lambdas(grid, {ONE_MEMBER: 1e-7, PUBLISHED: 1e-7})
     assert not {run.key for run in grid} & {run.key for run in picked}
     for run in (*grid, *picked):
         perform(run, work, tmp_path)
-    assert {result.run.key for result in sort([*grid, *picked], tmp_path)[0][0].results} == {
+    assert {result.run.key for result in make_sections([*grid, *picked], tmp_path)[0][0].results} == {
         run.key for run in grid
     }
     choice = experiments.plan("select-mnist", "paper", 1)
     for run in choice:
         perform(run, work, tmp_path)
-    sections, left = sort([*grid, *picked, *choice], tmp_path)
+    sections, left_out = make_sections([*grid, *picked, *choice], tmp_path)
     assert {result.run.key for result in sections[0].results} == {run.key for run in picked}
-    assert {run.key for run in left} == {run.key for run in grid}
+    assert {run.key for run in left_out} == {run.key for run in grid}
 
 
 def test_one_section_that_cannot_be_drawn_leaves_the_others(tmp_path: Path):
     results("ood-mnist", "paper", 1, tmp_path / "runs", ["vmg"])
     (bad,) = experiments.plan("fgsm-strong", "paper", 1, ["vmg"])
-    perform(bad, lambda run, place: Outcome({"published": {}}, {}), tmp_path / "runs")
+    perform(bad, lambda run, context: Outcome({"published": {}}, {}), tmp_path / "runs")
     shown = overview(tmp_path / "runs", tmp_path / "page")
-    assert len(shown.troubles) == 1 and "fgsm-strong (paper) could not be drawn" in shown.troubles[0]
-    assert "doubt about letters" in (tmp_path / "page" / "index.html").read_text()
+    assert len(shown.errors) == 1 and "fgsm-strong (paper) could not be drawn" in shown.errors[0]
+    assert "entropy of letters" in (tmp_path / "page" / "index.html").read_text()
 
 
 def findings(name: str, of=work, methods=METHODS) -> dict[str, tuple]:
     made = [Result(run, of(run, None).metrics, {}, {}) for run in experiments.plan(name, "paper", 1, methods)]
-    return {finding.claim: (finding.agrees, finding.words) for finding in paper_comparison(made)}
+    return {finding.claim: (finding.agrees, finding.detail) for finding in paper_comparison(made)}
 
 
 def test_the_papers_own_numbers_agree_with_the_paper():
-    found = findings("ood-mnist")
-    order = [value for claim, value in found.items() if "above VMG" in claim or "whole order" in claim]
+    by_claim = findings("ood-mnist")
+    order = [value for claim, value in by_claim.items() if "above VMG" in claim or "order of all" in claim]
     assert len(order) == 4 and all(agrees for agrees, _ in order)
-    assert found["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
     assert (
-        found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False
+        by_claim["Table 1: vb-cdn, published within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is True
+    )
+    assert (
+        by_claim["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][0] is False
     )  # its MMC is not that of vb-cdn
     assert (
         "AUROC 0.964 (paper 0.964, +0.000)"
-        in found["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
+        in by_claim["Table 1: vmg within 0.02 of the paper's MMC-in, MMC-out and AUROC"][1]
     )
 
 
 def test_a_baseline_above_is_named():
-    def better(run: Run, place) -> Outcome:
+    def better(run: Run, context) -> Outcome:
         return Outcome(ood(run, 0.995 if run.method == "mnf" else auroc_of(run)), {})
 
-    found = findings("ood-mnist", better)
-    (agrees, words), *_ = (value for claim, value in found.items() if "published form above" in claim)
+    by_claim = findings("ood-mnist", better)
+    (agrees, detail), *_ = (value for claim, value in by_claim.items() if "published form above" in claim)
     assert (
         agrees is False
-        and "not above mnf (0.995)" in words
-        and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in words
+        and "not above mnf (0.995)" in detail
+        and "above vmg, mc-dropout, deep-ensemble, noisy-kfac" in detail
     )
-    (agrees, words) = found["Table 1: the whole order by AUROC, VB-CDN in the published form"]
-    assert agrees is False and words.startswith("ours: mnf 0.995, vb-cdn 0.993")
+    (agrees, detail) = by_claim["Table 1: the order of all by AUROC, VB-CDN in the published form"]
+    assert agrees is False and detail.startswith("ours: mnf 0.995, vb-cdn 0.993")
 
 
 @pytest.mark.parametrize("name", ["fgsm-mnist", "fgsm-fashion", "fgsm-cifar"])
-def test_attacks_are_judged_under_both_protocols(name: str):
+def test_attacks_are_compared_under_both_protocols(name: str):
     attacked = [
         Result(run, work(run, None).metrics, {}, {})
         for run in experiments.plan("fgsm-mnist", "paper", 1, METHODS)
     ]
-    found = {
-        f.claim: (f.agrees, f.words)
+    by_claim = {
+        f.claim: (f.agrees, f.detail)
         for f in paper_comparison([r._replace(run=replace(r.run, experiment=name)) for r in attacked])
     }
-    accuracy = {claim: agrees for claim, (agrees, _) in found.items() if "accuracy" in claim}
+    accuracy = {claim: agrees for claim, (agrees, _) in by_claim.items() if "accuracy" in claim}
     assert all(agrees is ("protocol published" in claim) for claim, agrees in accuracy.items())
     assert len(accuracy) == 16  # four forms, two protocols, two strengths
-    entropy = [value for claim, value in found.items() if "entropy" in claim]
+    entropy = [value for claim, value in by_claim.items() if "entropy" in claim]
     assert len(entropy) == 8 and not any(agrees for agrees, _ in entropy)  # equal is not above
 
 
-def test_nearness_is_told_from_the_scatter_of_seeds():
-    own, other = (
-        Value.from_values([0.90, 0.92]),
-        {"near": Value.from_values([0.88, 0.90]), "far": Value.from_values([0.5, 0.52])},
-    )
+def test_numbers_within_the_scatter_of_seeds_are_named():
+    value = Mean.from_values([0.90, 0.92])
+    others = {"near": Mean.from_values([0.88, 0.90]), "far": Mean.from_values([0.5, 0.52])}
     assert (
-        above("c", own, other).words
+        above("c", value, others).detail
         == "0.910 ± 0.010; above all 2, nearest near (0.890 ± 0.010); within the scatter of seeds: near"
     )
-    assert "scatter is not known" in above("c", Value.from_values([0.9]), other).words
-    assert above("c", None, other).agrees is None and above("c", own, {}).agrees is None
+    assert "scatter is not known" in above("c", Mean.from_values([0.9]), others).detail
+    assert above("c", None, others).agrees is None and above("c", value, {}).agrees is None
 
 
-def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
-    def attacked(run: Run, place) -> Outcome:
-        low = 0.6 if run.options.get("samples") == 10 and "published" in run.data else 0.1
+def test_figures_4_and_5_stand_beside_the_sound_attack():
+    def attacked(run: Run, context) -> Outcome:
+        low = 0.6 if run.options.get("samples") == 10 and run.variant == PUBLISHED else 0.1
         curves = {"published": [0.9, low, 0.8], "sound": [0.9, 0.2, 0.05]}
         strong = {
             "published, 1 passes": 11 * [0.705],
@@ -202,7 +203,10 @@ def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
     four, five = (
         findings(name, attacked, ["ml-cdn", "vb-cdn", "vmg"]) for name in ("fgsm-samples", "fgsm-strong")
     )
-    claim = "Figure 4, protocol published: accuracy of vb-cdn, published with 10 draws in training above 0.5 at every strength"
+    claim = (
+        "Figure 4, protocol published: accuracy of vb-cdn, published with 10 samples in training above 0.5 "
+        "at every strength"
+    )
     assert four[claim] == (True, "lowest 0.600; 0.050 under the sound attack")
     assert [agrees for agrees, _ in four.values()] == [
         False,
@@ -221,10 +225,9 @@ def test_figures_4_and_5_are_judged_and_set_beside_the_sound_attack():
 def flip(path: Path) -> None:
     """A flipped bit that JSON and zip would not notice by themselves."""
     content = bytearray(path.read_bytes())
-    place = (
-        content.index(b"0.978") + 4 if path.suffix == ".json" else 12
-    )  # a digit of a metric; the time of a file in the zip
-    content[place] ^= 1
+    # a digit of a metric; the time of a file in the zip
+    position = content.index(b"0.978") + 4 if path.suffix == ".json" else 12
+    content[position] ^= 1
     path.write_bytes(content)
 
 
@@ -242,23 +245,23 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, name: s
         damage(path)
     shown = overview(tmp_path / "runs", tmp_path / "page")
     assert shown.runs == len(others) and [
-        first.run.key in line and "damaged" in line for line in shown.troubles
+        first.run.key in line and "damaged" in line for line in shown.errors
     ] == [True]
     text = (tmp_path / "page" / "index.html").read_text()
     assert first.run.key in text and "Runs that failed" not in text
     if name == "metrics.json":
-        (state,) = survey([first.run], tmp_path / "runs")
-        assert state.kind == "failed" and "damaged" in state.words
+        (state,) = run_states([first.run], tmp_path / "runs")
+        assert state.kind == "failed" and "damaged" in state.detail
     if name != "config.json":
-        grid = work_through([first.run, *(other.run for other in others)], None, tmp_path / "runs", jobs=1)
+        grid = run_grid([first.run, *(other.run for other in others)], None, tmp_path / "runs", jobs=1)
         assert len(grid.results) == len(others) and [failure.run for failure in grid.failures] == [first.run]
 
 
 def test_runs_of_earlier_versions_have_no_checksums(tmp_path: Path):
     (made,) = results("ood-mnist", "paper", 1, tmp_path, ["vmg"])
     path = tmp_path / made.run.key / "metrics.json"
-    kept = json.loads(path.read_text())
-    del kept["sha256"], kept["arrays"]
-    path.write_text(json.dumps(kept))
+    content = json.loads(path.read_text())
+    del content["sha256"], content["arrays"]
+    path.write_text(json.dumps(content))
     again = read(made.run, tmp_path)
     assert again.metrics == made.metrics and again.arrays.keys() == made.arrays.keys()

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from compound.experiments.runs import Outcome, Run, RunContext, fitted, perform, read
+from compound import experiments
+from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.runs import Outcome, RunContext, fit_run, perform, read
+from compound.models import METHODS
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
@@ -24,30 +27,65 @@ RUN = Run("toy", "ml-cdn", "set 1", 0, {"widths": (8,), "lam": 1e-3}, {"steps": 
 TASK = Task("regression", 1)
 
 
-def work(run: Run, place: RunContext) -> Outcome:
-    with (place.directory / "calls").open("a") as calls:
+def work(run: Run, context: RunContext) -> Outcome:
+    with (context.directory / "calls").open("a") as calls:
         calls.write("x")
     return Outcome({"value": 0.5, "bad": math.nan, "nested": {"list": [1, math.inf]}}, {"x": np.arange(3.0)})
 
 
-def test_key_is_the_same_for_the_same_description_and_no_other():
+def test_key_identifies_a_run():
     assert RUN.key == replace(RUN, options={"lam": 0.001, "widths": [8]}).key
     others = [
         replace(RUN, experiment="digits"),
         replace(RUN, method="vb-cdn"),
         replace(RUN, data="set 2"),
         replace(RUN, seed=1),
+        replace(RUN, variant=PUBLISHED),
+        replace(RUN, n_train=7),
+        replace(RUN, extractor="network"),
         replace(RUN, options={"widths": (8, 8), "lam": 1e-3}),
         replace(RUN, settings={"steps": 6}),
     ]
-    assert len({RUN.key, *(other.key for other in others)}) == 7
-    words = '{"data":"set 1","experiment":"toy","method":"ml-cdn","options":{"lam":0.001,"widths":[8]},"seed":0,"settings":{"steps":5}}'
-    assert (
-        RUN.key == hashlib.sha256(words.encode()).hexdigest()[:16]
-    )  # spelt out: old results must stay found
+    assert len({RUN.key, *(other.key for other in others)}) == 10
+    # written out: committed results keep their keys
+    identity = (
+        '{"data":"set 1","experiment":"toy","method":"ml-cdn","options":{"lam":0.001,"widths":[8]},"seed":0,'
+        '"settings":{"steps":5}}'
+    )
+    assert RUN.key == hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def test_description_must_fit_into_json():
+def test_config_of_the_first_version_is_read():
+    """There data set, part and variant were one string."""
+    for run, label in (
+        (replace(RUN, variant=PUBLISHED), "set 1, as published"),
+        (replace(RUN, data="cifar10", n_train=2000, extractor="a.b:c"), "cifar10/2000/a.b:c"),
+        (
+            replace(RUN, data="cifar10", n_train=9, extractor="e", variant=PUBLISHED),
+            "cifar10/9/e, as published",
+        ),
+    ):
+        new_fields = ("variant", "n_train", "extractor")
+        old = {name: value for name, value in run.config().items() if name not in new_fields}
+        again = Run.from_config({**old, "data": label})
+        assert run.data_label == label and again.key == run.key
+        assert again.config() == run.config() == Run.from_config(run.config()).config()
+
+
+def test_committed_results_keep_their_keys():
+    """Also as runs of the present grid, whatever fields of `TrainConfig` are called today."""
+    results = Path(__file__).parents[2] / "results"
+    for path in results.glob("*-paper.json"):
+        for entry in json.loads(path.read_text())["runs"]:
+            run = Run.from_config(entry["config"])
+            assert run.key == entry["key"] == Run.from_config(run.config()).key
+            if run.method in METHODS:
+                TrainConfig(**run.settings)
+    committed = {entry["key"] for entry in json.loads((results / "ood-mnist-paper.json").read_text())["runs"]}
+    assert committed <= {run.key for run in experiments.plan("ood-mnist", "paper", 5, ["all"])}
+
+
+def test_options_must_be_json():
     with pytest.raises(ValueError, match="JSON"):
         _ = replace(RUN, options={"lam": math.nan}).key
 
@@ -59,11 +97,11 @@ def test_finished_run_is_read_and_not_repeated(tmp_path: Path):
     assert first.metrics == again.metrics == {"value": 0.5, "bad": None, "nested": {"list": [1, None]}}
     assert again.arrays["x"].tolist() == [0, 1, 2]
     assert json.loads((tmp_path / RUN.key / "config.json").read_text()) == RUN.config()
-    assert {"version", "commit", "torch", "command", "seconds"} <= set(again.record)
+    assert {"version", "commit", "torch", "command", "seconds"} <= set(again.provenance)
 
 
 def test_failed_run_is_not_finished(tmp_path: Path):
-    def failing(run: Run, place: RunContext) -> Outcome:
+    def failing(run: Run, context: RunContext) -> Outcome:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
@@ -75,23 +113,23 @@ def test_failed_run_is_not_finished(tmp_path: Path):
 
 def test_objects_are_refused_instead_of_pickled(tmp_path: Path):
     with pytest.raises(ValueError, match="pickled"):
-        perform(RUN, lambda run, place: Outcome({}, {"x": np.array([None])}), tmp_path)
+        perform(RUN, lambda run, context: Outcome({}, {"x": np.array([None])}), tmp_path)
     assert not (tmp_path / RUN.key / "metrics.json").exists()
 
 
-def test_directory_of_another_description_is_refused(tmp_path: Path):
+def test_directory_of_another_run_is_refused(tmp_path: Path):
     (tmp_path / RUN.key).mkdir()
     (tmp_path / RUN.key / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="another run"):
         perform(RUN, work, tmp_path)
 
 
-def slow_work(run: Run, place: RunContext) -> Outcome:
+def slow_work(run: Run, context: RunContext) -> Outcome:
     time.sleep(0.5)
-    return work(run, place)
+    return work(run, context)
 
 
-def test_two_processes_share_one_piece_of_work(tmp_path: Path):
+def test_two_processes_compute_a_run_once(tmp_path: Path):
     context = multiprocessing.get_context("fork")
     both = [context.Process(target=grids.alone, args=(perform, RUN, slow_work, tmp_path)) for _ in range(2)]
     for process in both:
@@ -112,31 +150,29 @@ TRAINED = Run(
 )
 
 
-def train(run: Run, place: RunContext) -> Outcome:
+def train(run: Run, context: RunContext) -> Outcome:
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
-    model = fitted(run, place, make_dataset(x, 2 * x, TASK), TASK)
+    model = fit_run(run, context, make_dataset(x, 2 * x, TASK), TASK)
     return Outcome({}, {"mean": model.predict(x, named_generator(0), 2).mean.numpy()})  # type: ignore[attr-defined]
 
 
-def killed_train(run: Run, place: RunContext) -> Outcome:
-    def watch(seen: object) -> None:
-        if (place.directory.parent / "fits" / run.fit_key / "checkpoint.safetensors").exists():
+def killed_train(run: Run, context: RunContext) -> Outcome:
+    def on_progress(state: object) -> None:
+        if (context.directory.parent / "fits" / run.fit_key / "checkpoint.safetensors").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
     from compound.experiments import runs
     from compound.train.loop import fit
 
-    def often(*args, **named):  # a checkpoint after every step, and death at the next word
+    def often(*args, **named):  # a checkpoint after every step, killed at the next callback
         return fit(*args, **{**named, "save_every": 0.0})
 
     runs.fit = often
-    return train(run, place._replace(callback=watch))
+    return train(run, context._replace(callback=on_progress))
 
 
-def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
-    run = replace(
-        TRAINED, settings=asdict(TrainConfig(600, n_evals=0))
-    )  # long enough for a word from the middle
+def test_killed_run_resumes_from_its_checkpoint_to_the_same_bits(tmp_path: Path):
+    run = replace(TRAINED, settings=asdict(TrainConfig(600, n_evals=0)))  # long enough for a callback midway
     process = multiprocessing.get_context("fork").Process(
         target=grids.alone, args=(perform, run, killed_train, tmp_path / "killed")
     )
@@ -148,7 +184,7 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
     size = (tmp_path / "killed" / "fits" / run.fit_key / "checkpoint.safetensors").stat().st_size
     assert size > 0
     steps = []
-    resumed = perform(run, train, tmp_path / "killed", callback=lambda seen: steps.append(seen.step))
+    resumed = perform(run, train, tmp_path / "killed", callback=lambda state: steps.append(state.step))
     straight = perform(run, train, tmp_path / "straight")
     assert np.array_equal(resumed.arrays["mean"], straight.arrays["mean"])
     lines = [(tmp_path / name / run.key / "history.csv").read_text() for name in ("killed", "straight")]
@@ -156,13 +192,14 @@ def test_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path: Path)
     assert lines[0].splitlines()[-1].startswith("600,")
 
 
-def test_runs_that_train_alike_share_one_fit(tmp_path: Path):
+def test_runs_of_the_same_model_share_one_fit(tmp_path: Path):
     steps: list[int] = []
-    first = perform(TRAINED, train, tmp_path, callback=lambda seen: steps.append(seen.step))
-    taken, other = len(steps), replace(TRAINED, experiment="another")
+    first = perform(TRAINED, train, tmp_path, callback=lambda state: steps.append(state.step))
+    n_callbacks = len(steps)
+    other = replace(TRAINED, experiment="another")
     assert other.key != TRAINED.key and other.fit_key == TRAINED.fit_key
-    again = perform(other, train, tmp_path, callback=lambda seen: steps.append(seen.step))
-    assert taken > 0 and len(steps) == taken  # the second trained nothing
+    again = perform(other, train, tmp_path, callback=lambda state: steps.append(state.step))
+    assert n_callbacks > 0 and len(steps) == n_callbacks  # the second trained nothing
     assert np.array_equal(first.arrays["mean"], again.arrays["mean"])
     for change in (
         {"seed": 1},

@@ -166,7 +166,7 @@ def copies(tensors: list[Any]) -> list[Tensor]:
     ]
 
 
-def test_ten_thousand_wrong_calls_are_refused_and_write_nothing():
+def test_ten_thousand_invalid_calls_are_refused_and_write_nothing():
     rng = random.Random(0)
     for number in range(10_000):
         loop = LOOPS[rng.choice(list(LOOPS))]

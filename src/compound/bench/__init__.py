@@ -1,1 +1,1 @@
-"""Experiments, run directories and report pages."""
+"""Speed: the cases, their cost against a reference in one process, and against another checkout in two."""

@@ -40,7 +40,8 @@ def data_list(data_dir: Path | None) -> None:
     table = Table("data set", "description", "files", "location")
     for state in listing(data_dir):
         advice = f"compound data fetch {state.name}" if state.fetchable else "missing, no download"
-        table.add_row(state.name, state.words, f"{state.found} of {state.files}", state.where or advice)
+        files = f"{state.n_found} of {state.n_files}"
+        table.add_row(state.name, state.description, files, state.folder or advice)
     Console().print(table)
 
 

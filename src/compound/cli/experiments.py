@@ -64,15 +64,15 @@ def run(
     Example: compound run toy --preset paper --seeds 3 --jobs 2
     """
     from compound import experiments
-    from compound.experiments.select import Choice, choose
+    from compound.experiments.ood.select import Selection, select_lambda
 
     planned = experiments.plan(name, preset, seeds, _split_names(methods))
     options.check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
     with _resumable():
-        choice = choose(planned, preset, runs, data_dir, jobs) if select else Choice(planned, [])
-        grid = experiments.work_through(choice.runs, runs, data_dir, jobs)
-    _publish([*grid.results, *choice.results], grid.failures, out / name, "", json_path)
+        selection = select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
+        grid = experiments.run_grid(selection.runs, runs, data_dir, jobs)
+    _publish([*grid.results, *selection.results], grid.failures, out / name, "", json_path)
 
 
 @click.command()
@@ -89,7 +89,7 @@ def demo(out: Path, runs: Path, jobs: int | None) -> None:
     options.check_outputs(out, runs)
     planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
     with _resumable():
-        grid = experiments.work_through(planned, runs, None, jobs)
+        grid = experiments.run_grid(planned, runs, None, jobs)
     title = "Predictive uncertainty of compound density networks"
     _publish(grid.results, grid.failures, out, title)
 
@@ -111,10 +111,12 @@ def status(name: str | None, preset: str, seeds: int | None, methods: str, runs:
     from rich.console import Console
 
     from compound import experiments
-    from compound.experiments.status import found, survey, tables
+    from compound.experiments.status import find_runs, run_states, state_tables
 
-    planned = found(runs) if name is None else experiments.plan(name, preset, seeds, _split_names(methods))
-    for table in tables(survey(planned, runs)):
+    planned = (
+        find_runs(runs) if name is None else experiments.plan(name, preset, seeds, _split_names(methods))
+    )
+    for table in state_tables(run_states(planned, runs)):
         Console().print(table)
 
 
@@ -135,24 +137,35 @@ def report(runs: Path, out: Path, preset: str) -> None:
 
     options.check_outputs(out)
     result = overview(runs, out, preset)
-    for line in result.troubles:
+    for line in result.errors:
         click.echo(line, err=True)
     click.echo(f"page: {out / 'index.html'} ({result.runs} runs)")
-    if result.troubles:
+    if result.errors:
         raise click.exceptions.Exit(1)
 
 
 @click.command()
 @options.json_file
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
-def bench(json_path: Path | None, quick: bool) -> None:
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout: ratios of times new / old, from interleaved pairs.",
+)
+@click.option("--pairs", type=click.IntRange(3), help="Of --against.  [default: 15; 3 with --quick]")
+def bench(json_path: Path | None, quick: bool, against: Path | None, pairs: int | None) -> None:
     """Measure speed and memory.
 
     Example: compound bench --quick --json speed.json
     """
+    options.check_outputs(json_path=json_path)
+    if against is not None:
+        from compound.bench.against import main as compare
+
+        compare(against, json_path, quick, pairs)
+        return
     from compound.bench.speed import main as measure
 
-    options.check_outputs(json_path=json_path)
     measure(json_path, quick)
 
 
@@ -177,11 +190,11 @@ def _publish(
     results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None
 ) -> None:
     """Write the page and the JSON file, and print the claims; exit code 1 if a run failed."""
-    from compound import experiments
+    from compound.experiments.pages import publish, save_summary
 
-    claims = experiments.publish(results, out, title, failures)
+    claims = publish(results, out, title, failures)
     if json_path:
-        experiments.save_summary(json_path, experiments.summary(results, claims, failures))
+        save_summary(json_path, results, claims, failures)
     for claim in claims:
         value = "no value" if claim.value is None else f"{claim.value:.4g}"
         mark = "ok  " if claim.held else "MISS"

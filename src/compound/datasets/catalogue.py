@@ -1,7 +1,8 @@
-"""Which data sets there are, what their files must be, and where they are looked for.
+"""The data sets: what their files must be, and where they are looked for.
 
-A file is looked for as <folder>/<set>/<file>, with or without .gz: in the folder that was named (--data-dir, COMPOUND_DATA), in
-the user's cache, and where Debian's package keeps Fashion-MNIST. `fetch` gets what is missing from its makers.
+A file is looked for as <folder>/<set>/<file>, with or without .gz: in the named folder (--data-dir,
+COMPOUND_DATA), in the user's cache, and where Debian's package keeps Fashion-MNIST. `fetch` downloads what is
+missing from its makers.
 """
 
 import os
@@ -14,25 +15,37 @@ from typing import NamedTuple
 class File(NamedTuple):
     path: str  # relative to a data folder; a final .gz may be missing
     sha256: str  # of the uncompressed content; of an npz: of the file
-    address: str = ""  # where its makers offer it
+    url: str = ""  # where its makers offer it
 
 
-class Set(NamedTuple):
-    words: str
+class DataSet(NamedTuple):
+    description: str
     files: tuple[File, ...]
-    note: str = ""  # what to know where there is no address
+    note: str = ""  # how the files were made, where there is no URL
 
 
-def _idx(folder: str, base: str, sums: dict[str, str]) -> tuple[File, ...]:
+def _idx_files(folder: str, base_url: str, checksums: dict[str, str]) -> tuple[File, ...]:
     return tuple(
-        File(f"{folder}/{name}.gz", sha, f"{base}/{name}.gz" if base else "") for name, sha in sums.items()
+        File(f"{folder}/{name}.gz", sha256, f"{base_url}/{name}.gz" if base_url else "")
+        for name, sha256 in checksums.items()
     )
 
 
-SETS: dict[str, Set] = {
-    "mnist": Set(
+UCI_CHECKSUMS = {
+    "bostonHousing": "a212dc918a958f2fd76ade5eab84da31f14ba78dd25489293b4e3aba87a22ee4",
+    "concrete": "5b92d334cf9c8f798701a389acc37d06e888ead042645aff3ee9b9c0b8624f72",
+    "energy": "fefa3e1791e41a2bf13524a9236ce117bc9939399149fd14d544b00c002cc131",
+    "kin8nm": "54aa5a0414f25f36c5c0d9f4cacccdeeb66bd0dde570a22bc81637a622b18083",
+    "naval-propulsion-plant": "d5d8b0ca18eeb221beee4923dfb4f0546d075a64841738b42310297c7691d1e2",
+    "power-plant": "3760c09c886f43770767e0db5ce09f1e7b5e13977cc59f5b8d6ab55867900926",
+    "protein-tertiary-structure": "af1dc8e643a5d4a5a58ceaea66728fbcc112f2720bf2b5aca017ef2bd6158ef6",
+    "wine-quality-red": "8e3d0c15975072ccff2eebe286ad3579711c662bef3135e20ddf060e49650e9f",
+    "yacht": "fbfbd594b9b32c7967e28d09c0176309265f590b49b9760aaca9b2b325400c6b",
+}
+SETS: dict[str, DataSet] = {
+    "mnist": DataSet(
         "handwritten digits, 60,000 + 10,000, 28x28",
-        _idx(
+        _idx_files(
             "mnist",
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             {
@@ -43,9 +56,9 @@ SETS: dict[str, Set] = {
             },
         ),
     ),
-    "fashion-mnist": Set(
+    "fashion-mnist": DataSet(
         "articles of clothing, 60,000 + 10,000, 28x28",
-        _idx(
+        _idx_files(
             "fashion-mnist",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             {
@@ -56,9 +69,9 @@ SETS: dict[str, Set] = {
             },
         ),
     ),
-    "notmnist": Set(
+    "notmnist": DataSet(
         "letters A to J in many fonts, 18,724, 28x28",
-        _idx(
+        _idx_files(
             "notmnist",
             "",
             {
@@ -66,11 +79,12 @@ SETS: dict[str, Set] = {
                 "labels-idx1-ubyte": "a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b",
             },
         ),
-        "an idx pair made from the PNG files of notMNIST_small, by letter and then by file name, the two unreadable ones left out",
+        "an idx pair made from the PNG files of notMNIST_small, by letter and then by file name, "
+        "without the two unreadable ones",
     ),
-    "omniglot": Set(
+    "omniglot": DataSet(
         "characters of eight alphabets, 4,840, 28x28",
-        _idx(
+        _idx_files(
             "omniglot",
             "",
             {
@@ -80,7 +94,7 @@ SETS: dict[str, Set] = {
         ),
         "an idx pair made from the small background sets, ink bright, 28x28 with a box filter",
     ),
-    "cifar10": Set(
+    "cifar10": DataSet(
         "ten kinds of things, 20,000 + 10,000, 32x32 in colour",
         (
             File("cifar10/train20k.npz", "f814d0357701333cc0d3dbf9e60c2ff681ae29e84144ab6424b2365abac3623e"),
@@ -88,32 +102,19 @@ SETS: dict[str, Set] = {
         ),
         "npz files of WebP strips",
     ),
-    "svhn": Set(
+    "svhn": DataSet(
         "house numbers, 5,000, 32x32 in colour",
         (File("svhn/test5k.npz", "1fd5dfd14483c6b2e9d69f6479dc9d4806ea4e483bbca041732c7dff97121762"),),
         "an npz file of WebP strips",
     ),
-    "gtsrb": Set(
+    "gtsrb": DataSet(
         "traffic signs, 1,776, 32x32 in colour",
         (File("gtsrb/gtsrb32.npz", "595f3a88b503afb0da1539b0718bfe61c99dca842a5d534f845431bc96172ca8"),),
         "an npz file of WebP strips",
     ),
-    "uci": Set(
+    "uci": DataSet(
         "nine regression tables with their standard splits",
-        tuple(
-            File(f"uci/{name}.npz", sha)
-            for name, sha in {
-                "bostonHousing": "a212dc918a958f2fd76ade5eab84da31f14ba78dd25489293b4e3aba87a22ee4",
-                "concrete": "5b92d334cf9c8f798701a389acc37d06e888ead042645aff3ee9b9c0b8624f72",
-                "energy": "fefa3e1791e41a2bf13524a9236ce117bc9939399149fd14d544b00c002cc131",
-                "kin8nm": "54aa5a0414f25f36c5c0d9f4cacccdeeb66bd0dde570a22bc81637a622b18083",
-                "naval-propulsion-plant": "d5d8b0ca18eeb221beee4923dfb4f0546d075a64841738b42310297c7691d1e2",
-                "power-plant": "3760c09c886f43770767e0db5ce09f1e7b5e13977cc59f5b8d6ab55867900926",
-                "protein-tertiary-structure": "af1dc8e643a5d4a5a58ceaea66728fbcc112f2720bf2b5aca017ef2bd6158ef6",
-                "wine-quality-red": "8e3d0c15975072ccff2eebe286ad3579711c662bef3135e20ddf060e49650e9f",
-                "yacht": "fbfbd594b9b32c7967e28d09c0176309265f590b49b9760aaca9b2b325400c6b",
-            }.items()
-        ),
+        tuple(File(f"uci/{name}.npz", sha256) for name, sha256 in UCI_CHECKSUMS.items()),
         "npz files with data, index_features, index_target and the indices of every split",
     ),
 }
@@ -123,7 +124,7 @@ DEBIAN = {
 
 
 def cache() -> Path:
-    """The user's folder for data sets, as the platform has it."""
+    """The user's cache folder for data sets, as the platform has it."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "compound" / "data"
     if sys.platform == "darwin":
@@ -133,43 +134,40 @@ def cache() -> Path:
 
 def folders(data_dir: Path | None) -> list[Path]:
     """Where files are looked for, in this order."""
-    named = os.environ.get("COMPOUND_DATA", "")
-    return [*([data_dir] if data_dir else []), *([Path(named)] if named else []), cache()]
+    environment = os.environ.get("COMPOUND_DATA", "")
+    return [*([data_dir] if data_dir else []), *([Path(environment)] if environment else []), cache()]
 
 
-def places(path: str, data_dir: Path | None) -> Iterator[Path]:
+def _candidates(path: str, data_dir: Path | None) -> Iterator[Path]:
     name, _, file = path.partition("/")
-    homes = [folder / name for folder in folders(data_dir)] + list(DEBIAN.get(name, ()))
-    for home in homes:
-        yield home / file
+    for folder in (*(folder / name for folder in folders(data_dir)), *DEBIAN.get(name, ())):
+        yield folder / file
         if file.endswith(".gz"):
-            yield home / file.removesuffix(".gz")
+            yield folder / file.removesuffix(".gz")
 
 
-def present(path: str, data_dir: Path | None = None) -> Path | None:
-    """The first place that has the file."""
-    return next((place for place in places(path, data_dir) if place.is_file()), None)
+def find_file(path: str, data_dir: Path | None = None) -> Path | None:
+    """The first candidate that exists."""
+    return next((candidate for candidate in _candidates(path, data_dir) if candidate.is_file()), None)
 
 
-def find(path: str, data_dir: Path | None = None) -> Path:
-    """The file, or one sentence that says what to put where."""
-    found = present(path, data_dir)
-    if found is None:
+def require_file(path: str, data_dir: Path | None = None) -> Path:
+    """The first candidate that exists; a ValueError says what to put where."""
+    file = find_file(path, data_dir)
+    if file is None:
         name = path.partition("/")[0]
-        where = folders(data_dir)[0] / path
-        how = (
-            f"compound data fetch {name}"
-            if any(file.address for file in SETS[name].files)
-            else SETS[name].note
-        )
+        target = folders(data_dir)[0] / path
+        fetchable = any(entry.url for entry in SETS[name].files)
+        hint = f"compound data fetch {name}" if fetchable else SETS[name].note
         raise ValueError(
-            f"data set {name} is not here: put {path} at {where}, or name its folder by --data-dir or COMPOUND_DATA ({how})"
+            f"data set {name} is missing: put {path} at {target}, "
+            f"or name its folder by --data-dir or COMPOUND_DATA ({hint})"
         )
-    return found
+    return file
 
 
 def require(names: Iterable[str], data_dir: Path | None = None) -> None:
-    """Refuse, in one sentence, where a file of these sets is not here."""
+    """Raise a ValueError where a file of these data sets is missing."""
     for name in names:
         for file in SETS[name].files:
-            find(file.path, data_dir)
+            require_file(file.path, data_dir)

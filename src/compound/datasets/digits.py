@@ -1,4 +1,4 @@
-"""scikit-learn's 8 x 8 digits, and three kinds of pictures that are no digits: patches of photographs, noise, digits upside down."""
+"""The 8 x 8 digits of scikit-learn, and three sets of out-of-distribution images."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,7 @@ from torch import Tensor
 from compound.random import derive_seed, named_generator
 
 SIDE = 8
-REDUCTION = (
-    4  # photographs are shrunk this much first, so that a patch shows things and not one smooth surface
-)
+REDUCTION = 4  # photographs are downsampled by this factor, so that a patch shows structure
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Digits:
 
 
 def digits(seed: int) -> Digits:
-    """All 1797 digits, 70 % to learn from and 30 % to test, each class in the same proportion."""
+    """All 1797 digits, 70 % for training and 30 % for testing, stratified by class."""
     x, y = load_digits(return_X_y=True)
     parts = train_test_split(
         x / 16, y, test_size=0.3, stratify=y, random_state=derive_seed(seed, "digits") % 2**32
@@ -35,21 +33,20 @@ def digits(seed: int) -> Digits:
 
 
 def photographs(rows: int, seed: int) -> Tensor:  # (rows, 64) in [0, 1]
-    """Random grey patches of scikit-learn's two sample photographs."""
-    pictures = [_shrunk(picture) for picture in load_sample_images().images]
+    """Random grey patches of the two sample photographs of scikit-learn."""
+    photographs = [_downsample(image) for image in load_sample_images().images]
     generator = named_generator(seed, "photographs")
     patches = []
     for row in range(rows):
-        picture = pictures[row % len(pictures)]
-        top, left = (
-            int(torch.randint(extent - SIDE + 1, (), generator=generator)) for extent in picture.shape
-        )
-        patches.append(picture[top : top + SIDE, left : left + SIDE].flatten())
+        image = photographs[row % len(photographs)]
+        top, left = (int(torch.randint(extent - SIDE + 1, (), generator=generator)) for extent in image.shape)
+        patches.append(image[top : top + SIDE, left : left + SIDE].flatten())
     return torch.stack(patches)
 
 
-def _shrunk(picture: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
-    grey = torch.tensor(picture).float().mean(-1) / 255
+def _downsample(image: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
+    """Grey values, averaged over tiles of REDUCTION x REDUCTION pixels."""
+    grey = torch.tensor(image).float().mean(-1) / 255
     height, width = (extent // REDUCTION * REDUCTION for extent in grey.shape)
     tiles = grey[:height, :width].unflatten(0, (-1, REDUCTION)).unflatten(2, (-1, REDUCTION))  # (h, 4, w, 4)
     return tiles.mean((1, 3))
@@ -57,11 +54,10 @@ def _shrunk(picture: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
 
 def noise(rows: int, seed: int) -> Tensor:
     """Every pixel uniform in [0, 1]."""
-    return torch.rand(
-        (rows, SIDE * SIDE), generator=named_generator(seed, "uniform noise"), dtype=torch.float32
-    )
+    generator = named_generator(seed, "uniform noise")
+    return torch.rand((rows, SIDE * SIDE), generator=generator, dtype=torch.float32)
 
 
 def mirrored(x: Tensor) -> Tensor:
-    """The same pictures, top to bottom."""
+    """The same images upside down."""
     return x.unflatten(1, (SIDE, SIDE)).flip(1).flatten(1)

@@ -1,4 +1,4 @@
-"""Getting files from their makers: checked, whole or not at all, with a bar that shows how far it is."""
+"""Downloads of data sets from their makers: checked, complete or absent."""
 
 import hashlib
 import os
@@ -9,84 +9,84 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from compound.datasets.catalogue import SETS, File, folders, present
-from compound.datasets.idx import content
+from compound.datasets.catalogue import SETS, File, find_file, folders
+from compound.datasets.idx import read_content
 
-CHUNK = 2**16
-PATIENCE = 30.0  # seconds without a byte
+CHUNK = 2**16  # bytes
+TIMEOUT = 30.0  # seconds without a byte
+Callback = Callable[[str, int, int], None]  # path, bytes so far, bytes in all
 
 
-class State(NamedTuple):
-    """Of one data set on this machine."""
+class DataSetState(NamedTuple):
+    """One data set on this machine."""
 
     name: str
-    words: str
-    found: int
-    files: int
-    where: str  # the folder of the first file found
+    description: str
+    n_found: int
+    n_files: int
+    folder: str  # of the first file found
     fetchable: bool
 
 
-def listing(data_dir: Path | None) -> list[State]:
-    """Every data set, and how much of it is here."""
+def listing(data_dir: Path | None) -> list[DataSetState]:
+    """Every data set, and how many of its files are present."""
     states = []
     for name, entry in SETS.items():
-        found = [place for file in entry.files if (place := present(file.path, data_dir)) is not None]
-        where = str(found[0].parent) if found else ""
-        states.append(
-            State(
-                name,
-                entry.words,
-                len(found),
-                len(entry.files),
-                where,
-                all(file.address for file in entry.files),
-            )
-        )
+        paths = [path for file in entry.files if (path := find_file(file.path, data_dir)) is not None]
+        folder = str(paths[0].parent) if paths else ""
+        fetchable = all(file.url for file in entry.files)
+        states.append(DataSetState(name, entry.description, len(paths), len(entry.files), folder, fetchable))
     return states
 
 
-def fetch(
-    name: str, data_dir: Path | None, callback: Callable[[str, int, int], None] | None = None
-) -> list[Path]:
-    """Get the files of a set that are missing, into the first folder that is looked in; `watch` is told path, bytes, all bytes."""
+def fetch(name: str, data_dir: Path | None, callback: Callback | None = None) -> list[Path]:
+    """Download the missing files of a data set into the first of `folders(data_dir)`; return their paths."""
     if name not in SETS:
         raise ValueError(f"data set is {name!r}: choose one of {', '.join(SETS)}")
-    missing = [file for file in SETS[name].files if present(file.path, data_dir) is None]
+    missing = [file for file in SETS[name].files if find_file(file.path, data_dir) is None]
     for file in missing:
-        if not file.address:
-            where = folders(data_dir)[0] / file.path
+        if not file.url:
+            target = folders(data_dir)[0] / file.path
             raise ValueError(
-                f"{name} cannot be fetched: put {file.path} at {where} ({SETS[name].note}; sha256 {file.sha256})"
+                f"{name} cannot be fetched: put {file.path} at {target} ({SETS[name].note}; sha256 "
+                f"{file.sha256})"
             )
-    return [_get(file, folders(data_dir)[0] / file.path, callback) for file in missing]
+    return [_download(file, folders(data_dir)[0] / file.path, callback) for file in missing]
 
 
-def _get(file: File, to: Path, callback: Callable[[str, int, int], None] | None) -> Path:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
+def _download(file: File, target: Path, callback: Callback | None) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as out:
-            with urllib.request.urlopen(file.address, timeout=PATIENCE) as answer:
-                size, done = int(answer.headers.get("Content-Length") or 0), 0
-                while part := answer.read(CHUNK):
-                    out.write(part)
-                    done += len(part)
-                    if callback is not None:
-                        callback(file.path, done, size)
-            out.flush()
-            os.fsync(out.fileno())
-        if hashlib.sha256(content(temporary)).hexdigest() != file.sha256:
+        _copy(file, handle, callback)
+        if hashlib.sha256(read_content(temporary)).hexdigest() != file.sha256:
             raise ValueError(
-                f"{file.address} gave something else than expected (its checksum differs): put {file.path} at {to} yourself"
+                f"the content of {file.url} is not as expected (its checksum differs): put {file.path} at "
+                f"{target} yourself"
             )
-        temporary.replace(to)
+        temporary.replace(target)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise ValueError(
-            f"{file.address} cannot be reached ({reason}): get it elsewhere and put it at {to}, sha256 {file.sha256}"
+            f"{file.url} cannot be reached ({reason}): get it elsewhere and put it at {target}, sha256 "
+            f"{file.sha256}"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return to
+    return target
+
+
+def _copy(file: File, handle: int, callback: Callback | None) -> None:
+    """Write the content of a URL to an open file descriptor, down to the disk."""
+    with os.fdopen(handle, "wb") as out:
+        with urllib.request.urlopen(file.url, timeout=TIMEOUT) as response:
+            size = int(response.headers.get("Content-Length") or 0)
+            done = 0
+            while chunk := response.read(CHUNK):
+                out.write(chunk)
+                done += len(chunk)
+                if callback is not None:
+                    callback(file.path, done, size)
+        out.flush()
+        os.fsync(out.fileno())

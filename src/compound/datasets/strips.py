@@ -1,4 +1,4 @@
-"""Pictures in npz files: lossless WebP strips of 32 pixels' width, and CIFAR-10's binary version. No pickle anywhere."""
+"""Image files without pickle: npz of lossless WebP strips, 32 pixels wide, and binary CIFAR-10."""
 
 import io
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ SIDE = 32
 
 
 def read_strips(path: str | Path) -> tuple[Bytes, Bytes]:
-    """Pictures (n, 32, 32, 3) and labels (n,) of an npz file of WebP strips."""
+    """Images (n, 32, 32, 3) and labels (n,) of an npz file of WebP strips."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -20,17 +20,17 @@ def read_strips(path: str | Path) -> tuple[Bytes, Bytes]:
     with np.load(path, allow_pickle=False) as file:
         names = sorted(name for name in file.files if name.startswith("webp_"))
         if not names or "labels" not in file.files:
-            raise ValueError(f"{path} holds no pictures: it must have arrays webp_000, ... and labels")
+            raise ValueError(f"{path} holds no images: it must have arrays webp_000, ... and labels")
         parts = [np.asarray(Image.open(io.BytesIO(file[name].tobytes())).convert("RGB")) for name in names]
         labels = file["labels"]
     images = np.concatenate(parts).reshape(-1, SIDE, SIDE, 3)
     if len(images) != len(labels):
-        raise ValueError(f"{path} holds {len(images)} pictures but {len(labels)} labels")
+        raise ValueError(f"{path} holds {len(images)} images but {len(labels)} labels")
     return images, labels
 
 
 def read_cifar(paths: Sequence[str | Path]) -> tuple[Bytes, Bytes]:
-    """Pictures (n, 32, 32, 3) and labels (n,) of CIFAR-10's binary version: a label, then planes of red, green and blue."""
+    """Images (n, 32, 32, 3) and labels (n,) of binary CIFAR-10: a label, then planes of red, green, blue."""
     size = 1 + 3 * SIDE * SIDE
     parts = []
     for path in paths:

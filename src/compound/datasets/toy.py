@@ -1,13 +1,23 @@
-"""The two toy sets of the paper: a cubic, seen through few points or through noise that changes sides."""
+"""The two toy data sets of the paper: a cubic with few points, or with noise that depends on the side."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from compound.random import named_generator
 
-VIEW = {1: 6.0, 2: 4.0}  # the figure looks at [-VIEW, VIEW]; the inputs lie in [-4, 4]
+
+class ToySet(NamedTuple):
+    number: int  # names the stream of random numbers
+    rows: int
+    noise_left: float  # standard deviation for x < 0
+    noise_right: float
+    view: float  # figures show [-view, view]
+
+
+TOY_SETS = {"set 1": ToySet(1, 20, 3.0, 3.0, 6.0), "set 2": ToySet(2, 100, 15.0, 3.0, 4.0)}
 
 
 @dataclass(frozen=True)
@@ -16,20 +26,17 @@ class Toy:
     y: Tensor  # (rows, 1)
 
 
-def cubic(which: int, seed: int) -> Toy:
-    """y = x³ + noise, x ~ U[-4, 4]. Set 1: 20 points, sd 3. Set 2: 100 points, sd 15 left of 0 and 3 right of it."""
-    if which not in VIEW:
-        raise ValueError(f"toy set is {which!r}: choose 1 or 2")
-    generator = named_generator(seed, "toy", which)
-    rows = 20 if which == 1 else 100
-    x = 8 * torch.rand((rows, 1), generator=generator, dtype=torch.float32) - 4
-    noise = torch.randn((rows, 1), generator=generator, dtype=torch.float32)
-    return Toy(x, true_function(x) + noise_std(x, which) * noise)
+def cubic(name: str, seed: int) -> Toy:
+    """y = x³ + noise, x ~ U[-4, 4], for a name of TOY_SETS."""
+    if name not in TOY_SETS:
+        raise ValueError(f"toy set is {name!r}: choose {' or '.join(TOY_SETS)}")
+    toy_set = TOY_SETS[name]
+    generator = named_generator(seed, "toy", toy_set.number)
+    shape = (toy_set.rows, 1)
+    x = 8 * torch.rand(shape, generator=generator, dtype=torch.float32) - 4
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return Toy(x, true_function(x) + torch.where(x < 0, toy_set.noise_left, toy_set.noise_right) * noise)
 
 
 def true_function(x: Tensor) -> Tensor:
     return x**3
-
-
-def noise_std(x: Tensor, which: int) -> Tensor:
-    return torch.where((x < 0) & (which == 2), 15.0, 3.0)

@@ -1,145 +1,90 @@
-"""The experiments by name, and the two things done with one: work through its grid, draw its page."""
+"""The registry of experiments, and what is done with one: plan its grid, perform its runs, publish its page.
 
-import json
+registry, interface    __init__, base, forms, published (numbers of the paper)
+one run                identity, runs, run_files, locks, progress, provenance
+many runs              launch, scheduler, workers, memory, status
+pages                  pages, times, means, overview, paper_comparison
+experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci
+"""
+
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 from compound.datasets.catalogue import require
 from compound.experiments import launch
-from compound.experiments.launch import Failure, Grid
-from compound.experiments.runs import Outcome, Result, Run, RunContext, Work, finished
-from compound.experiments.times import draw_times
-from compound.io.atomic import write_atomic
-from compound.report.page import Claim, Page
+from compound.experiments.base import PRESETS, Experiment
+from compound.experiments.identity import Run
+from compound.experiments.launch import GridResult
+from compound.experiments.runs import Result, Work, is_finished
 
-NAMES = (
-    "toy",
-    "digits",
-    "ood-mnist",
-    "ood-fashion",
-    "fgsm-mnist",
-    "fgsm-fashion",
-    "fgsm-samples",
-    "fgsm-strong",
-    "fgsm-cifar",
-    "uci",
-)
-HIDDEN = ("select-mnist", "select-fashion")  # parts of others
-EXPERIMENTS = {name: f"compound.experiments.{name.replace('-', '_')}" for name in (*NAMES, *HIDDEN)}
-
-
-class Experiment(Protocol):
-    """What every module of EXPERIMENTS offers."""
-
-    TITLE: str
-    METHODS: tuple[str, ...]  # worked through where none is asked for
-    ALL_METHODS: tuple[str, ...]  # all that can be asked for
-    PRESETS: tuple[str, ...]
-    SEEDS: int
-    DATA: tuple[str, ...]  # sets of the catalogue that it needs
-
-    def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]: ...
-    def work(self, run: Run, place: RunContext) -> Outcome: ...
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]: ...
+# name -> module whose dictionary EXPERIMENTS holds it; imported when it is asked for
+MODULES = {
+    "toy": "toy",
+    "digits": "digits",
+    "ood-mnist": "ood",
+    "ood-fashion": "ood",
+    "fgsm-mnist": "fgsm",
+    "fgsm-fashion": "fgsm",
+    "fgsm-samples": "fgsm",
+    "fgsm-strong": "fgsm",
+    "fgsm-cifar": "fgsm.cifar",
+    "uci": "uci",
+    "select-mnist": "ood.select",
+    "select-fashion": "ood.select",
+}
+INTERNAL = ("select-mnist", "select-fashion")  # started by `compound run --select`
+NAMES = tuple(name for name in MODULES if name not in INTERNAL)
 
 
 def load(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
+    """The experiment of this name."""
+    if name not in MODULES:
         raise ValueError(f"experiment is {name!r}: choose one of {', '.join(NAMES)}")
-    module = import_module(EXPERIMENTS[name])
-    return cast(Experiment, getattr(module, "EXPERIMENT", module))
+    experiments: dict[str, Experiment] = import_module(f"compound.experiments.{MODULES[name]}").EXPERIMENTS
+    return experiments[name]
 
 
 def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str] = ()) -> list[Run]:
-    """The runs of an experiment, every wish checked before any work."""
+    """The runs of an experiment; every argument is checked before any work."""
     experiment = load(name)
-    if preset not in experiment.PRESETS:
-        raise ValueError(f"preset is {preset!r}: {name} has {', '.join(experiment.PRESETS)}")
-    methods = experiment.ALL_METHODS if list(methods) == ["all"] else methods
+    if preset not in PRESETS:
+        raise ValueError(f"preset is {preset!r}: {name} has {', '.join(PRESETS)}")
+    methods = experiment.all_methods if list(methods) == ["all"] else methods
     for method in methods:
-        if method not in experiment.ALL_METHODS:
-            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.ALL_METHODS)}, or all")
+        if method not in experiment.all_methods:
+            raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.all_methods)}, or all")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
-    return experiment.grid(preset, seeds or experiment.SEEDS, methods or experiment.METHODS)
+    return experiment.grid(preset, seeds or experiment.n_seeds, methods or experiment.methods)
 
 
 def check_data(runs: Sequence[Run], root: Path, data_dir: Path | None = None) -> None:
-    """Refuse before any work where data that unfinished runs need are not here."""
-    names = {run.experiment for run in runs if not finished(run, root)}
-    require(dict.fromkeys(one for name in sorted(names) for one in load(name).DATA), data_dir)
+    """Raise before any work where data sets that unfinished runs need are missing."""
+    names = {run.experiment for run in runs if not is_finished(run, root)}
+    require(dict.fromkeys(data for name in sorted(names) for data in load(name).data), data_dir)
 
 
 def work_of(name: str) -> Work:
     return load(name).work
 
 
-def work_through(
+def run_grid(
     runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
-) -> Grid:
-    """What came of all runs, with progress on the terminal."""
-    return launch.work_through(runs, work_of, root, data_dir, jobs)
+) -> GridResult:
+    """Perform all runs, with progress on the terminal."""
+    return launch.run_grid(runs, work_of, root, data_dir, jobs)
 
 
 def perform_all(
     runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
 ) -> list[Result]:
-    """The results of all runs, in their order; one that fails is an error, after all others have ended."""
-    grid = work_through(runs, root, data_dir, jobs)
+    """The results of all runs, in their order; raises where one failed, after all others have ended."""
+    grid = run_grid(runs, root, data_dir, jobs)
     if grid.failures:
         run, reason = grid.failures[0]
         raise ValueError(
-            f"{len(grid.failures)} of {len(runs)} runs failed, first {run} ({reason}): see failure.json in {root / run.key}"
+            f"{len(grid.failures)} of {len(runs)} runs failed, first {run} ({reason}): "
+            f"see failure.json in {root / run.key}"
         )
     return grid.results
-
-
-def publish(
-    results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()
-) -> list[Claim]:
-    """One page for the results of one experiment or more, out/index.html, with figures and their data as files beside it."""
-    names = list(
-        dict.fromkeys(run.experiment for run in (*(r.run for r in results), *(f.run for f in failures)))
-    )
-    page = Page(title or load(names[0]).TITLE)
-    bars = []
-    for name in names:
-        if title or name != names[0]:
-            page.heading(load(name).TITLE)
-        own = [result for result in results if result.run.experiment == name]
-        if own:
-            bars += load(name).draw(own, page)
-    if failures:
-        page.heading("Runs that failed")
-        page.text("All numbers above are without them. The same command tries them again.")
-        page.table(("run", "why"), [(str(run), reason) for run, reason in failures])
-    if results:
-        page.heading("Time")
-        draw_times(results, page, f"{names[0]}-times")
-        page.provenance([result.record for result in results])
-    page.write(out / "index.html")
-    return bars
-
-
-def summary(
-    results: Sequence[Result], bars: Sequence[Claim], failures: Sequence[Failure] = ()
-) -> dict[str, Any]:
-    """All numbers as JSON: every run with its configuration, every claim with its bar, every failure with its reason."""
-    return {
-        "runs": [
-            {"key": r.run.key, "config": r.run.config(), "metrics": r.metrics, "record": r.record}
-            for r in results
-        ],
-        "bars": [
-            {"claim": bar.claim, "value": bar.value, "limit": bar.limit, "sense": bar.sense, "held": bar.held}
-            for bar in bars
-        ],
-        "failures": [{"key": run.key, "config": run.config(), "reason": reason} for run, reason in failures],
-    }
-
-
-def save_summary(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -1,171 +1,173 @@
-"""One page from all finished runs in a folder: every experiment, the paper beside it, what agrees and what does not."""
+"""One page from all finished runs in a folder: every experiment, and which statements of the paper hold."""
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compound.experiments import EXPERIMENTS, Experiment, load
+from compound.experiments import MODULES, load
+from compound.experiments.base import PRESETS, Experiment
+from compound.experiments.identity import Run
+from compound.experiments.ood.select import SELECTIONS, best_lambdas, with_best_lambdas
 from compound.experiments.paper_comparison import paper_comparison
-from compound.experiments.runs import Result, Run, finished, read, readable, reason
-from compound.experiments.select import NAMES as SELECTIONS
-from compound.experiments.select import best_of, chosen
-from compound.experiments.status import found, survey, unreadable
+from compound.experiments.run_files import error_line
+from compound.experiments.runs import Result, is_finished, read, split_damaged
+from compound.experiments.status import find_runs, run_states, unreadable_configs
 from compound.experiments.times import draw_times
 from compound.report.page import Cell, Claim, Page
 from compound.report.plot_styles import method_order
 
-PRESETS = ("paper", "quick")  # in this order
+ORDER = PRESETS[::-1]  # paper first
 
 
 class Overview(NamedTuple):
     runs: int  # on the page
-    troubles: list[str]  # runs that could not be read and sections that could not be drawn, and why
+    errors: list[str]  # runs that could not be read and sections that could not be drawn, with reasons
 
 
 class Section(NamedTuple):
+    """Results of one experiment that may stand in one table."""
+
     experiment: str
-    preset: str  # or a number of steps that no preset has
+    preset: str  # or "77 steps", where no preset has as many
     results: list[Result]
+
+    @property
+    def preset_title(self) -> str:
+        return f"preset {self.preset}" if self.preset in PRESETS else self.preset
+
+    @property
+    def file_prefix(self) -> str:
+        return f"{self.preset.replace(' ', '-')}-"
 
 
 def overview(root: Path, out: Path, preset: str = "") -> Overview:
-    """The page out/index.html and its files; an empty preset means all of them, apart."""
+    """Write out/index.html and its files; an empty preset means all of them, apart."""
     if preset and preset not in PRESETS:
-        raise ValueError(f"preset is {preset!r}: choose {' or '.join(PRESETS)}")
-    everything = found(root)
-    ended, damaged = readable(
-        [run for run in everything if finished(run, root) and run.experiment in EXPERIMENTS], root
-    )
-    sections, left_out = sort(ended, root)
+        raise ValueError(f"preset is {preset!r}: choose {' or '.join(ORDER)}")
+    runs = find_runs(root)
+    finished = [run for run in runs if is_finished(run, root) and run.experiment in MODULES]
+    intact, damaged = split_damaged(finished, root)
+    sections, left_out = make_sections(intact, root)
     sections = [section for section in sections if preset in ("", section.preset)]
     if not sections:
-        broken = f", and {len(damaged)} damaged" if damaged else ""
+        count = f", and {len(damaged)} damaged" if damaged else ""
         kind = f" of preset {preset}" if preset else ""
-        raise ValueError(f"{root} holds no finished run{kind}{broken}: compound status shows what it holds")
-    page = Page("Compound density networks: the experiments of the paper, redone")
-    lost = [
+        raise ValueError(f"{root} holds no finished run{kind}{count}: compound status shows what it holds")
+    unreadable = [
         *map(str, damaged),
-        *(f"{path} is damaged: nothing else tells which run this was" for path in unreadable(root)),
+        *(f"{path} is damaged: what its results belong to is lost" for path in unreadable_configs(root)),
     ]
-    troubles = [*lost]
-    bars: list[tuple[Section, Claim]] = []
-    _open(page, sections)
-    for word in dict.fromkeys(section.preset for section in sections):
-        _agreement(
-            page,
-            word,
-            [result for section in sections if section.preset == word for result in section.results],
-        )
-    for section in sections:
-        page.heading(f"{load(section.experiment).TITLE} ({_words(section.preset)})")
-        page.prefix = f"{section.preset.replace(' ', '-')}-"
-        try:
-            claims = load(section.experiment).draw(section.results, page)
-        except Exception as error:  # the other sections must not suffer
-            troubles.append(f"{section.experiment} ({section.preset}) could not be drawn: {reason(error)}")
-            page.text(troubles[-1])
-            continue
-        bars += [(section, bar) for bar in claims]
-    page.prefix = ""
-    _close(page, sections, bars, [run for run in everything if not finished(run, root)], left_out, root, lost)
+    page = Page("Compound density networks: the experiments of the paper, reproduced")
+    _draw_contents(page, sections)
+    for group in _by_preset(sections):
+        _draw_comparison(page, group)
+    claims, errors = _draw_sections(page, sections)
+    if claims:
+        page.heading("All claims with a limit")
+        page.table(("experiment", "preset", "claim", "measured", "required", "met"), claims)
+    page.heading("Time")
+    for group in _by_preset(sections):
+        page.subheading(group[0].preset_title)
+        draw_times(_results(group), page, f"{group[0].file_prefix}times")
+    page.provenance([result.provenance for result in _results(sections)])
+    unfinished = [run for run in runs if not is_finished(run, root)]
+    _draw_missing(page, unfinished, left_out, root, unreadable)
     page.write(out / "index.html")
-    return Overview(sum(len(section.results) for section in sections), troubles)
+    return Overview(len(_results(sections)), [*unreadable, *errors])
 
 
-def sort(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
-    """Sections that mix nothing, paper first, and the runs that fit in none.
+def make_sections(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
+    """Sections that mix no presets and no options, paper first, and the runs that belong to none.
 
-    Of runs that differ only in options, those of the present grid are shown (with the chosen λ, where one was chosen); where
-    there is none of them, those with the commonest options.
+    Of runs that differ only in options, those of the present grid are shown (with the selected λ, where one
+    was selected); where there is none of them, those with the most common options.
     """
-    sections, left_out = [], []
-    for name in EXPERIMENTS:
-        own = [run for run in runs if run.experiment == name]
-        if not own:
+    sections = []
+    left_out = []
+    for name in MODULES:
+        of_experiment = [run for run in runs if run.experiment == name]
+        if not of_experiment:
             continue
+        plans = {preset: _plan(load(name), preset, of_experiment) for preset in ORDER}
         groups: dict[str, list[Run]] = {}
-        plans = {word: _plan(load(name), word, own) for word in PRESETS}
-        for run in own:
-            groups.setdefault(_preset(run, plans), []).append(run)
-        for word in sorted(
-            groups, key=lambda word: (PRESETS.index(word) if word in PRESETS else len(PRESETS), word)
-        ):
-            keys = {run.key for run in _with_choice(plans.get(word, []), word, runs, root)}
-            kept = _kept(groups[word], keys)
-            sections.append(Section(name, word, [read(run, root) for run in kept]))
-            left_out += [run for run in groups[word] if run not in kept]
-    order = {word: number for number, word in enumerate(PRESETS)}
-    return sorted(sections, key=lambda section: order.get(section.preset, len(order))), left_out
+        for run in of_experiment:
+            groups.setdefault(_preset_of(run, plans), []).append(run)
+        for preset in sorted(groups):
+            planned = _with_selection(plans.get(preset, []), preset, runs, root)
+            shown = _shown(groups[preset], {run.key for run in planned})
+            sections.append(Section(name, preset, [read(run, root) for run in shown]))
+            left_out += [run for run in groups[preset] if run not in shown]
+    rank = {preset: number for number, preset in enumerate(ORDER)}
+    return sorted(sections, key=lambda section: rank.get(section.preset, len(rank))), left_out
 
 
 def _plan(experiment: Experiment, preset: str, runs: Sequence[Run]) -> list[Run]:
-    if preset not in experiment.PRESETS:
-        return []
-    return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.ALL_METHODS)
+    """The present grid, with as many seeds as there are."""
+    return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.all_methods)
 
 
-def _preset(run: Run, plans: dict[str, list[Run]]) -> str:
-    """The preset whose grid has this run, or has another of as many steps for its method."""
+def _preset_of(run: Run, plans: dict[str, list[Run]]) -> str:
+    """The preset whose grid has this run, or else has a run of its method with as many steps."""
     steps = run.settings.get("steps")
-    for word, plan in plans.items():
-        if run.key in {one.key for one in plan}:
-            return word
-    for word, plan in plans.items():
-        if any(one.method == run.method and one.settings.get("steps") == steps for one in plan):
-            return word
+    for preset, plan in plans.items():
+        if run.key in {planned.key for planned in plan}:
+            return preset
+    for preset, plan in plans.items():
+        if any(planned.method == run.method and planned.settings.get("steps") == steps for planned in plan):
+            return preset
     return f"{steps} steps"
 
 
-def _with_choice(plan: list[Run], preset: str, runs: Sequence[Run], root: Path) -> list[Run]:
-    """The plan with the chosen λ, where all that it is chosen from is finished."""
-    name = SELECTIONS.get(plan[0].data.partition(",")[0]) if plan else None
+def _with_selection(plan: list[Run], preset: str, runs: Sequence[Run], root: Path) -> list[Run]:
+    """The plan with the selected λ, where all candidates are finished."""
+    name = SELECTIONS.get(plan[0].data) if plan else None
     if name is None or plan[0].experiment == name:
         return plan
-    wished = load(name).grid(preset, 1, load(name).METHODS)
-    if not {run.key for run in wished} <= {run.key for run in runs}:
+    candidates = load(name).grid(preset, 1, load(name).methods)
+    if not {run.key for run in candidates} <= {run.key for run in runs}:
         return plan
-    return chosen(plan, best_of([read(run, root) for run in wished]))
+    return with_best_lambdas(plan, best_lambdas([read(run, root) for run in candidates]))
 
 
-def _kept(runs: Sequence[Run], keys: set[str]) -> list[Run]:
+def _shown(runs: Sequence[Run], planned: set[str]) -> list[Run]:
+    """Runs of one preset without mixed options; `planned` are the keys of the present grid."""
     slots: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        slots.setdefault((run.method, run.data, run.options.get("samples")), []).append(run)
-    if any(
-        run.key in keys for run in runs
-    ):  # a method of the grid that was once run with another number of samples
-        planned = {slot[:2] for slot, own in slots.items() if any(run.key in keys for run in own)}
-        slots = {
-            slot: own
-            for slot, own in slots.items()
-            if slot[:2] not in planned or any(run.key in keys for run in own)
-        }
-    kept = set()
-    for own in slots.values():
-        present = [run.key for run in own if run.key in keys]
-        if not present:
-            commonest = Counter(_options(run) for run in own).most_common(1)[0][0]
-            present = [run.key for run in own if _options(run) == commonest]
-        kept |= set(present)
-    return sorted(
-        (run for run in runs if run.key in kept),
-        key=lambda run: (run.seed, method_order(run.method), run.data),
-    )
+        slots.setdefault((run.method, run.data_label, run.options.get("samples")), []).append(run)
+    in_grid = {slot: [run for run in group if run.key in planned] for slot, group in slots.items()}
+    # a method of the grid may once have been run with another number of samples: then only the grid's is
+    # shown
+    planned_methods = {slot[:2] for slot, group in in_grid.items() if group}
+    shown: set[str] = set()
+    for slot, group in slots.items():
+        if in_grid[slot]:
+            shown |= {run.key for run in in_grid[slot]}
+        elif slot[:2] not in planned_methods:
+            most_common, _ = Counter(map(_options, group)).most_common(1)[0]
+            shown |= {run.key for run in group if _options(run) == most_common}
+    order = sorted(runs, key=lambda run: (run.seed, method_order(run.method), run.data_label))
+    return [run for run in order if run.key in shown]
 
 
 def _options(run: Run) -> str:
     return repr((sorted(run.options.items()), sorted(run.settings.items())))
 
 
-def _words(preset: str) -> str:
-    return f"preset {preset}" if preset in PRESETS else preset
+def _by_preset(sections: Sequence[Section]) -> list[list[Section]]:
+    presets = dict.fromkeys(section.preset for section in sections)
+    return [[section for section in sections if section.preset == preset] for preset in presets]
 
 
-def _open(page: Page, sections: Sequence[Section]) -> None:
+def _results(sections: Sequence[Section]) -> list[Result]:
+    return [result for section in sections for result in section.results]
+
+
+def _draw_contents(page: Page, sections: Sequence[Section]) -> None:
     page.text(
-        "Made from finished runs, each kept with its configuration, its numbers and the commit that gave them. Presets are never mixed: "
-        "paper trains as long as the paper does, quick a tenth of that or less, and says little about the paper."
+        "Made from finished runs, each kept with its configuration, its numbers and the commit that "
+        "computed them. Presets are never mixed: paper trains as long as the paper does, quick a tenth of "
+        "that or less, and says little about the paper."
     )
     rows: list[list[Cell]] = []
     for section in sections:
@@ -175,55 +177,56 @@ def _open(page: Page, sections: Sequence[Section]) -> None:
     page.table(("experiment", "preset", "runs", "methods", "seeds"), rows, "What is on this page")
 
 
-def _agreement(page: Page, preset: str, results: Sequence[Result]) -> None:
-    findings = paper_comparison(results)
+def _draw_comparison(page: Page, sections: Sequence[Section]) -> None:
+    findings = paper_comparison(_results(sections))
     if not findings:
         return
-    page.heading(f"What agrees with the paper and what does not ({_words(preset)})")
+    page.heading(f"What agrees with the paper and what does not ({sections[0].preset_title})")
     counts = Counter(finding.agrees for finding in findings)
     page.text(
-        f"Of {len(findings)} statements {counts[True]} hold, {counts[False]} do not, and {counts[None]} have no runs yet. "
-        "Numbers are means over seeds ± standard error. published and sound are two ways to attack: see the sections below."
+        f"Of {len(findings)} statements {counts[True]} hold, {counts[False]} do not, and {counts[None]} have "
+        "no runs yet. Numbers are means over seeds ± standard error. published and sound are two protocols "
+        "of attack: see the sections below."
     )
-    rows = [(finding.claim, finding.agrees, finding.words) for finding in findings]
-    page.table(("statement", "agrees", "numbers"), rows)
-    page.csv_data(f"{preset.replace(' ', '-')}-agreement", ("statement", "agrees", "numbers"), rows)
+    columns = ("statement", "agrees", "numbers")
+    page.table(columns, findings)
+    page.csv_data(f"{sections[0].file_prefix}agreement", columns, findings)
 
 
-def _close(
-    page: Page,
-    sections: Sequence[Section],
-    bars: list[tuple[Section, Claim]],
-    rest: Sequence[Run],
-    left_out: Sequence[Run],
-    root: Path,
-    damaged: Sequence[str],
+def _draw_sections(page: Page, sections: Sequence[Section]) -> tuple[list[list[Cell]], list[str]]:
+    """Rows of all claims, and the errors of sections that could not be drawn; the others do not suffer."""
+    claims: list[list[Cell]] = []
+    errors = []
+    for section in sections:
+        name, preset, results = section
+        page.heading(f"{load(name).title} ({section.preset_title})")
+        page.prefix = section.file_prefix
+        try:
+            claims += [[name, preset, *_claim_cells(claim)] for claim in load(name).draw(results, page)]
+        except Exception as error:
+            errors.append(f"{name} ({preset}) could not be drawn: {error_line(error)}")
+            page.text(errors[-1])
+    page.prefix = ""
+    return claims, errors
+
+
+def _claim_cells(claim: Claim) -> list[Cell]:
+    return [claim.claim, claim.value, f"{claim.sense} {claim.limit:g}", claim.verdict]
+
+
+def _draw_missing(
+    page: Page, unfinished: Sequence[Run], left_out: Sequence[Run], root: Path, unreadable: Sequence[str]
 ) -> None:
-    results = [result for section in sections for result in section.results]
-    if bars:
-        page.heading("All claims with a bar")
-        rows: list[list[Cell]] = [
-            [s.experiment, s.preset, b.claim, b.value, f"{b.sense} {b.limit:g}", b.verdict] for s, b in bars
-        ]
-        page.table(("experiment", "preset", "claim", "measured", "required", "met"), rows)
-    page.heading("Time")
-    for word in dict.fromkeys(section.preset for section in sections):
-        page.subheading(_words(word))
-        own = [result for section in sections if section.preset == word for result in section.results]
-        draw_times(own, page, f"{word.replace(' ', '-')}-times")
-    page.provenance([result.record for result in results])
-    failed = [state for state in survey(rest, root) if state.kind == "failed"]
+    """Runs that are not on the page, and why."""
+    failed = [state for state in run_states(unfinished, root) if state.kind == "failed"]
     if failed:
         page.heading("Runs that failed")
-        page.table(("run", "why"), [(str(state.run), state.words) for state in failed])
-    if damaged:
+        page.table(("run", "reason"), [(str(state.run), state.detail) for state in failed])
+    if unreadable:
         page.heading("Runs that could not be read")
-        page.bullets(damaged)
+        page.bullets(unreadable)
     if left_out:
         page.heading("Runs that are not shown")
-        page.text(
-            "Finished, but with other options than the runs of the same method and data above; mixing them would mean nothing."
-        )
-        page.table(
-            ("run", "steps", "key"), [(str(run), run.settings.get("steps"), run.key) for run in left_out]
-        )
+        page.text("Finished, but with other options than the runs of the same method and data above.")
+        rows = [(str(run), run.settings.get("steps"), run.key) for run in left_out]
+        page.table(("run", "steps", "key"), rows)

@@ -1,231 +1,193 @@
-"""What agrees with the paper and what does not, in words computed from the numbers."""
+"""Which statements of the paper hold for our results, with the numbers that decide it."""
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import product
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from compound.experiments import fgsm_page, ood_page
+from compound.experiments.fgsm import page as fgsm_page
+from compound.experiments.forms import Form, Groups
+from compound.experiments.identity import PUBLISHED
+from compound.experiments.means import Mean
+from compound.experiments.ood import page as ood_page
+from compound.experiments.published import paper_accuracy_bounds, paper_table_1
 from compound.experiments.runs import Result
-from compound.models import METHODS
 
 CLOSE = 0.02  # to a number of the paper
 MARGIN = 0.1  # what the paper calls "only marginally decreased"
-TABLE = "table_1_mnist_notmnist"
-AT = {0.3: 3, 1.0: 10}  # strength -> its place in a curve
-SEEN = tuple(name for name, model in METHODS.items() if model.needs_ood_rows)  # trained on outliers
+AT = {0.3: 3, 1.0: 10}  # strength -> index in a curve
+NO_RUNS = "no finished runs"
+ATTACKED = {"fgsm-mnist": "MNIST", "fgsm-fashion": "Fashion-MNIST", "fgsm-cifar": "CIFAR-10"}
+VB_CDN, VB_CDN_PUBLISHED = Form("vb-cdn"), Form("vb-cdn", PUBLISHED)
+BASELINES = "VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC"
 
 
 class Finding(NamedTuple):
     claim: str
-    agrees: bool | None  # None: no runs to tell
-    words: str
-
-
-class Value(NamedTuple):
-    """A mean over seeds, with its standard error where there is more than one."""
-
-    mean: float
-    error: float | None
-    seeds: int
-
-    @classmethod
-    def from_values(cls, values: Iterable[float]) -> "Value":
-        found = list(values)
-        return cls(fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None, len(found))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
+    agrees: bool | None  # None: no runs
+    detail: str
 
 
 def paper_comparison(results: Sequence[Result]) -> list[Finding]:
-    """Of runs of one preset, of any experiments."""
-    found: list[Finding] = []
+    """Findings from runs of one preset, of any experiments."""
     by_name: dict[str, list[Result]] = {}
     for result in results:
         by_name.setdefault(result.run.experiment, []).append(result)
+    findings: list[Finding] = []
     if "ood-mnist" in by_name:
-        found += _table_1(ood_page.grouped(by_name["ood-mnist"]))
-    for name, words in (
-        ("fgsm-mnist", "MNIST"),
-        ("fgsm-fashion", "Fashion-MNIST"),
-        ("fgsm-cifar", "CIFAR-10"),
-    ):
+        findings += _table_1(ood_page.grouped(by_name["ood-mnist"]))
+    for name, data in ATTACKED.items():
         if name in by_name:
-            found += _attacks(fgsm_page.grouped(by_name[name]), words)
+            findings += _attacks(fgsm_page.grouped(by_name[name]), data)
     if "fgsm-samples" in by_name:
-        found += _samples(fgsm_page.grouped(by_name["fgsm-samples"]))
+        findings += _figure_4(fgsm_page.grouped(by_name["fgsm-samples"]))
     if "fgsm-strong" in by_name:
-        found += _strong(fgsm_page.grouped(by_name["fgsm-strong"]))
-    return found
+        findings += _figure_5(fgsm_page.grouped(by_name["fgsm-strong"]))
+    return findings
 
 
-def above(claim: str, own: Value | None, others: Mapping[str, Value]) -> Finding:
-    """Is our own number above every other? Words name those it is not above, or the nearest one."""
-    if own is None or not others:
-        return Finding(claim, None, "no finished runs to tell")
-    missed = {name: value for name, value in others.items() if own.mean <= value.mean}
-    nearest = max(others, key=lambda name: others[name].mean)
-    words = f"{own}; "
-    if missed:
-        words += "not above " + ", ".join(
-            f"{name} ({value})" for name, value in sorted(missed.items(), key=lambda pair: -pair[1].mean)
-        )
-        kept = [name for name in others if name not in missed]
-        words += f"; above {', '.join(kept)}" if kept else "; above none"
+def above(claim: str, value: Mean | None, others: Mapping[str, Mean]) -> Finding:
+    """Whether a number is above every other; the detail names those it is not above, or the nearest one."""
+    if value is None or not others:
+        return Finding(claim, None, NO_RUNS)
+    ranked = sorted(others.items(), key=lambda item: -item[1].mean)
+    not_below = [f"{name} ({other.text()})" for name, other in ranked if value.mean <= other.mean]
+    if not_below:
+        below = [name for name, other in others.items() if value.mean > other.mean]
+        detail = f"not above {', '.join(not_below)}; above {', '.join(below) or 'none'}"
     else:
-        words += f"above all {len(others)}, nearest {nearest} ({others[nearest]})"
-    return Finding(claim, not missed, words + _scatter(own, others))
+        name, other = ranked[0]
+        detail = f"above all {len(others)}, nearest {name} ({other.text()})"
+    return Finding(claim, not not_below, f"{value.text()}; {detail}{_scatter(value, others)}")
 
 
-def _scatter(own: Value, others: Mapping[str, Value]) -> str:
-    """Who is too near to be told apart from our own number: within two standard errors of the difference."""
-    if own.error is None or any(value.error is None for value in others.values()):
+def _scatter(value: Mean, others: Mapping[str, Mean]) -> str:
+    """Names the numbers within two standard errors of the difference."""
+    if value.error is None or any(other.error is None for other in others.values()):
         return "; some with one seed, whose scatter is not known"
     near = [
         name
-        for name, v in others.items()
-        if abs(own.mean - v.mean) < 2 * math.hypot(own.error, v.error or 0.0)
+        for name, other in others.items()
+        if abs(value.mean - other.mean) < 2 * math.hypot(value.error, other.error or 0.0)
     ]
     return f"; within the scatter of seeds: {', '.join(near)}" if near else ""
 
 
-def _table_1(groups: ood_page.Group) -> list[Finding]:
-    paper = ood_page.paper_table(TABLE)
-
-    def value(label: str, *path: str) -> Value | None:
-        return (
-            Value.from_values(ood_page.at(*path)(metrics) for metrics in groups[label])
-            if label in groups
-            else None
-        )
-
-    auroc = {label: value(label, "notmnist", "auroc") for label in groups}
-    baselines = {name: v for name in paper if name != "vb-cdn" and (v := auroc.get(name)) is not None}
-    found = [
-        above(
-            f"Table 1: AUROC of {words} above VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC",
-            auroc.get(label),
-            baselines,
-        )
-        for label, words in (
-            ("vb-cdn, published", "VB-CDN in the published form"),
-            ("vb-cdn", "the default VB-CDN without far noise"),
-            ("vb-cdn + far noise", "the default VB-CDN"),
-        )
-    ]
-    missing = [name for name in paper if name != "vb-cdn" and name not in baselines]
-    if missing:
-        found = [
-            finding._replace(words=f"{finding.words}; no runs of {', '.join(missing)}") for finding in found
-        ]
+def _table_1(groups: Groups) -> list[Finding]:
+    paper = paper_table_1()
+    auroc = {form: ood_page.mean_of(group, "notmnist", "auroc") for form, group in groups.items()}
+    names = [name for name in paper if name != VB_CDN.method]
+    baselines = {name: auroc[Form(name)] for name in names if Form(name) in auroc}
+    missing = [name for name in names if name not in baselines]
+    findings = []
+    for form, title in (
+        (VB_CDN_PUBLISHED, "VB-CDN in the published form"),
+        (VB_CDN, "the default VB-CDN without far noise"),
+        (VB_CDN._replace(far_noise=True), "the default VB-CDN"),
+    ):
+        finding = above(f"Table 1: AUROC of {title} above {BASELINES}", auroc.get(form), baselines)
+        if missing:
+            finding = finding._replace(detail=f"{finding.detail}; no runs of {', '.join(missing)}")
+        findings.append(finding)
     for name, numbers in paper.items():
-        label = "vb-cdn, published" if name == "vb-cdn" else name
-        paths = (("mmc_in",), ("notmnist", "mmc_out"), ("notmnist", "auroc"))
-        ours = [value(label, *path) for path in paths]
-        claim = f"Table 1: {label} within {CLOSE} of the paper's MMC-in, MMC-out and AUROC"
-        known = [v for v in ours if v is not None]
-        if len(known) < len(paths):
-            found.append(Finding(claim, None, "no finished runs to tell"))
-            continue
-        pairs = list(zip(("MMC-in", "MMC-out", "AUROC"), known, numbers, strict=True))
-        words = ", ".join(
-            f"{word} {v} (paper {theirs:.3f}, {v.mean - theirs:+.3f})" for word, v, theirs in pairs
-        )
-        found.append(Finding(claim, all(abs(v.mean - theirs) <= CLOSE for _, v, theirs in pairs), words))
-    order = [
-        name
-        for name in sorted(paper, key=lambda name: -paper[name][2])
-        if name == "vb-cdn" or name in baselines
-    ]
-    own = auroc.get("vb-cdn, published")
-    if own is not None and len(order) == len(paper):
-        ours_by = {**baselines, "vb-cdn": own}
-        mine = sorted(order, key=lambda name: -ours_by[name].mean)
-        words = f"ours: {', '.join(f'{name} {ours_by[name].mean:.3f}' for name in mine)}; paper: "
-        words += ", ".join(f"{name} {paper[name][2]:.3f}" for name in order)
-        found.append(
-            Finding("Table 1: the whole order by AUROC, VB-CDN in the published form", mine == order, words)
-        )
-    return found
+        form = VB_CDN_PUBLISHED if name == VB_CDN.method else Form(name)
+        findings.append(_close_to_paper(form, groups.get(form), numbers))
+    if VB_CDN_PUBLISHED in auroc and not missing:
+        findings.append(_same_order({**baselines, VB_CDN.method: auroc[VB_CDN_PUBLISHED]}, paper))
+    return findings
 
 
-def _curve(found: Sequence[dict[str, Any]], protocol: str, key: str, place: int) -> Value | None:
-    values = [metrics[protocol][key][place] for metrics in found if protocol in metrics]
-    return Value.from_values(values) if values else None
+def _close_to_paper(form: Form, group: Sequence[dict[str, Any]] | None, paper: Sequence[float]) -> Finding:
+    claim = f"Table 1: {form} within {CLOSE} of the paper's MMC-in, MMC-out and AUROC"
+    if group is None:
+        return Finding(claim, None, NO_RUNS)
+    details = []
+    agrees = True
+    for path, theirs in zip(
+        (("mmc_in",), ("notmnist", "mmc_out"), ("notmnist", "auroc")), paper, strict=True
+    ):
+        ours = ood_page.mean_of(group, *path)
+        difference = ours.mean - theirs
+        agrees &= abs(difference) <= CLOSE
+        name = ood_page.metric_name(path[-1:])
+        details.append(f"{name} {ours.text()} (paper {theirs:.3f}, {difference:+.3f})")
+    return Finding(claim, agrees, ", ".join(details))
 
 
-def _attacks(groups: fgsm_page.Groups, words: str) -> list[Finding]:
-    def values(protocol: str, key: str, place: int) -> dict[str, Value]:
-        return {
-            label: v
-            for label, found in groups.items()
-            if (v := _curve(found, protocol, key, place)) is not None
-        }
+def _same_order(auroc: Mapping[str, Mean], paper: Mapping[str, Sequence[float]]) -> Finding:
+    theirs = sorted(paper, key=lambda name: -paper[name][2])
+    ours = sorted(theirs, key=lambda name: -auroc[name].mean)
+    detail = f"ours: {', '.join(f'{name} {auroc[name].mean:.3f}' for name in ours)}; "
+    detail += f"paper: {', '.join(f'{name} {paper[name][2]:.3f}' for name in theirs)}"
+    return Finding("Table 1: the order of all by AUROC, VB-CDN in the published form", ours == theirs, detail)
 
-    found = []
-    cdns = [label for label in groups if "cdn" in label]
+
+def _at(group: Sequence[dict[str, Any]], protocol: str, measure: str, index: int) -> Mean | None:
+    """Mean over seeds of a curve at one strength."""
+    values = [metrics[protocol][measure][index] for metrics in group if protocol in metrics]
+    return Mean.from_values(values) if values else None
+
+
+def _attacks(groups: Groups, data: str) -> list[Finding]:
+    def compare(
+        protocol: str, measure: str, strength: float, others: Sequence[Form], title: str
+    ) -> list[Finding]:
+        index = AT[strength]
+        means = {form: _at(group, protocol, measure, index) for form, group in groups.items()}
+        baselines = {str(form): mean for form in others if (mean := means[form]) is not None}
+        claim = f"{data}, protocol {protocol}: {measure} of {{}} at strength {strength:g} above every {title}"
+        return [above(claim.format(form), means[form], baselines) for form in groups if form.is_cdn]
+
+    baselines = [form for form in groups if not form.is_cdn]
+    unaware = [form for form in baselines if not form.saw_outliers]
+    findings = []
+    for protocol, strength in product(("published", "sound"), AT):
+        findings += compare(protocol, "accuracy", strength, baselines, "baseline")
     for protocol in ("published", "sound"):
-        for strength, place in AT.items():
-            numbers = values(protocol, "accuracy", place)
-            others = {label: v for label, v in numbers.items() if "cdn" not in label}
-            for label in cdns:
-                claim = f"{words}, protocol {protocol}: accuracy of {label} at strength {strength:g} above every baseline"
-                found.append(above(claim, numbers.get(label), others))
-    for protocol in ("published", "sound"):
-        numbers = values(protocol, "entropy", AT[0.3])
-        others = {label: v for label, v in numbers.items() if "cdn" not in label and label not in SEEN}
-        for label in cdns:
-            claim = f"{words}, protocol {protocol}: entropy of {label} at strength 0.3 above every baseline that saw no outliers"
-            found.append(above(claim, numbers.get(label), others))
-    return found
+        findings += compare(protocol, "entropy", 0.3, unaware, "baseline that saw no outliers")
+    return findings
 
 
-def _samples(groups: fgsm_page.Groups) -> list[Finding]:
-    """Figure 4: with ten draws in training, accuracy under the published attack stays above a level at every strength."""
-    paper: dict[str, Any] = json.loads(files("compound.experiments").joinpath("published.json").read_text())[
-        "paper"
-    ]
-    found = []
-    for method, form in product(("ml-cdn", "vb-cdn"), (", published", "")):
-        level = float(paper["fgsm_mnist_10_training_samples"][method])
-        claim = f"Figure 4, protocol published: accuracy of {method}{form} with 10 draws in training above {level} at every strength"
-        own = groups.get(f"{method}{form}, S=10")
-        if not own:
-            found.append(Finding(claim, None, "no finished runs to tell"))
+def _figure_4(groups: Groups) -> list[Finding]:
+    """With ten samples per training step, accuracy under the published attack stays above a bound."""
+    findings = []
+    for method, variant in product(("ml-cdn", "vb-cdn"), (PUBLISHED, "")):
+        bound = float(paper_accuracy_bounds()[method])
+        form = Form(method, variant)
+        claim = (
+            f"Figure 4, protocol published: accuracy of {form} with 10 samples in training above {bound} at "
+            "every strength"
+        )
+        group = groups.get(form._replace(n_samples=10))
+        if not group:
+            findings.append(Finding(claim, None, NO_RUNS))
             continue
-        lowest, sound = (_lowest(own, protocol) for protocol in ("published", "sound"))
-        found.append(Finding(claim, lowest.mean > level, f"lowest {lowest}; {sound} under the sound attack"))
-    return found
+        lowest, sound = (_lowest(group, protocol) for protocol in ("published", "sound"))
+        detail = f"lowest {lowest.text()}; {sound.text()} under the sound attack"
+        findings.append(Finding(claim, lowest.mean > bound, detail))
+    return findings
 
 
-def _strong(groups: fgsm_page.Groups) -> list[Finding]:
-    """Figure 5: images averaged over many passes cost the CDNs little. And ours: is that so when the gradients are right?"""
-    found = []
-    for label in (label for label in groups if "cdn" in label):
+def _figure_5(groups: Groups) -> list[Finding]:
+    """Images averaged over many passes cost the CDNs little accuracy; the sound attack stands beside it."""
+    findings = []
+    for form in (form for form in groups if form.is_cdn):
         one, many, sound = (
-            _curve(groups[label], name, "accuracy", AT[0.3])
+            _at(groups[form], name, "accuracy", AT[0.3])
             for name in ("published, 1 passes", "published, 100 passes", "sound, 100 draws")
         )
         if one is None or many is None or sound is None:
             continue
-        claim = f"Figure 5: accuracy of {label} at strength 0.3 within {MARGIN} of one pass with images averaged over 100"
-        found.append(
-            Finding(
-                claim,
-                many.mean > one.mean - MARGIN,
-                f"{one} with one, {many} with 100; {sound} under the sound attack",
-            )
+        claim = (
+            f"Figure 5: accuracy of {form} at strength 0.3 within {MARGIN} of one pass with images averaged "
+            "over 100"
         )
-    return found
+        detail = f"{one.text()} with one, {many.text()} with 100; {sound.text()} under the sound attack"
+        findings.append(Finding(claim, many.mean > one.mean - MARGIN, detail))
+    return findings
 
 
-def _lowest(found: Sequence[dict[str, Any]], protocol: str) -> Value:
+def _lowest(group: Sequence[dict[str, Any]], protocol: str) -> Mean:
     """The mean accuracy at the strength where it is lowest."""
-    curves = [metrics[protocol]["accuracy"] for metrics in found]
-    return min(
-        (Value.from_values(values) for values in zip(*curves, strict=True)), key=lambda value: value.mean
-    )
+    curves = [metrics[protocol]["accuracy"] for metrics in group]
+    return min((Mean.from_values(values) for values in zip(*curves, strict=True)), key=lambda mean: mean.mean)

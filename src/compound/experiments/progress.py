@@ -1,13 +1,13 @@
-"""What a running run says of itself: how far it is, how fast, and the seconds that it took, former attempts included.
+"""Progress of a run that is not finished: step, speed, and seconds spent, earlier attempts included.
 
-progress.json: step · steps · rate (steps per second) · seconds · training · pid · host · time
+progress.json: step, steps, rate (steps per second), seconds, training, pid, host, time
 """
 
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,80 +16,86 @@ from compound.io.atomic import write_atomic
 from compound.train.progress import FitProgress
 
 NAME = "progress.json"
-ALL_METHODS = 2.0  # seconds between two words
+WRITE_INTERVAL = 2.0  # seconds between two writes
 
 
 class Clock:
-    """Seconds of a run, and those among them that went into training."""
+    """Wall-clock seconds of a run, and those among them spent in training."""
 
     def __init__(self, seconds: float = 0.0, training: float = 0.0):
-        self._begin = time.monotonic() - seconds
+        self._start = time.monotonic() - seconds
         self._training = training
-        self._since: float | None = None
+        self._training_since: float | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._begin
+        return time.monotonic() - self._start
 
     @property
     def training(self) -> float:
-        return self._training + (time.monotonic() - self._since if self._since is not None else 0.0)
+        running = 0.0 if self._training_since is None else time.monotonic() - self._training_since
+        return self._training + running
 
     @contextmanager
     def train(self) -> Iterator[None]:
-        self._since = time.monotonic()
+        """Seconds inside count as training."""
+        self._training_since = time.monotonic()
         try:
             yield
         finally:
-            self._training, self._since = self.training, None
+            self._training = self.training
+            self._training_since = None
+
+    def summary(self) -> dict[str, float]:
+        """Seconds in all, of training and of evaluation ("answering" in files)."""
+        seconds = round(self.seconds, 2)
+        training = round(self.training, 2)
+        return {"seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
 
 
-def clock(directory: Path) -> Clock:
-    """Goes on from what a former attempt left."""
-    former = read(directory) or {}
-    return Clock(former.get("seconds", 0.0), former.get("training", 0.0))
+def resume_clock(directory: Path) -> Clock:
+    """A clock that continues from the seconds of the last attempt."""
+    previous = read(directory) or {}
+    return Clock(previous.get("seconds", 0.0), previous.get("training", 0.0))
 
 
 def writer(
-    directory: Path, own: Clock, callback: Callable[[FitProgress], None] | None
+    directory: Path, clock: Clock, callback: Callable[[FitProgress], None] | None
 ) -> Callable[[FitProgress], None]:
-    """A `watch` that passes everything on and writes now and then."""
-    last = time.monotonic()
-    _write(directory, own, read(directory) or {})
+    """A training callback that writes progress.json at intervals and passes everything on to `callback`."""
+    last_write = time.monotonic()
+    _write(directory, clock, read(directory) or {})
 
-    def told(seen: FitProgress) -> None:
-        nonlocal last
+    def on_progress(state: FitProgress) -> None:
+        nonlocal last_write
         now = time.monotonic()
-        if now - last >= ALL_METHODS:
-            last = now
-            _write(directory, own, {"step": seen.step, "steps": seen.steps, "rate": seen.steps_per_second})
+        if now - last_write >= WRITE_INTERVAL:
+            last_write = now
+            _write(
+                directory, clock, {"step": state.step, "steps": state.steps, "rate": state.steps_per_second}
+            )
         if callback is not None:
-            callback(seen)
+            callback(state)
 
-    return told
+    return on_progress
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """The last word of a run, None where it said nothing that can be read."""
+    """The content of progress.json, None where there is nothing readable."""
     try:
-        found = json.loads((directory / NAME).read_text())
+        content = json.loads((directory / NAME).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
-def _write(directory: Path, own: Clock, at: dict[str, Any]) -> None:
-    about = {
-        "seconds": round(own.seconds, 2),
-        "training": round(own.training, 2),
+def _write(directory: Path, clock: Clock, position: Mapping[str, Any]) -> None:
+    content = {
+        **{name: position.get(name) for name in ("step", "steps", "rate")},
+        "seconds": round(clock.seconds, 2),
+        "training": round(clock.training, 2),
         "pid": os.getpid(),
         "host": socket.gethostname(),
-    }
-    words = {
-        "step": at.get("step"),
-        "steps": at.get("steps"),
-        "rate": at.get("rate"),
-        **about,
         "time": time.time(),
     }
-    write_atomic(directory / NAME, (json.dumps(words) + "\n").encode())
+    write_atomic(directory / NAME, (json.dumps(content) + "\n").encode())

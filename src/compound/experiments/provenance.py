@@ -1,4 +1,4 @@
-"""Which code gave a result: versions, commit, command."""
+"""Provenance of a result: versions, commit, command."""
 
 import platform
 import shlex
@@ -15,6 +15,7 @@ import compound
 
 
 def provenance() -> dict[str, Any]:
+    """Versions of compound, torch and Python, the commit and the command line of this process."""
     return {
         "version": compound.__version__,
         "commit": _commit(),
@@ -24,13 +25,13 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def command(words: Sequence[str]) -> str:
-    """The command line, of paths only the last name: results are shown to others, folders of a machine are nobody's business."""
-    return shlex.join(_last_name(word) for word in words)
+def command(arguments: Sequence[str]) -> str:
+    """The command line with the last component of every path: results are public, folders are not."""
+    return shlex.join(_without_folder(argument) for argument in arguments)
 
 
-def _last_name(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+def _without_folder(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     if "/" in value or "\\" in value:
         value = Path(value.replace("\\", "/")).name
     return option + equals + value
@@ -38,16 +39,16 @@ def _last_name(word: str) -> str:
 
 @cache
 def _commit() -> str | None:
-    """The commit of this very file, as it was first asked for, with "-dirty" where the tree has changes; None outside a repository."""
-    here = Path(__file__)
-    for words in (
-        ["ls-files", "--error-unmatch", here.name],
+    """The commit of this file, with "-dirty" where the tree has changes; None outside a repository."""
+    file = Path(__file__)
+    for arguments in (
+        ["ls-files", "--error-unmatch", file.name],
         ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
     ):
         try:
-            answer = subprocess.run(
-                ["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
+            process = subprocess.run(
+                ["git", *arguments], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None
-    return answer.stdout.strip() or None
+    return process.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""The state of runs, from their directories alone: nothing is asked of the processes that work on them."""
+"""The state of runs, from their directories alone: the processes that work on them are not asked."""
 
 import json
 from collections.abc import Sequence
@@ -9,34 +9,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from compound.experiments import progress
-from compound.experiments.runs import FAILURE, METRICS, Damaged, Run, held, read_metrics
+from compound.experiments.identity import Run, read_config
+from compound.experiments.locks import is_locked
+from compound.experiments.run_files import CONFIG, FAILURE, METRICS, Damaged, read_metrics
 
 Kind = Literal["done", "running", "failed", "waiting"]
 COLOURS: dict[Kind, str] = {"done": "green", "running": "cyan", "failed": "red", "waiting": "default"}
+MAX_OPTIONS = 40  # characters of options in a table
 
 
 class State(NamedTuple):
     run: Run
     kind: Kind
-    words: str
-    seconds: float | None = None  # still to come, of training
+    detail: str = ""  # seconds, progress or reason
+    remaining: float | None = None  # seconds of training
 
 
-def found(root: Path) -> list[Run]:
-    """Every run that has a directory, by experiment."""
-    runs = [read_config(path) for path in sorted(root.glob("*/config.json"))]
-    known = [run for run in runs if run is not None]
-    order = sorted(
-        known,
-        key=lambda run: (
-            run.experiment,
-            run.settings.get("steps", 0),
-            run.data,
-            run.method,
-            run.seed,
-            run.key,
-        ),
-    )
+def find_runs(root: Path) -> list[Run]:
+    """Every run that has a directory in root, by experiment."""
+    runs = [read_config(path) for path in sorted(root.glob(f"*/{CONFIG}"))]
+    order = sorted((run for run in runs if run is not None), key=_sort_key)
     if not order:
         raise ValueError(
             f"{root} holds no runs: start one with compound run, or name another folder by --runs"
@@ -44,91 +36,91 @@ def found(root: Path) -> list[Run]:
     return order
 
 
-def read_config(path: Path) -> Run | None:
-    """The run that a config.json describes, None where it describes none that belongs there."""
-    try:
-        run = Run(**json.loads(path.read_text()))
-        return run if run.key == path.parent.name else None
-    except (OSError, ValueError, TypeError):
-        return None
+def _sort_key(run: Run) -> tuple[Any, ...]:
+    return run.experiment, run.settings.get("steps", 0), run.data_label, run.method, run.seed, run.key
 
 
-def unreadable(root: Path) -> list[Path]:
-    """Descriptions of finished runs that describe none: nobody can tell what their results are of."""
+def unreadable_configs(root: Path) -> list[Path]:
+    """The config.json of finished runs that cannot be read: what their results belong to is lost."""
     return [
         path
-        for path in sorted(root.glob("*/config.json"))
+        for path in sorted(root.glob(f"*/{CONFIG}"))
         if (path.parent / METRICS).exists() and read_config(path) is None
     ]
 
 
-def survey(runs: Sequence[Run], root: Path) -> list[State]:
-    return [state(run, root / run.key) for run in runs]
+def run_states(runs: Sequence[Run], root: Path) -> list[State]:
+    return [run_state(run, root / run.key) for run in runs]
 
 
-def state(run: Run, directory: Path) -> State:
+def run_state(run: Run, directory: Path) -> State:
     if (directory / METRICS).exists():
-        try:
-            seconds = read_metrics(directory)["record"].get("seconds")
-        except Damaged as error:
-            return State(run, "failed", str(error))
-        return State(run, "done", "" if seconds is None else f"{_time(seconds)}")
-    at = progress.read(directory) or {}
-    step, steps, rate = at.get("step"), at.get("steps"), at.get("rate")
-    far = f"step {step:,} of {steps:,}" if step and steps else ""
-    if held(directory / "lock"):
-        if not far:
-            return State(run, "running", "")
-        if step == steps:
-            return State(run, "running", "trained, answering")
-        left = (steps - step) / rate if step and steps and rate else None
-        speed = f", {rate:.0f} steps/s" if rate else ""
-        return State(
-            run,
-            "running",
-            far + speed + (f", {_time(left)} of training left" if left is not None else ""),
-            left,
-        )
+        return _finished(run, directory)
+    position = progress.read(directory) or {}
+    step = position.get("step")
+    steps = position.get("steps")
+    done = f"step {step:,} of {steps:,}" if step and steps else ""
+    if is_locked(directory / "lock"):
+        return _running(run, step, steps, position.get("rate"), done)
     if (directory / FAILURE).exists():
         return State(run, "failed", str(_read(directory / FAILURE).get("reason", "")))
-    return State(run, "waiting", f"stopped at {far}" if far else "")
+    return State(run, "waiting", f"stopped at {done}" if done else "")
 
 
-def tables(states: Sequence[State]) -> list[Table]:
-    """One for each experiment."""
-    made = []
-    for name in dict.fromkeys(one.run.experiment for one in states):
-        own = [one for one in states if one.run.experiment == name]
-        counts = ", ".join(f"{sum(one.kind == kind for one in own)} {kind}" for kind in COLOURS)
-        table = Table(
-            "data", "method", "seed", "steps", "state", "", title=f"{name}: {counts}", title_justify="left"
-        )
-        for run, kind, words, _ in own:
+def _finished(run: Run, directory: Path) -> State:
+    try:
+        seconds = read_metrics(directory)["record"].get("seconds")
+    except Damaged as error:
+        return State(run, "failed", str(error))
+    return State(run, "done", "" if seconds is None else _duration(seconds))
+
+
+def _running(run: Run, step: int | None, steps: int | None, rate: float | None, done: str) -> State:
+    if not (step and steps):
+        return State(run, "running")
+    if step == steps:
+        return State(run, "running", "trained, evaluating")
+    if not rate:
+        return State(run, "running", done)
+    remaining = (steps - step) / rate
+    detail = f"{done}, {rate:.0f} steps/s, {_duration(remaining)} of training left"
+    return State(run, "running", detail, remaining)
+
+
+def state_tables(states: Sequence[State]) -> list[Table]:
+    """One table for each experiment."""
+    tables = []
+    for name in dict.fromkeys(state.run.experiment for state in states):
+        group = [state for state in states if state.run.experiment == name]
+        counts = ", ".join(f"{sum(state.kind == kind for state in group)} {kind}" for kind in COLOURS)
+        columns = ("data", "method", "seed", "steps", "state", "")
+        table = Table(*columns, title=f"{name}: {counts}", title_justify="left")
+        for run, kind, detail, _ in group:
             steps = run.settings.get("steps")
             cells = (
-                run.data,
-                run.method + _extra(run, own),
+                run.data_label,
+                run.method + _distinct_options(run, group),
                 str(run.seed),
                 "" if steps is None else f"{steps:,}",
             )
-            table.add_row(*(escape(cell) for cell in cells), f"[{COLOURS[kind]}]{kind}[/]", escape(words))
-        made.append(table)
-    return made
+            table.add_row(*(escape(cell) for cell in cells), f"[{COLOURS[kind]}]{kind}[/]", escape(detail))
+        tables.append(table)
+    return tables
 
 
-def _extra(run: Run, states: Sequence[State]) -> str:
-    """What tells a run from others of the same method, data and seed."""
+def _distinct_options(run: Run, states: Sequence[State]) -> str:
+    """The options that differ between runs of the same method, data, seed and steps."""
 
-    def slot(one: Run) -> tuple[object, ...]:
-        return one.method, one.data, one.seed, one.settings.get("steps")
+    def slot(other: Run) -> tuple[object, ...]:
+        return other.method, other.data_label, other.seed, other.settings.get("steps")
 
-    alike = [one.run.options for one in states if slot(one.run) == slot(run)]
+    alike = [state.run.options for state in states if slot(state.run) == slot(run)]
     names = [name for name in run.options if any(other.get(name) != run.options[name] for other in alike)]
-    words = "".join(f", {name}={run.options[name]}" for name in sorted(names))
-    return words if len(words) < 40 else f"{words[:39]}…"
+    text = "".join(f", {name}={run.options[name]}" for name in sorted(names))
+    return text if len(text) < MAX_OPTIONS else f"{text[: MAX_OPTIONS - 1]}…"
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -50,9 +50,7 @@ class Model(nn.Module, ABC):
     reference: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
-    has_far_noise: ClassVar[bool] = (
-        False  # far noise is an option of its Config, not added by `DistanceAware`
-    )
+    has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
     config: Any  # those of this model
     inputs: int

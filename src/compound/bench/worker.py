@@ -1,0 +1,64 @@
+"""A process that times the cases of one checkout: python -P worker.py, with PYTHONPATH=<checkout>/src.
+
+It imports nothing but that checkout's `compound`. Lines of JSON: first the package's file and the names of
+its cases, then for each request {"case": index, "repeats": n} the reply {"seconds": processor time per call};
+the end of the input ends the process.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Call = Callable[[], None]
+MIN_CALLS = {"train noisy-kfac / plain": 50}  # its factors are decomposed every 50 steps
+
+
+def load_cases() -> dict[str, Call]:
+    """Name -> call. Earlier checkouts have no `bench.cases`: there `bench.speed` calls `compare` for each."""
+    try:
+        from compound.bench.cases import cases
+    except ImportError:
+        return dict(_collect_from_compare())
+    return {case.name: case.ours for case in cases()}
+
+
+def _collect_from_compare() -> Iterator[tuple[str, Call]]:
+    from compound.bench import speed
+
+    def compare(name: str, ours: Call, *_: Any) -> tuple[str, Call]:
+        return name, ours
+
+    speed.compare = compare  # type: ignore[attr-defined]
+    yield from speed.measure(1)  # type: ignore[call-arg, arg-type, misc]
+
+
+def main() -> None:
+    import torch
+
+    import compound
+
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    torch.set_num_threads(1)
+    calls = load_cases()
+
+    def reply(content: Any) -> None:
+        replies.write(json.dumps(content) + "\n")
+        replies.flush()
+
+    reply({"file": compound.__file__, "cases": list(calls)})
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = list(calls)[request["case"]]
+        repeats = max(request["repeats"], MIN_CALLS.get(name, 1))
+        start = time.process_time()
+        for _ in range(repeats):
+            calls[name]()
+        reply({"seconds": (time.process_time() - start) / repeats})
+
+
+if __name__ == "__main__":
+    main()

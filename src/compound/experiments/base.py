@@ -1,0 +1,37 @@
+"""The interface of an experiment."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compound.experiments.identity import Run
+from compound.experiments.runs import Outcome, Result, RunContext
+from compound.models import METHODS
+from compound.report.page import Claim, Page
+
+PRESETS = ("quick", "paper")  # paper trains as long as the paper does, quick at most a tenth of that
+ALL_METHODS = tuple(METHODS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ABC):
+    """A grid of runs, the work of one run, and a page that shows the results."""
+
+    name: str
+    title: str
+    data: tuple[str, ...] = ()  # data sets of the catalogue that it reads
+    methods: tuple[str, ...] = ALL_METHODS  # by default
+    all_methods: tuple[str, ...] = ALL_METHODS  # that can be chosen
+    n_seeds: int = 1  # by default
+
+    @abstractmethod
+    def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
+        """The runs of these methods with seeds 0, 1, ..., seeds - 1."""
+
+    @abstractmethod
+    def work(self, run: Run, context: RunContext) -> Outcome:
+        """Train and evaluate one run."""
+
+    @abstractmethod
+    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+        """Put figures, tables and claims on the page; return the claims."""

@@ -1,0 +1,45 @@
+"""The form in which a method is measured: its variant, with or without far noise, samples in training."""
+
+from typing import Any, NamedTuple
+
+from compound.experiments.identity import PUBLISHED, Run
+from compound.models import METHODS
+from compound.report.plot_styles import CDNS, family
+
+LABELS = {PUBLISHED: "published"}  # of variants, on pages
+
+
+class Form(NamedTuple):
+    """Groups results on pages; as text it labels rows and curves."""
+
+    method: str
+    variant: str = ""
+    far_noise: bool = False
+    n_samples: int | None = None  # per training step, where runs differ in it
+
+    @classmethod
+    def from_run(cls, run: Run, far_noise: bool = False, n_samples: int | None = None) -> "Form":
+        return cls(run.method, run.variant, far_noise, n_samples)
+
+    def __str__(self) -> str:
+        variant = f", {LABELS.get(self.variant, self.variant)}" if self.variant else ""
+        far_noise = " + far noise" if self.far_noise else ""
+        return f"{self.method}{variant}{far_noise}" + (
+            "" if self.n_samples is None else f", S={self.n_samples}"
+        )
+
+    @property
+    def is_published(self) -> bool:
+        return self.variant == PUBLISHED
+
+    @property
+    def is_cdn(self) -> bool:
+        return family(self.method) == CDNS
+
+    @property
+    def saw_outliers(self) -> bool:
+        """Whether the method was trained on out-of-distribution rows."""
+        return METHODS[self.method].needs_ood_rows
+
+
+Groups = dict[Form, list[dict[str, Any]]]  # metrics of the seeds of each form

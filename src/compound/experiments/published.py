@@ -1,0 +1,42 @@
+"""Published numbers: those of the paper, and of others on the UCI tables (published.json)."""
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The content of published.json: "paper" and "uci_regression". Shared: do not change it."""
+    content: dict[str, Any] = json.loads(files("compound.experiments").joinpath("published.json").read_text())
+    return content
+
+
+def paper_table_1() -> dict[str, list[float]]:
+    """Method -> MMC-in, MMC-out, AUROC of MNIST against notMNIST, as in table 1 of the paper."""
+    rows: dict[str, list[float]] = published()["paper"]["table_1_mnist_notmnist"]["rows"]
+    return rows
+
+
+def paper_lambdas() -> tuple[float, ...]:
+    """The values of λ that the paper selects from."""
+    return tuple(published()["paper"]["lambda_grid"])
+
+
+def paper_weight_variances() -> dict[str, dict[str, float]]:
+    """Toy data set -> average variances of the weights of VB-CDN."""
+    variances: dict[str, dict[str, float]] = published()["paper"]["toy_average_variance_vb_cdn"]
+    return variances
+
+
+def paper_accuracy_bounds() -> dict[str, float]:
+    """Method -> accuracy that ten samples per training step keep at every attack strength (figure 4)."""
+    bounds: dict[str, float] = published()["paper"]["fgsm_mnist_10_training_samples"]
+    return bounds
+
+
+def uci_results() -> dict[str, Any]:
+    """Method -> metric -> {"values": data set -> [mean, standard error], "status"}."""
+    results: dict[str, Any] = published()["uci_regression"]["methods"]
+    return results

@@ -1,0 +1,153 @@
+"""The files of a run directory: written atomically, verified by checksums when read.
+
+config.json                what determines the result
+metrics.json, arrays.npz the result, with checksums; metrics.json is written last and marks the run as
+finished history.csv losses of training progress.json while the run is not finished failure.json why the last
+attempt failed
+"""
+
+import hashlib
+import io
+import json
+import math
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compound.experiments.provenance import provenance
+from compound.io.atomic import write_atomic
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+CONFIG = "config.json"
+METRICS = "metrics.json"
+ARRAYS = "arrays.npz"
+FAILURE = "failure.json"
+# what numpy raises for a damaged archive
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+class Damaged(ValueError):
+    """A finished run whose files differ from what was written."""
+
+    def __init__(self, directory: Path, reason: object):
+        super().__init__(
+            f"{directory} is damaged ({reason}): delete that folder and repeat the command to compute it "
+            "again"
+        )
+
+
+def write_result(
+    directory: Path, metrics: Mapping[str, Any], arrays: Arrays, seconds: Mapping[str, float]
+) -> None:
+    """Write arrays.npz, then metrics.json with the checksums of both and the provenance of the numbers."""
+    packed = _pack(arrays)
+    write_atomic(directory / ARRAYS, packed)
+    content = {
+        "metrics": _finite(metrics),
+        "record": {**provenance(), **seconds},
+        "arrays": hashlib.sha256(packed).hexdigest(),
+    }
+    content = json.loads(to_json(content))
+    write_atomic(directory / METRICS, to_json({**content, "sha256": _digest(content)}))
+
+
+def read_metrics(directory: Path) -> dict[str, Any]:
+    """The content of metrics.json; `Damaged` where it is not what was written.
+
+    Files of earlier versions have no checksums: only their structure is checked.
+    """
+    try:
+        content = json.loads((directory / METRICS).read_text())
+        sections = (
+            [content.get(name) for name in ("metrics", "record")] if isinstance(content, dict) else [None]
+        )
+        if not all(isinstance(section, dict) for section in sections):
+            raise Damaged(directory, f"{METRICS} holds no result")
+        if content.pop("sha256", None) not in (None, _digest(content)):
+            raise Damaged(directory, f"the checksum of {METRICS} differs")
+    except Damaged:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(directory, f"{METRICS}: {error_line(error)}") from error
+    return content
+
+
+def read_arrays(directory: Path, sha256: str | None) -> Arrays:
+    """The content of arrays.npz; `Damaged` where its checksum, if there is one, differs."""
+    try:
+        packed = (directory / ARRAYS).read_bytes()
+        if sha256 not in (None, hashlib.sha256(packed).hexdigest()):
+            raise Damaged(directory, f"the checksum of {ARRAYS} differs")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Damaged:
+        raise
+    except UNREADABLE as error:
+        raise Damaged(directory, f"{ARRAYS}: {error_line(error)}") from error
+
+
+def write_failure(directory: Path, reason: str, traceback: str = "") -> None:
+    """Record why an attempt at a run failed; the next attempt starts all the same."""
+    content = {
+        "reason": reason,
+        "traceback": traceback.splitlines(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "record": provenance(),
+    }
+    write_atomic(directory / FAILURE, to_json(content))
+
+
+def remove_temporary_files(directory: Path) -> None:
+    """Remove what a killed process was writing; only the holder of the directory's lock may."""
+    for path in directory.glob(".*.new"):
+        path.unlink(missing_ok=True)
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in one line: its type, and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value, for hashing: sorted keys, no spaces, no NaN."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a run holds a value that JSON cannot represent ({error}): use numbers, strings, lists"
+        ) from error
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    """The same value with None (null) for NaN and infinity, which JSON cannot represent."""
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _pack(arrays: Arrays) -> bytes:
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise ValueError(f"array {name!r} holds Python objects, which would be pickled: give numbers")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
