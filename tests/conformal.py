@@ -18,7 +18,7 @@ import torch
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators.base import Estimator
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 
 TEST = 500  # test rows per table
 TABLES = 200
@@ -133,7 +133,7 @@ def measure(kind: Classes | Targets, tables: int, weighted: bool = True, first: 
 
 def skip_detector(x: torch.Tensor, rate: float, generator: torch.Generator) -> OODDetector:
     """Replaces `OODDetector.fit`, which takes long."""
-    return OODDetector(DistanceAwareNoise(x.shape[1]), np.inf)
+    return OODDetector(Distance(x.shape[1]), np.inf)
 
 
 CASES: dict[str, Classes | Targets] = {

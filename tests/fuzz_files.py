@@ -159,7 +159,7 @@ def trained(method: str, kind: str, checkpoint: Path | None = None, stop: int | 
 
 def check_predictions(model: Any) -> None:
     x = 3 * torch.randn(8, 3, generator=named_generator(1))
-    defect = predictive_defect(model.predict(torch.cat([x, 1e4 * x]), 10, named_generator(2)))
+    defect = predictive_defect(model.predict(torch.cat([x, 1e4 * x]), named_generator(2), 2))
     assert defect is None, defect
 
 

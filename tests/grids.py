@@ -41,7 +41,7 @@ def trains(run: Run, context: RunContext) -> Outcome:
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
     with mock.patch.object(runs, "fit", partial(fit, save_every=0.3)):
         model = fit_run(run, context, make_dataset(x, 2 * x, TASK), TASK)
-    mean = model.predict(x, 10, named_generator(run.seed)).mean
+    mean = model.predict(x, named_generator(run.seed), 2).mean
     return Outcome({"sum": mean.sum().item()}, {"mean": mean.numpy()})
 
 

@@ -45,7 +45,7 @@ def bnn_lv(task: Task) -> tuple[Model, MAP]:
                 torch.cat([weight[:-1], weight.new_zeros(latents, weight.shape[1]), weight[-1:]])
             )
             layer.rho.fill_(-80.0)
-    model.head.load_state_dict(plain.head.state_dict())
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
     return model, plain
 
 
@@ -65,7 +65,7 @@ def temperature(task: Task) -> tuple[Model, MAP]:
     """No held-out rows: the temperature is 1."""
     plain = network(task)
     model = build(Method("temperature", widths=(8,)), 3, task, 0).double()
-    model.plain.load_state_dict(plain.state_dict())
+    model.base_model.load_state_dict(plain.state_dict())
     return model, plain
 
 
@@ -93,7 +93,7 @@ def _gaussian(name: str, task: Task, **options) -> tuple[Model, MAP]:
     with torch.no_grad():
         for layer, weight in zip(model.layers, absorbed(plain), strict=True):
             layer.mean.copy_(weight)
-    model.head.load_state_dict(plain.head.state_dict())
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
     return model, plain
 
 
@@ -111,7 +111,7 @@ def dpn(task: Task) -> tuple[Model, MAP]:
         last.weight.zero_()
         last.weight[..., :size] = plain_last.weight
         last.bias[..., :size] = plain_last.bias
-        last.bias[0, :, size : 2 * size] = plain.head.variance().log()
+        last.bias[0, :, size : 2 * size] = plain.likelihood.variance().log()
         last.bias[..., 2 * size :] = 1e6
     return model, plain
 
@@ -127,7 +127,7 @@ def vib(task: Task) -> tuple[Model, MAP]:
         last.weight[0] = torch.cat([torch.eye(8), torch.zeros(8, 8)], 1)
         last.bias[..., 8:] = -10.0
         if task.kind == "regression":
-            model.head.log_noise.copy_(plain.head.log_noise)
+            model.likelihood.log_noise.copy_(plain.likelihood.log_noise)
     return model, plain
 
 
@@ -145,7 +145,7 @@ def laplace(task: Task) -> tuple[Model, MAP]:
     """A prior so narrow that no weight leaves its mode."""
     plain = network(task)
     model = build(Method("laplace", widths=(8,), precision=1e14, tune="none"), 3, task, 0).double()
-    model.plain.load_state_dict(plain.state_dict())
+    model.base_model.load_state_dict(plain.state_dict())
     x = torch.randn(20, 3, generator=named_generator(7), dtype=torch.float64)
     y = torch.arange(20) % task.size if task.kind == "classification" else x[:, : task.size]
     model.on_fit_end(make_dataset(x, y, task), named_generator(0))
@@ -168,7 +168,7 @@ def _noisy(name: str, task: Task) -> tuple[Model, MAP]:
         for layer, weight in zip(model.layers, absorbed(plain), strict=True):
             layer.mean.copy_(weight)
         if task.kind == "regression":
-            model.head.log_noise.copy_(plain.head.log_noise)
+            model.likelihood.log_noise.copy_(plain.likelihood.log_noise)
     model.refresh()
     return model, plain
 
@@ -200,7 +200,7 @@ def _compound(name: str, task: Task) -> tuple[Model, MAP]:
             heads[..., -1, :scales] = 1.0
             heads[..., -1, scales:] = -layer.config.bound
         if task.kind == "regression":
-            model.likelihood.log_noise.copy_(plain.head.log_noise)
+            model.likelihood.log_noise.copy_(plain.likelihood.log_noise)
     return model, plain
 
 
@@ -216,5 +216,5 @@ def mnf(task: Task) -> tuple[Model, MAP]:
             for logs in (layer.log_std, layer.bias[1], layer.vectors[1]):
                 logs.fill_(-40.0)
         if task.kind == "regression":
-            model.head.log_noise.copy_(plain.head.log_noise)
+            model.likelihood.log_noise.copy_(plain.likelihood.log_noise)
     return model, plain

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.noisy import Noisy
 from compound.models.noisy_layer import Layer, Prior
 from compound.random import named_generator
@@ -37,7 +37,7 @@ def linear(rows: int = 60, orthogonal: bool = False) -> tuple[Tensor, Tensor]:
 def regression(name: str, x: Tensor, y: Tensor, **options) -> tuple[Noisy, Batch]:
     """A linear model that is told of a noise of 0.3."""
     model = build(Method(name, widths=(), noise=0.3, **options), 3, Task("regression", 2)).double()
-    model.head.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
+    model.likelihood.log_noise.data.fill_(math.log(0.3))  # to the last bit of float64
     data = make_dataset(x, y, model.task)
     model.on_fit_start(data, named_generator(0))
     return model, data
@@ -58,7 +58,7 @@ def check_mean_of_the_posterior(model: Noisy, data: Batch, mean: Tensor) -> None
         layer.mean.copy_(mean)
     for _ in range(2):  # W and its mirror image: their gradients are opposite
         model.loss(data, named_generator(5)).total.backward()
-        layer.spread.neg_()
+        layer.std.neg_()
     assert_close(layer.mean.grad, torch.zeros_like(layer.mean), rtol=0, atol=1e-11)
 
 
@@ -194,7 +194,7 @@ def check_spread(model: Noisy, x: Tensor) -> None:
             layer.draw(randn(n, *layer.mean.shape, seed=k)) for k, layer in enumerate(model.layers)
         )
         f = wide((wide(x) @ first).relu()) @ last  # (draws, rows, targets)
-    ours = model.predict(x, Draws(n, 1), named_generator(1)).means
+    ours = model.predict(x, named_generator(1), n, 1).means
     assert ((f.mean(0) - ours.mean(0)).abs() < 5 * f.std(0) * math.sqrt(2 / n)).all()
     centred = [z - z.mean(0) for z in (f, ours)]
     products = [z.unsqueeze(-1) * z.unsqueeze(-2) for z in centred]  # (draws, rows, targets, targets)

@@ -7,8 +7,8 @@ from torch import Generator, Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from compound.distributions import MatrixNormal
-from compound.models.heads import HeteroscedasticGaussian
-from compound.models.likelihoods import Floored
+from compound.models.observation import HeteroscedasticGaussian
+from compound.models.observation.noise_floor import NoiseFloor
 from compound.nn import Affine, CompoundLinear, MatrixGaussianLinear
 
 M = TypeVar("M", bound=nn.Module)
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 def floored(module: M) -> M:
     """With the smallest noise of targets that no training rows have told: none, or next to none where every row has its own."""
     for part in module.modules():
-        if isinstance(part, Floored):
+        if isinstance(part, NoiseFloor):
             part.set_floor(
                 torch.full_like(part.floor, 1e-6 if isinstance(part, HeteroscedasticGaussian) else 0.0)
             )

@@ -1,4 +1,4 @@
-"""Attacks against closed forms, linear models whose gradients can be written down, and against another library."""
+"""Attacks against closed forms, gradients of linear models, and another library."""
 
 import math
 
@@ -73,7 +73,10 @@ def test_fgsm_of_linear_regression_in_closed_form():
 
 @pytest.mark.parametrize("eps", [0.3, UNEVEN], ids=["one", "per feature"])
 def test_pgd_of_logistic_regression_ends_in_the_corner_of_fgsm(eps):
-    """The loss grows along one direction everywhere: the default steps cross the whole box, wherever they start."""
+    """The loss grows along one direction everywhere.
+
+    The default steps cross the whole box, wherever they start.
+    """
     x, y, w, b = logistic()
     loss = logistic_loss(y, w, b)
     for steps in (1, 7, 40):
@@ -95,7 +98,10 @@ def test_pgd_takes_the_steps_it_is_told():
 
 
 def test_pgd_finds_a_summit_inside_the_box():
-    """A concave loss: fgsm overshoots to a corner, pgd stays within a step of the top, or on the side nearest to it."""
+    """A concave loss.
+
+    Fgsm overshoots to a corner, pgd stays within a step of the top, or on the side nearest to it.
+    """
     x, top = draw("x", ROWS, FEATURES), draw("x", ROWS, FEATURES) + 0.5 * draw("top", ROWS, FEATURES)
     there = pgd(lambda x: -(x - top).square().sum(-1), x, 0.4, named_generator(3), steps=100, step=0.01)
     nearest = torch.minimum(torch.maximum(top, x - 0.4), x + 0.4)
@@ -103,7 +109,10 @@ def test_pgd_finds_a_summit_inside_the_box():
 
 
 def test_pgd_is_at_least_as_strong_as_fgsm():
-    """A convex loss is largest in a corner; one run may end in the wrong one, the best of several hardly does."""
+    """A convex loss is largest in a corner.
+
+    One run may end in the wrong one, the best of several hardly does.
+    """
     x, convex = draw("x", ROWS, FEATURES), several()
     for eps in (0.1, 0.5, 2.0):
         weak, strong = (
@@ -292,7 +301,10 @@ def test_pgd_of_another_library(theirs, eps, start, monkeypatch):
 
 
 def test_odds_point_where_the_label_loss_points_and_further_in_single_precision():
-    """Both are functions of p(y) alone, so double precision has one direction for both; of a sure network only the odds keep it."""
+    """Both are functions of p(y) alone, so double precision has one direction for both.
+
+    Of a sure network only the odds keep it.
+    """
     x, weight = draw("x", ROWS, FEATURES), draw("several", 3, FEATURES, 5)  # three draws
     y = torch.randint(5, (ROWS,), generator=named_generator(1))
 

@@ -17,7 +17,7 @@ from compound.estimators.member_holdout import member_holdout_weights, member_pr
 from compound.estimators.prediction import predictives, to_float64
 from compound.estimators.validation import encode_table
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.train.holdout import holdout_weights
 
 
@@ -186,7 +186,7 @@ def test_few_rows_are_held_out_by_one_member_each_and_of_many_some_by_all(monkey
     )
     both = held.all(0)
     predictive = to_float64(
-        small.model_.predict(data[0][both], 200, named_generator(small.seed_, "ask"))
+        small.model_.predict(data[0][both], named_generator(small.seed_, "ask"), 40)
     )  # all members together
     torch.testing.assert_close(
         small.intervals_.scores,
@@ -377,9 +377,7 @@ def test_outliers_of_a_classifier_depend_on_the_inputs_only():
 
 def test_the_threshold_lies_where_a_new_row_is_beyond_it_at_the_stated_rate(monkeypatch):
     """n distances leave n + 1 intervals, each equally likely for a new one: here at 1, 2, ... n."""
-    monkeypatch.setattr(
-        DistanceAwareNoise, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0)
-    )
+    monkeypatch.setattr(Distance, "fit", lambda self, x, generator: torch.arange(1.0, len(x) + 1).flip(0))
     for rows, rate, promised in ((99, 0.01, False), (498, 0.01, False), (499, 0.01, True), (150, 0.05, True)):
         detector = OODDetector.fit(torch.zeros(rows, 1), rate, named_generator(0))
         assert detector.promised == promised and detector.threshold == pytest.approx((rows + 1) * (1 - rate))
@@ -397,7 +395,7 @@ def test_a_threshold_from_few_rows_has_at_most_the_stated_rate(monkeypatch):
             np.random.default_rng([seed, part]).pareto(2, rows) + 1 for part, rows in enumerate((15, 1000))
         )
         monkeypatch.setattr(
-            DistanceAwareNoise,
+            Distance,
             "fit",
             lambda self, x, generator, training=training: torch.from_numpy(training),
         )

@@ -185,10 +185,10 @@ def test_labels_that_do_not_fit_their_dtype_are_refused(classifier, tmp_path, dt
 
 def test_inconsistent_distance_tensors_are_refused(saved):
     parts = take_apart(saved)
-    for name in ("far.centres", "far.whiten"):
+    for name in ("distance.centres", "distance.whiten"):
         tensors = {**parts.tensors, name: parts.tensors[name][:, :-1].contiguous()}
         put_together(saved, parts._replace(tensors=tensors))
-        with pytest.raises(ValueError, match="far noise"):
+        with pytest.raises(ValueError, match="the distance has"):
             compound.load(saved)
 
 

@@ -1,5 +1,6 @@
 """Far noise: the distance, its quantiles, and what it promises far away."""
 
+import copy
 import math
 
 import pytest
@@ -7,12 +8,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
+from compound import CompoundClassifier, CompoundRegressor
 from compound.models import Method, build
-from compound.models.likelihoods import CategoricalLikelihood
+from compound.models.observation.last_layer import LastLayerCategorical
 from compound.ood import clusters
+from compound.ood.distance import Distance
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.whitening import RIDGE
-from compound.predictive import CategoricalPredictive
+from compound.predictive import CategoricalPredictive, GaussianPredictive
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.loop import fit
@@ -28,70 +31,76 @@ def blobs(rows: int, features: int, seed: int = 0) -> torch.Tensor:
 
 def test_distance_is_the_ridge_whitened_distance_to_the_nearest_centre():
     x = blobs(500, 5).double()
-    far = DistanceAwareNoise(5).double()
-    far.fit(x, named_generator(1))
+    distance = Distance(5).double()
+    distance.fit(x, named_generator(1))
     covariance = torch.cov(x.T)
     inverse = torch.linalg.inv(
         covariance + RIDGE[0] * covariance.diagonal().mean() * torch.eye(5, dtype=torch.float64)
     )
     values, vectors = torch.linalg.eigh(covariance)
     back = vectors.flip(1) * (values.flip(0) + RIDGE[0] * covariance.diagonal().mean()).sqrt()
-    centres = far.centres @ back.T + x.mean(0)  # in the original coordinates
+    centres = distance.centres @ back.T + x.mean(0)  # in the original coordinates
     y = blobs(20, 5, 3).double()
     gaps = y.unsqueeze(1) - centres
     naive = torch.einsum("bki,ij,bkj->bk", gaps, inverse, gaps).amin(-1).sqrt()
-    assert_close(far.distance(y), naive, rtol=1e-9, atol=1e-9)
+    assert_close(distance(y), naive, rtol=1e-9, atol=1e-9)
 
 
 def test_wide_inputs_keep_leading_directions_and_lose_little():
     g = named_generator(2)
     low = torch.randn(3000, 12, generator=g) @ torch.randn(12, 300, generator=g)
     x = (low + 0.05 * torch.randn(3000, 300, generator=g)).double()
-    far = DistanceAwareNoise(300).double()
-    far.fit(x[:2000], named_generator(1))
-    assert far.whiten.shape[1] < 40
+    distance = Distance(300).double()
+    distance.fit(x[:2000], named_generator(1))
+    assert distance.whiten.shape[1] < 40
     moved = x[2000:2500] + 0.5 * torch.randn(500, 300, generator=g, dtype=torch.float64)  # off the subspace
-    assert far.distance(moved).min() > far.ramp[1] > far.distance(x[2500:]).quantile(0.97)
+    assert distance(moved).min() > distance.quantiles[1] > distance(x[2500:]).quantile(0.97)
     ridge = RIDGE[1] * torch.cov(x[:2000].T).diagonal().mean()
     step = torch.randn(300, generator=g, dtype=torch.float64)
-    step -= far.whiten @ torch.linalg.lstsq(far.whiten, step.unsqueeze(-1)).solution.squeeze(
+    step -= distance.whiten @ torch.linalg.lstsq(distance.whiten, step.unsqueeze(-1)).solution.squeeze(
         -1
     )  # outside all leading directions
-    outside = far.distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
+    outside = distance((x.mean(0) + 1e3 * step).unsqueeze(0)).item() / (1e3 * step.norm().item())
     assert (
-        abs(outside * ridge.sqrt() / far.residual_precision[far.centres.norm(dim=1).argmin()].sqrt() - 1)
+        abs(
+            outside * ridge.sqrt() / distance.residual_precision[distance.centres.norm(dim=1).argmin()].sqrt()
+            - 1
+        )
         < 0.05
     )
 
 
 @pytest.mark.parametrize("rows", [60, 400, 3000])
 def test_the_99_percent_distance_holds_for_new_rows(rows):
-    """Cross-fitted: about 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through."""
+    """Cross-fitted.
+
+    About 1% of new rows lie beyond d99, where centres that know their rows would let 2 to 4% through.
+    """
     shares = []
     for seed in range(8):
-        far = DistanceAwareNoise(6)
-        far.fit(blobs(rows, 6, seed), named_generator(seed))
-        shares.append((far.distance(blobs(4000, 6, 100 + seed)) > far.ramp[1]).float().mean().item())
+        distance = Distance(6)
+        distance.fit(blobs(rows, 6, seed), named_generator(seed))
+        shares.append((distance(blobs(4000, 6, 100 + seed)) > distance.quantiles[1]).float().mean().item())
     share = sum(shares) / len(shares)
     assert share < 0.01 + 5 * math.sqrt(0.01 / (8 * rows)) + 0.006
 
 
 def test_tensors_lie_as_they_will_be_loaded():
-    far = DistanceAwareNoise(6)
-    far.fit(blobs(200, 6), named_generator(0))
+    distance = Distance(6)
+    distance.fit(blobs(200, 6), named_generator(0))
     assert all(
-        value.is_contiguous() for value in far.buffers()
+        value.is_contiguous() for value in distance.buffers()
     )  # products of another layout differ in the last bit
 
 
 def test_a_step_in_a_constant_column_is_far():
     x = blobs(400, 4)
     x[:, 2] = 7.0
-    far = DistanceAwareNoise(4)
-    far.fit(x, named_generator(0))
+    distance = Distance(4)
+    distance.fit(x, named_generator(0))
     moved = x[:50].clone()
     moved[:, 2] += 3.0
-    assert far.distance(moved).min() > far.ramp[1]
+    assert distance(moved).min() > distance.quantiles[1]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +116,11 @@ def test_few_or_equal_rows_are_no_obstacle(x):
     assert (far(x + 100.0) == 14.0).all()
 
 
-def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
+def test_far_rows_get_full_noise_whatever_the_ramp():
     far = DistanceAwareNoise(6)
     far.fit(blobs(500, 6), named_generator(0))
     far.set_ramp(-8.0, 0.5, 14.0)
-    d50, d99, edge, *_ = far.ramp
+    d50, d99, edge = far.distance.quantiles
     assert_close(
         far.at(torch.stack([d50, d99, edge])),
         torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]),
@@ -122,7 +131,7 @@ def test_however_gentle_the_ramp_what_is_far_enough_is_in_full_doubt():
     )
 
 
-def test_doubt_is_a_mixture_with_all_classes_alike():
+def test_far_noise_of_classes_is_a_mixture_with_the_uniform_distribution():
     logs = torch.log_softmax(
         3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1
     )
@@ -142,19 +151,30 @@ def test_doubt_is_a_mixture_with_all_classes_alike():
     assert (found.posterior >= plain.posterior).all() and (found.posterior.diff()[-10:] != 0).all()
 
 
-def test_scores_of_members_are_those_of_their_own_answers():
-    likelihood = CategoricalLikelihood(5, "sample", 2)
+@pytest.mark.parametrize("t", [-30.0, -1.0, 0.0])
+def test_far_noise_turns_aleatoric_variance_into_epistemic(t):
+    ones = torch.ones(3, 4, 2, 1, dtype=torch.float64)
+    means = torch.randn(3, 4, 2, 1, generator=named_generator(1), dtype=torch.float64)
+    without = GaussianPredictive.from_draws(means, ones, 2 * ones)
+    far_std = torch.tensor([3.0], dtype=torch.float64)
+    p = without.with_far_noise(torch.full((2,), t, dtype=torch.float64), far_std)
+    assert_close(p.total, without.total + 9 * math.exp(t), rtol=1e-12, atol=0)
+    assert_close(p.aleatoric, (1 - math.exp(t)) * without.aleatoric, rtol=1e-9, atol=1e-12)
+    assert_close(p.variances, without.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
+
+
+def test_log_densities_of_members_are_those_of_their_own_predictives():
+    likelihood, far_std = LastLayerCategorical(5, "sample", 2), torch.ones(())
     logits = torch.randn(
         3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64
     )  # (members, outer, inner, rows, classes)
     y, t = torch.arange(40) % 5, torch.linspace(-20, 14, 40, dtype=torch.float64)
-    for loud in (None, t):
-        draws = (logits, torch.zeros_like(logits))
-        each, together = likelihood.under_noise(draws, y)(loud)
-        assert_close(together, likelihood.predictive(draws, loud).log_prob(y))
-        for k in range(3):
-            one = logits[k : k + 1]
-            assert_close(each[k], likelihood.predictive((one, torch.zeros_like(one)), loud).log_prob(y))
+    log_prob = likelihood.far_log_prob((logits, torch.zeros_like(logits)), y, far_std)
+    for k in range(3):
+        one = logits[k : k + 1]
+        p = likelihood.draws_predictive((one, torch.zeros_like(one)))
+        assert_close(log_prob(None)[k], p.log_prob(y))
+        assert_close(log_prob(t)[k], p.with_far_noise(t, far_std).log_prob(y))
 
 
 @pytest.fixture(scope="module")
@@ -183,43 +203,45 @@ def moved(model, x: torch.Tensor, factor: float, seed: int) -> torch.Tensor:
     low, high = torch.zeros(len(x), 1), torch.full((len(x), 1), 1e4)
     for _ in range(60):
         middle = 0.5 * (low + high)
-        beyond = (model.far.distance(x + middle * direction) > factor * model.far.ramp[1]).unsqueeze(-1)
+        beyond = (model.distance(x + middle * direction) > factor * model.distance.quantiles[1]).unsqueeze(-1)
         low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
     return x + high * direction
 
 
+def without_far_noise(model):
+    model = copy.deepcopy(model)
+    model.far.noise = DistanceAwareNoise(model.inputs)
+    return model
+
+
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
 @pytest.mark.parametrize("factor", [3, 10, 100])
-def test_classes_far_away_are_doubtful(classifier, name, factor):
+def test_entropy_of_classes_is_high_far_away(classifier, name, factor):
     models, x, _ = classifier
     model = models[name]
-    ramp, moved_x = model.far.ramp, moved(model, x[:100], factor, factor)
-    p = model.predict(moved_x, 100, named_generator(1))
+    moved_x = moved(model, x[:100], factor, factor)
+    p = model.predict(moved_x, named_generator(1))
     assert p.entropy().min() >= 0.85 * math.log(4)
-    model.far.ramp = torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    silent = model.predict(moved_x, 100, named_generator(1))
-    model.far.ramp = ramp
+    without = without_far_noise(model).predict(moved_x, named_generator(1))
     assert_close(
-        p.aleatoric, torch.sigmoid(-model.far(moved_x)) * silent.aleatoric, rtol=1e-3, atol=1e-5
+        p.aleatoric, torch.sigmoid(-model.far.noise(moved_x)) * without.aleatoric, rtol=1e-3, atol=1e-5
     )  # the rest is epistemic
-    assert (p.posterior >= silent.posterior).all()
+    assert (p.posterior >= without.posterior).all()
 
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
 def test_far_noise_costs_no_more_than_its_budget(classifier, name):
     models, x, y = classifier
     model = models[name]
-    with_noise = model.predict(x[:200], 200, named_generator(2))
-    ramp, model.far.ramp = model.far.ramp, torch.tensor([0.0, 1.0, 1.0, -20.0, 0.0, -20.0])
-    without = model.predict(x[:200], 200, named_generator(2))
-    model.far.ramp = ramp
+    with_noise = model.predict(x[:200], named_generator(2), 40)
+    without = without_far_noise(model).predict(x[:200], named_generator(2), 40)
     cost = (without.log_prob(y[:200]) - with_noise.log_prob(y[:200])).mean()
     assert cost <= 0.003 + 0.002  # other draws than those the ramp was chosen with
     assert torch.equal(with_noise.label, without.label)
 
 
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn"])
-def test_targets_far_away_have_the_spread_that_was_asked_for(name):
+def test_targets_far_away_have_the_requested_standard_deviation(name):
     g = named_generator(5)
     x = torch.randn(500, 3, generator=g)
     y = 4 * (x[:, :1].sin() + 0.1 * torch.randn(500, 1, generator=g))
@@ -228,7 +250,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     fit(model, make_dataset(x, y, task, (torch.arange(500) >= 100).float()), TrainConfig(steps=500))
     own = y.std()
     for factor in (3, 30, 100):
-        p = model.predict(moved(model, x[:50], factor, factor), 50, named_generator(1))
+        p = model.predict(moved(model, x[:50], factor, factor), named_generator(1), 10)
         assert p.std.min() >= 1.5 * own
     start, direction = x[:20], torch.randn(20, 3, generator=named_generator(7))
     scale = (moved(model, start, 3, 8) - start).norm(dim=-1, keepdim=True) / direction.norm(
@@ -236,7 +258,7 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
     )
     path = torch.stack(
         [
-            model.predict(start + u * scale * direction, 50, named_generator(1)).posterior.squeeze(-1)
+            model.predict(start + u * scale * direction, named_generator(1), 10).posterior.squeeze(-1)
             for u in torch.linspace(0, 1, 12)
         ]
     )
@@ -245,13 +267,16 @@ def test_targets_far_away_have_the_spread_that_was_asked_for(name):
 
 
 def test_rows_are_measured_as_if_they_were_new(monkeypatch):
-    """Five rows, one centre: each from the mean of the others, by their covariance, in units that they would have standardised."""
+    """Five rows, one centre.
+
+    Each from the mean of the others, by their covariance, in units that they would have standardised.
+    """
     monkeypatch.setattr(
         clusters, "k_means", lambda u, count, seed: u.mean(0, keepdim=True)
     )  # exact, where mini-batches are not
     raw = blobs(5, 3).double()
     x = (raw - raw.mean(0)) / raw.std(0, correction=0)
-    found = DistanceAwareNoise(3).double().fit(x, named_generator(0))
+    found = Distance(3).double().fit(x, named_generator(0))
     for row in range(5):
         others = torch.cat([raw[:row], raw[row + 1 :]])
         shift, scale = others.mean(0), others.std(0, correction=0)
@@ -261,10 +286,10 @@ def test_rows_are_measured_as_if_they_were_new(monkeypatch):
         assert_close(found[row], (gap @ torch.linalg.solve(covariance + ridge, gap)).sqrt())
 
 
-def test_unfitted_far_noise_is_silent():
+def test_unfitted_far_noise_is_none():
     assert not DistanceAwareNoise(3).fitted
     assert torch.equal(DistanceAwareNoise(3)(torch.zeros(4, 3)), torch.full((4,), -torch.inf))
-    with pytest.raises(ValueError, match="far noise knows no rows yet"):
+    with pytest.raises(ValueError, match="the distance is not fitted: call fit"):
         DistanceAwareNoise(3).distance(torch.zeros(4, 3))
     model = build(Method("ml-cdn", far=0.0), 3, Task("classification", 2), 0)
     x = torch.randn(30, 3, generator=named_generator(0))
@@ -272,7 +297,7 @@ def test_unfitted_far_noise_is_silent():
     assert not model.far.fitted
 
 
-def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
+def test_folds_have_as_many_centres_as_the_final_fit(monkeypatch):
     """From as many centres as the whole has, and at most a twentieth of a small table's rows is missing."""
     seen = []
     k_means = clusters.k_means
@@ -282,7 +307,7 @@ def test_folds_are_measured_as_new_rows_will_be(monkeypatch):
         return k_means(u, count, seed)
 
     monkeypatch.setattr(clusters, "k_means", watched)
-    DistanceAwareNoise(2).fit(torch.randn(100, 2, generator=named_generator(0)), named_generator(1))
+    Distance(2).fit(torch.randn(100, 2, generator=named_generator(0)), named_generator(1))
     assert seen == 20 * [(95, 33)] + [(100, 33)]
 
 
@@ -297,7 +322,7 @@ def leaning(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (start[which] + scale[which] * torch.randn(rows, 70, generator=g)).double(), which
 
 
-def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
+def test_distance_in_the_covariance_of_a_cluster_is_that_of_its_rows():
     """Against sums over rows and an inverse written out."""
     x, _ = leaning(400, 0)
     found = clusters.Clusters.fit(x, 3, True, 0)
@@ -315,58 +340,59 @@ def test_distance_in_the_shape_of_a_cluster_is_that_of_its_own_rows():
         assert_close(distance, (gap @ torch.linalg.solve(shape, gap) + beyond * 70 / shape.trace()).sqrt())
 
 
-def test_what_only_another_cluster_does_is_far():
-    """A step of one length, along the direction in which the cluster's own rows differ, and along that of the other's."""
+def test_variation_of_another_cluster_is_far():
+    """Steps of one length, along the direction in which the cluster's rows differ, and along the other's."""
     x, which = leaning(2000, 0)
-    far = DistanceAwareNoise(70).double()
-    far.fit(x, named_generator(0))
+    distance = Distance(70).double()
+    distance.fit(x, named_generator(0))
     some = x[which == 0][:50]
     step = torch.zeros(70, dtype=torch.float64)
     step[1] = 3.0
-    assert far.distance(some + step).min() > far.ramp[1]
-    assert far.distance(some + step.roll(-1)).median() < far.ramp[1]
+    assert distance(some + step).min() > distance.quantiles[1]
+    assert distance(some + step.roll(-1)).median() < distance.quantiles[1]
 
 
 def test_rows_together_are_measured_as_one_by_one_and_under_a_trace():
     x, _ = leaning(500, 0)
-    far = DistanceAwareNoise(70).double()
-    far.fit(x, named_generator(0))
+    distance = Distance(70).double()
+    distance.fit(x, named_generator(0))
     asked = leaning(60, 1)[0]
-    together = far.distance(asked)
-    assert_close(torch.cat([far.distance(row.unsqueeze(0)) for row in asked]), together)
-    traced = make_fx(lambda rows: far.distance(rows))(asked)
+    together = distance(asked)
+    assert_close(torch.cat([distance(row.unsqueeze(0)) for row in asked]), together)
+    traced = make_fx(lambda rows: distance(rows))(asked)
     other = leaning(60, 2)[0]  # near to other centres
-    assert_close(traced(other), far.distance(other))
-    assert torch.autograd.gradcheck(far.distance, asked[:9].requires_grad_())
+    assert_close(traced(other), distance(other))
+    assert torch.autograd.gradcheck(distance, asked[:9].requires_grad_())
 
 
-def test_shapes_are_loaded_as_they_were_saved():
-    far, again = DistanceAwareNoise(70), DistanceAwareNoise(70)
-    far.fit(leaning(500, 0)[0].float(), named_generator(0))
-    again.load_state_dict(far.state_dict())
+def test_covariances_are_loaded_as_they_were_saved():
+    distance, again = Distance(70), Distance(70)
+    distance.fit(leaning(500, 0)[0].float(), named_generator(0))
+    again.load_state_dict(distance.state_dict())
     asked = leaning(60, 1)[0].float()
-    assert len(again.precision_roots) and torch.equal(again.distance(asked), far.distance(asked))
+    assert len(again.precision_roots) and torch.equal(again(asked), distance(asked))
 
 
 @pytest.mark.parametrize("mine,theirs", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
 def test_a_loaded_state_has_the_dtype_of_the_module(mine, theirs):
-    far, again = DistanceAwareNoise(70), DistanceAwareNoise(70).to(mine)
-    far.fit(leaning(500, 0)[0].float(), named_generator(0))
-    again.load_state_dict({name: value.to(theirs) for name, value in far.state_dict().items()})
+    distance, again = Distance(70), Distance(70).to(mine)
+    distance.fit(leaning(500, 0)[0].float(), named_generator(0))
+    again.load_state_dict({name: value.to(theirs) for name, value in distance.state_dict().items()})
     assert {value.dtype for value in again.buffers()} == {mine}
     asked = leaning(60, 1)[0]
-    assert_close(again.distance(asked.to(mine)).float(), far.distance(asked.float()), rtol=1e-4, atol=1e-4)
+    assert_close(again(asked.to(mine)).float(), distance(asked.float()), rtol=1e-4, atol=1e-4)
 
 
-def test_a_file_without_shapes_is_measured_without_them():
-    far = DistanceAwareNoise(70).double()
-    far.fit(leaning(500, 0)[0], named_generator(0))
-    old = {
-        name: value
-        for name, value in far.state_dict().items()
-        if name not in ("precision_roots", "residual_precision")
-    }
-    far.load_state_dict(old)
-    asked = leaning(20, 1)[0]
-    u, outside = far.whitening(asked)
-    assert_close(far.distance(asked), (torch.cdist(u, far.centres).amin(1).square() + outside).sqrt())
+@pytest.mark.parametrize("estimator", [CompoundRegressor, CompoundClassifier])
+def test_estimators_fit_one_distance_for_far_noise_and_detector(estimator, monkeypatch):
+    calls = []
+    fit_distance = Distance.fit
+    monkeypatch.setattr(Distance, "fit", lambda self, *data: calls.append(self) or fit_distance(self, *data))
+    x = blobs(120, 3).numpy()
+    y = x[:, 0] if estimator is CompoundRegressor else (x[:, 0] > 0).astype(int)
+    with_noise = estimator("ml-cdn", max_epochs=1, random_state=0).fit(x, y)
+    assert len(calls) == 1 and with_noise.ood_detector_.distance is with_noise.model_.distance
+    scores = with_noise.ood_score(x)
+    assert (scores > with_noise.threshold_).mean() <= 0.05 and with_noise.is_ood(x + 100).all()
+    without = estimator("map", max_epochs=1, random_state=0).fit(x, y)
+    assert len(calls) == 2 and without.model_.distance is None

@@ -28,8 +28,7 @@ TABLE = {  # room: what it may import
     "nn": {"random", "compat", "precision", "distributions", "ops"},
     "ood": {"ops", "types"},
     "models": {
-        "types",
-        "random",
+        *BASE,
         "compat",
         "precision",
         "distributions",

@@ -17,9 +17,9 @@ torch.set_num_threads(1)
 rows = 100_000
 x = torch.randn(rows, 2, generator=named_generator(0))
 model = build(Method("ml-cdn", widths=(5,), hyper=(4,), members=1, noise=0.5), 2, Task("{kind}", 2), 0)
-model.predict(x[:10], 100, named_generator(1))
+model.predict(x[:10], named_generator(1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-seen = sum(len(part.total) for part in model.predict_chunks(x, 100, named_generator(1)))
+seen = sum(len(part.total) for part in model.predict_chunks(x, named_generator(1)))
 assert seen == rows
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

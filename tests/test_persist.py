@@ -322,7 +322,7 @@ def test_a_loaded_model_predicts_with_the_same_bits(method, dtype, tmp_path):
     again = load_model(tmp_path / "m")
     assert again.config == model.config and again.task == task
     assert same(Bundle({}, model.state_dict()), Bundle({}, again.state_dict()))
-    before, after = (m.predict(x, 10, named_generator(1)) for m in (model, again))
+    before, after = (m.predict(x, named_generator(1), 2) for m in (model, again))
     assert torch.equal(before.means, after.means) and torch.equal(before.variances, after.variances)
     assert load_directory(tmp_path / "m").config["extra"] == {"columns": ["a", "b", "c"]}
 
@@ -502,7 +502,7 @@ def test_a_tensor_of_another_dtype_is_refused(dtype, tmp_path):
     """Compiled loops would read and write beyond its end: they take it for float32."""
     model = build(Method("mnf", widths=(4,), flow_hidden=3), 3, Task("regression", 1))
     save_model(model, tmp_path / "m")
-    for name in ("stack.0.bias", "stack.1.flow.weight", "head.log_noise"):
+    for name in ("stack.0.bias", "stack.1.flow.weight", "likelihood.log_noise"):
         forge(tmp_path / "m", tensors={**model.state_dict(), name: model.state_dict()[name].to(dtype)})
         with pytest.raises(ValueError, match=r"float|F8"):
             load_model(tmp_path / "m")

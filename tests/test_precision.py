@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import compound
-from compound.models import METHODS, Draws, build
+from compound.models import METHODS, build
 from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
@@ -145,7 +145,7 @@ def test_methods_under_autocast(method, task):
                     data, tuple(named_generator(k, "noise") for k in range(model.members))
                 ).total
                 total.backward()
-            answer = model.predict(X, Draws(4, 2), named_generator(1)).log_prob(data.y)
+            answer = model.predict(X, named_generator(1), 4, 2).log_prob(data.y)
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         results.append((total.detach(), answer, gradient))
     for k, (reduced, full) in enumerate(zip(*results, strict=True)):
@@ -175,7 +175,7 @@ def test_another_default_dtype_changes_nothing(method, task, double_by_default):
         model = build(method, 5, task)
         fit(model, data, TrainConfig(steps=3, batch_size=6))
         results.append(
-            [*model.state_dict().values(), model.predict(X, Draws(2, 2), named_generator(1)).log_prob(data.y)]
+            [*model.state_dict().values(), model.predict(X, named_generator(1), 2, 2).log_prob(data.y)]
         )
     for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
@@ -193,7 +193,7 @@ def test_draws_have_the_requested_dtype(double_by_default):
 
 MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "tensor", "eye", "linspace"}
 # of numpy arrays, or replaced by fitted values
-FROM_ARRAYS = {"digits.py", "prediction_metrics.py", "row_predictions.py", "noise.py"}
+FROM_ARRAYS = {"digits.py", "prediction_metrics.py", "row_predictions.py"}
 
 
 def test_new_tensors_say_their_dtype():
@@ -214,12 +214,12 @@ def test_a_noise_floor_nobody_knows_is_refused(method):
     data, model = rows(TARGETS), build(method, 5, TARGETS)
     if method == "bnn-lv":  # its rows come first
         model.latents.on_fit_start(len(data), len(data))
-    with pytest.raises(ValueError, match="smallest noise of the targets is not known yet"):
+    with pytest.raises(ValueError, match="noise floor of the targets is not known yet"):
         model.loss(data, tuple(named_generator(k) for k in range(model.members)))
     with pytest.raises(ValueError, match="not known yet"):
-        model.predict(X, 10, named_generator(0))
+        model.predict(X, named_generator(0), 2)
     other = build(method, 5, TARGETS)
     other.on_fit_start(data, named_generator(0))
     model.load_state_dict(other.state_dict())  # a state that knows it
-    assert math.isfinite(float(model.predict(X, 10, named_generator(0)).log_prob(data.y).sum()))
+    assert math.isfinite(float(model.predict(X, named_generator(0), 2).log_prob(data.y).sum()))
     model.load_state_dict(build(method, 5, TARGETS).state_dict()) if method != "bnn-lv" else None

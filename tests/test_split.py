@@ -1,6 +1,8 @@
-"""The split of uncertainty where the truth is known: no share is wrong on average, however few the inner draws."""
+"""The split of uncertainty where the truth is known.
 
-import itertools
+No share is wrong on average, however few the inner draws.
+"""
+
 import math
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from compound import predictive
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.predictive import (
     CategoricalPredictive,
     GaussianPredictive,
@@ -30,7 +32,7 @@ def noise(variance: float, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def right(values: Tensor, truth: float, bound: float = 0.0) -> bool:
-    """Whether the mean of the repetitions lies within three standard errors of the truth, and a bound on its bias."""
+    """Whether the mean of repetitions lies within three standard errors and a bias of the truth."""
     return (
         abs(float(values.mean()) - truth) <= 3 * float(values.std()) / math.sqrt(len(values)) + bound + 1e-12
     )
@@ -38,7 +40,8 @@ def right(values: Tensor, truth: float, bound: float = 0.0) -> bool:
 
 # component, mixing drawn, mixing integrated, posterior drawn within members, far
 PARTS = [
-    (0.3, 2.0, 0.0, 0.5, 0.0), (0.0, 0.0, 4.0, 1.0, 0.0), (0.1, 1.0, 4.0, 0.0, 2.0), (0.2, 0.0, 0.0, 0.0, 0.0), (1.0, 3.0, 1.0, 0.1, 0.7),
+    (0.3, 2.0, 0.0, 0.5, 0.0), (0.0, 0.0, 4.0, 1.0, 0.0), (0.1, 1.0, 4.0, 0.0, 2.0),
+    (0.2, 0.0, 0.0, 0.0, 0.0), (1.0, 3.0, 1.0, 0.1, 0.7),
 ]  # fmt: skip
 
 
@@ -150,7 +153,7 @@ def test_entropies(parts, outer, inner):
 
 @pytest.mark.parametrize("log_odds", [-20.0, -1.0, 0.0, 30.0])
 def test_unknown_inputs_are_epistemic(log_odds):
-    """Where the network is believed with probability 1 - π only that part of its noise counts, also where it was uniform itself."""
+    """The network's aleatoric entropy counts with its weight 1 - π, also where it is uniform itself."""
     probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
     p = CategoricalPredictive.from_draws(probs.log()[None, None]).mix_with_uniform(
         torch.full((2,), log_odds, dtype=DOUBLE)
@@ -162,23 +165,11 @@ def test_unknown_inputs_are_epistemic(log_odds):
         assert_close(p.epistemic, torch.full((2,), math.log(2), dtype=DOUBLE), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("t", [-30.0, -1.0, 0.0])
-def test_far_noise_turns_the_networks_own_noise_into_what_is_not_known(t):
-    ones = torch.ones(3, 4, 2, 1, dtype=DOUBLE)
-    plain = GaussianPredictive.from_draws(noise(1.0, (3, 4, 2, 1), 1), ones, 2 * ones)
-    p = plain.with_far_noise(torch.full((2,), t, dtype=DOUBLE), torch.tensor([3.0], dtype=DOUBLE))
-    assert_close(p.total, plain.total + 9 * math.exp(t), rtol=1e-12, atol=0)
-    assert_close(p.aleatoric, (1 - math.exp(t)) * plain.aleatoric, rtol=1e-9, atol=1e-12)
-    assert_close(p.variances, plain.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
-
-
-def test_counts_of_draws_do_not_change_what_is_split():
-    assert {Draws.of(n).inner for n in range(10, 300)} == {5}
-    assert all(n <= math.prod(Draws.of(n)) < n + 5 for n in itertools.chain(range(1, 300), [10**6 + 1]))
-
-
 def few_and_many(name: str, kind: str, monkeypatch):
-    """A network with random weights and lively noise: shares from few draws, many times over, and once from many."""
+    """A network with random weights and lively noise.
+
+    Shares from few draws, many times over, and once from many.
+    """
     options = {"bnn-lv": {"prior_variance": 1.0}}.get(
         name, {"hyper": (8,), "log_col": (-1.0,), "members": 2, "far": 0.0}
     )
@@ -188,9 +179,7 @@ def few_and_many(name: str, kind: str, monkeypatch):
             if parameter_name.endswith(("log_row", "rho")) and "stack" in parameter_name:
                 parameter.fill_(-1.0)  # a wide posterior
     if kind == "regression":
-        getattr(model, "likelihood", getattr(model, "head", None)).on_fit_start(
-            torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE)
-        )
+        model.likelihood.on_fit_start(torch.randn(50, 2, generator=named_generator(0), dtype=DOUBLE))
     x = torch.randn(4, 3, generator=named_generator(2), dtype=DOUBLE)
     raw = []
 
@@ -201,18 +190,21 @@ def few_and_many(name: str, kind: str, monkeypatch):
 
         return spy
 
-    monkeypatch.setattr(predictive, "variance_parts", spied(variance_parts))
-    monkeypatch.setattr(predictive, "entropy_parts", spied(entropy_parts))
+    monkeypatch.setattr(predictive.gaussian, "variance_parts", spied(variance_parts))
+    monkeypatch.setattr(predictive.categorical, "entropy_parts", spied(entropy_parts))
     for k in range(150):
-        model.predict(x, Draws(16, 5), named_generator(k, "few"))
-    model.predict(x, Draws(1200, 60), named_generator(0, "many"))
+        model.predict(x, named_generator(k, "few"), 16)
+    model.predict(x, named_generator(0, "many"), 1200, 60)
     return torch.stack(raw[:-1]), raw[-1]
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("name", ["ml-cdn", "vb-cdn", "bnn-lv"])
 def test_methods_that_nest_their_draws(name, kind, monkeypatch):
-    """Mixing and posterior before they are cut off at 0: on average the same from 16 x 5 draws as from 1,200 x 60."""
+    """Mixing and posterior before they are cut off at 0.
+
+    On average the same from 16 x 5 draws as from 1,200 x 60.
+    """
     few, many = few_and_many(name, kind, monkeypatch)
     error = (
         4 * few.std(0) / math.sqrt(len(few)) * math.sqrt(1 + len(few) * 80 / 72_000)

@@ -22,7 +22,7 @@ import compound
 from compound import CompoundRegressor
 from compound.io.bundle import digest
 from compound.io.checkpoint_file import load_checkpoint, save_checkpoint, unpack
-from compound.models.base import Draws, Loss, Model
+from compound.models.base import Loss, Model
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import member_seed, named_generator
@@ -98,19 +98,21 @@ class Small(Model):
         kl = self.first.square().mean((1, 2))
         return Loss((nll + 0.01 * kl).sum(), nll.detach(), kl.detach())
 
-    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
+    def nll(self, batch: Batch, n_samples: int, generator: torch.Generator) -> Tensor:
         with torch.no_grad():
             return weighted_mean(
                 self.values(batch.x + self.config.noise * torch.randn(3, generator=generator), batch.y),
                 batch.weight,
             )
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: torch.Generator) -> Predictive:
+    def predict_chunk(
+        self, x: Tensor, n_samples: int, n_inner: int, generator: torch.Generator
+    ) -> Predictive:
         mean = ((x - self.centre) @ self.first).tanh() @ self.last  # (members, rows, 1)
         noise = (2 * self.log_noise).exp().reshape(-1, 1, 1, 1)
         return GaussianPredictive.from_draws(mean.unsqueeze(1), noise, torch.zeros_like(noise))
 
-    def floats_per_row(self, n: Draws) -> int:
+    def floats_per_row(self, n_samples: int, n_inner: int) -> int:
         return 20 * self.members
 
 
@@ -147,8 +149,8 @@ class Momentum(Small):
 class Overfitting(Small):
     """The held-out NLL rises while the training NLL falls."""
 
-    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
-        return -super().nll(batch, n, generator)
+    def nll(self, batch: Batch, n_samples: int, generator: torch.Generator) -> Tensor:
+        return -super().nll(batch, n_samples, generator)
 
 
 CASES = {
@@ -442,9 +444,9 @@ class Scripted(Small):
         self.running.add_(1)
         return super().loss(batch, generator)
 
-    def nll(self, batch: Batch, n: int, generator: torch.Generator) -> Tensor:
+    def nll(self, batch: Batch, n_samples: int, generator: torch.Generator) -> Tensor:
         self.evaluated.append([p.detach().clone() for p in self.parameters()])
-        self.evaluations.append((batch, n, generator.initial_seed()))
+        self.evaluations.append((batch, n_samples, generator.initial_seed()))
         offset = (
             torch.arange(self.members) - (self.members - 1) / 2
         )  # members differ, their mean is that of the list

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, Model, build
+from compound.models import Method, Model, build
 from compound.random import named_generator
 from compound.types import Task, make_dataset
 
@@ -71,9 +71,9 @@ def elbo(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Of a linear model with Gaussian noise, exactly."""
     (layer,) = model.layers
     mean, std = layer.moments(x)
-    return model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y).sum() - divergence(
-        layer
-    )
+    return model.likelihood.expected_log_prob(
+        mean.unsqueeze(0), std.square().unsqueeze(0), y
+    ).sum() - divergence(layer)
 
 
 def maximise(model: Model, x: Tensor, y: Tensor) -> None:
@@ -98,7 +98,7 @@ def maximise(model: Model, x: Tensor, y: Tensor) -> None:
 
 def exact_posterior(model: Model, x: Tensor, y: Tensor, prior: float = 1.0) -> LinearGaussian:
     """With the model's own noise, which was rounded to float32."""
-    return LinearGaussian(x, y, model.head.variance()[0, 0].item(), prior)
+    return LinearGaussian(x, y, model.likelihood.variance()[0, 0].item(), prior)
 
 
 def distance(model: Model, exact: LinearGaussian) -> Tensor:
@@ -181,7 +181,7 @@ def check_prediction(model: Model) -> None:
     x = numbers(3, 3)
     probs = outputs(model, x, N, named_generator(1)).softmax(-1)
     error = probs.std(0) * math.sqrt(2 / N)  # both sides are averages of N draws
-    assert ((model.predict(x, Draws(N, 1), named_generator(2)).probs - probs.mean(0)).abs() < 4 * error).all()
+    assert ((model.predict(x, named_generator(2), N, 1).probs - probs.mean(0)).abs() < 4 * error).all()
 
 
 def check_nll(model: Model) -> None:
@@ -209,7 +209,7 @@ def check_gap_while_maximised(model: Model, prior: float = 1.0) -> LinearGaussia
 def check_shares(model: Model) -> None:
     """Of a linear model with noise 1/2: the noise, and the variance of the network."""
     x = numbers(3, 3)
-    p = model.predict(x, Draws(N // 5, 5), named_generator(1))
+    p = model.predict(x, named_generator(1), N // 5)
     variance = model.layers[0].moments(x)[1].square()
     assert len(p.means) == N
     assert_close(p.aleatoric, torch.full_like(variance, 0.25))

@@ -1,11 +1,11 @@
 """Adversarial inputs: x' close to x, where a loss is large.
 
-    fgsm   x' = clip(x + ε sign ∇ loss(x))                                         Goodfellow, Shlens and Szegedy (2015)
-    pgd    x' <- clip(P(x' + α sign ∇ loss(x'))),  P onto |x' - x| <= ε            Madry et al. (2018)
+    fgsm   x' = clip(x + ε sign ∇ loss(x))                              Goodfellow, Shlens and Szegedy (2015)
+    pgd    x' <- clip(P(x' + α sign ∇ loss(x'))),  P onto |x' - x| <= ε Madry et al. (2018)
 
-A loss is any function of inputs (..., rows, features) that gives a number per row, of whatever likelihood: -log p(y | x) for
-classes and targets alike. A row's number must depend on that row alone, for gradients are those of the sum. ε is one number, or
-one per feature. Only gradients w.r.t. x are taken: those of a model's parameters stay as they are.
+A loss is any function of inputs (..., rows, features) with one value per row, such as -log p(y | x). The
+value of a row must depend on that row alone, for gradients are those of the sum. ε is one number, or one per
+feature. Only gradients with respect to x are computed: those of a model's parameters stay as they are.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,18 @@ Range = tuple[float, float]  # the smallest and the largest number an input may 
 
 
 def label_loss(log_probs: Function, y: Tensor) -> Function:
-    """-log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes) whose leading axes count draws."""
+    """-log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes).
+
+    Leading axes are draws.
+    """
     return lambda x: -_log_mean(log_probs(x), y)
 
 
 def odds_loss(log_probs: Function, y: Tensor) -> Function:
-    """Log-odds against y, of the mean over draws: they grow where `label_loss` does, and keep their gradient where p(y | x) rounds to 1.
+    """Log-odds against y, of the mean over draws: they increase where `label_loss` does.
 
-    There the gradient of -log p(y | x) is zero, or lacks the part of y's own logit, and an attack that follows it fails for no merit of
-    the network.
+    Where p(y | x) rounds to 1 they keep their gradient. That of -log p(y | x) is zero there, or lacks the
+    part of y's own logit, and an attack that follows it fails for no merit of the network.
     """
 
     def loss(x: Tensor) -> Tensor:  # (rows,)
@@ -43,9 +46,9 @@ def odds_loss(log_probs: Function, y: Tensor) -> Function:
 
 
 def fgsm(loss: Function, x: Tensor, eps: float | Tensor, clip: Range | None = None) -> Tensor:
-    """One step to a corner of the box around x: the largest loss there, were it linear."""
+    """One step to a corner of the box around x, where a linear loss would be largest."""
     _check("eps", eps)
-    return _within(x + eps * direction(loss, x), clip)
+    return _clip(x + eps * direction(loss, x), clip)
 
 
 def pgd(
@@ -69,15 +72,15 @@ def pgd(
     _check("step", step)
     low, high = x - eps, x + eps
 
-    def run() -> Tensor:
-        there = x if generator is None else _within(x + eps * _even(x, generator), clip)
+    def attack() -> Tensor:
+        point = x if generator is None else _clip(x + eps * _uniform(x, generator), clip)
         for _ in range(steps):
-            there = _within((there + step * direction(loss, there)).clamp(low, high), clip)
-        return there
+            point = _clip((point + step * direction(loss, point)).clamp(low, high), clip)
+        return point
 
-    best = run()
+    best = attack()
     for _ in range(restarts - 1):
-        other = run()
+        other = attack()
         with torch.no_grad():
             better = loss(other) > loss(best)  # (..., rows)
         best = torch.where(better.unsqueeze(-1), other, best)
@@ -91,25 +94,25 @@ def _log_mean(log_probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
 
 
 def direction(loss: Function, x: Tensor) -> Tensor:
-    """Where each input makes the loss grow, -1, 0 or 1; 0 where the gradient is not a number."""
+    """The sign of the gradient with respect to each input, -1, 0 or 1; 0 where it is not a number."""
     return gradient(loss, x).sign().nan_to_num_(0.0)
 
 
 def gradient(loss: Function, x: Tensor) -> Tensor:
-    """Of every row's loss w.r.t. that row."""
+    """The gradient of every row's loss with respect to that row."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(loss(x).sum(), x)[0]
 
 
-def _even(x: Tensor, generator: Generator) -> Tensor:
+def _uniform(x: Tensor, generator: Generator) -> Tensor:
     """Uniform in -1..1, of the shape of x."""
     return (
         2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
     )
 
 
-def _within(x: Tensor, clip: Range | None) -> Tensor:
+def _clip(x: Tensor, clip: Range | None) -> Tensor:
     return x if clip is None else x.clamp(*clip)
 
 

@@ -1,6 +1,7 @@
-"""Scores of predictive distributions: accuracy, calibration, and the separation of outliers from in-distribution rows.
+"""Scores of predictive distributions: accuracy, calibration, and separation of outliers from other rows.
 
-Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets of rows, (rows,) each.
+Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets
+of rows, (rows,) each.
 """
 
 import math
@@ -99,15 +100,15 @@ def auroc(in_dist: Tensor, ood: Tensor) -> float:
 
 
 def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """AUROC (resamples,) when rows count as often as each pair of float64 counts says, such as bootstrap resamples."""
+    """AUROC (resamples,) with rows counted as often as each pair of float64 counts says."""
     below, up_to = _counts(in_dist, ood)
     order = in_dist.argsort(stable=True)
-    found = []
+    areas = []
     for in_dist_counts, ood_counts in counts:
         sums = torch.nn.functional.pad(in_dist_counts[order].cumsum(0), (1, 0))
         wins = (ood_counts * (sums[below] + sums[up_to])).sum() / 2
-        found.append(wins / ood_counts.sum() / in_dist_counts.sum())
-    return torch.stack(found)
+        areas.append(wins / ood_counts.sum() / in_dist_counts.sum())
+    return torch.stack(areas)
 
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
@@ -139,6 +140,8 @@ def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
     at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
-    found = len(ood) - _counts(ood, at)[0].double()
+    true_positives = len(ood) - _counts(ood, at)[0].double()
     false_positives = len(in_dist) - _counts(in_dist, at)[0].double()
-    return found / len(ood), found / (found + false_positives), false_positives / len(in_dist)
+    recall = true_positives / len(ood)
+    precision = true_positives / (true_positives + false_positives)
+    return recall, precision, false_positives / len(in_dist)

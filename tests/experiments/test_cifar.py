@@ -24,7 +24,7 @@ from compound.experiments.identity import PUBLISHED
 from compound.experiments.locks import locked
 from compound.experiments.pages import publish
 from compound.experiments.runs import RunContext
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.random import named_generator
 from compound.types import Task
 
@@ -253,9 +253,11 @@ class TestExtractorAttacks:
         units = extract(network, to_unit_range(random_images(50)).double())
         return FeatureExtractor(network, units.mean(0), units.std(0))
 
-    def predict(self, extractor: FeatureExtractor, model, x: Tensor, draws: Draws, stream):
+    def predict(self, extractor: FeatureExtractor, model, x: Tensor, draws: tuple[int, int], stream):
         """Extractor and head as one function of pixels."""
-        return model.predict_chunk((extractor.extractor(x) - extractor.mean) / extractor.scale, draws, stream)
+        return model.predict_chunk(
+            (extractor.extractor(x) - extractor.mean) / extractor.scale, *draws, stream
+        )
 
     def test_standard_units(self, tiny):
         network = load_extractor(tiny)
@@ -286,7 +288,7 @@ class TestExtractorAttacks:
         (grad,) = torch.autograd.grad((second - first).sum(), inputs)
         assert confident.sum() > 5
         assert torch.equal(
-            extractor_attacks.gradient_signs(extractor, model, x, y, 1, named_generator(7)).double()[
+            extractor_attacks.gradient_signs(extractor, model, x, y, (1, 1), named_generator(7)).double()[
                 confident
             ],
             grad.sign()[confident],
@@ -300,19 +302,17 @@ class TestExtractorAttacks:
         y = torch.randint(3, (60,), generator=named_generator(3))
         model = build(Method("mc-dropout", widths=(8,)), 24, TASK, 1).double()
         inputs = x.clone().requires_grad_()
-        probs = self.predict(extractor, model, inputs, Draws.of(10), named_generator(7)).probs
+        probs = self.predict(extractor, model, inputs, (2, 5), named_generator(7)).probs
         (grad,) = torch.autograd.grad(-probs[torch.arange(60), y].log().sum(), inputs)
-        signs = extractor_attacks.gradient_signs(extractor, model, x, y, 10, named_generator(7))
+        signs = extractor_attacks.gradient_signs(extractor, model, x, y, (2, 5), named_generator(7))
         assert torch.equal(signs.double(), grad.sign())
         strengths = (0.0, 0.05, 0.5)
         curve = extractor_attacks.sound_protocol(
-            extractor, model, x, signs, y, strengths, named_generator(8), n_eval=20
+            extractor, model, x, signs, y, strengths, named_generator(8), n_eval=(4, 5)
         )
         stream = named_generator(8)
         slow = [
-            self.predict(
-                extractor, model, (x + s * grad.sign()).clamp(0, 1), Draws.of(20), stream
-            ).probs.detach()
+            self.predict(extractor, model, (x + s * grad.sign()).clamp(0, 1), (4, 5), stream).probs.detach()
             for s in strengths
         ]
         assert curve.accuracy == Curve.from_probs(slow, y).accuracy
@@ -334,18 +334,18 @@ class TestExtractorAttacks:
         stream, signs = named_generator(5), []
         for _ in range(draws):
             state = stream.get_state()
-            label = self.predict(extractor, model, x, Draws(1, 1), stream).label
+            label = self.predict(extractor, model, x, (1, 1), stream).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
             (grad,) = torch.autograd.grad(
-                -self.predict(extractor, model, inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs
+                -self.predict(extractor, model, inputs, (1, 1), stream).log_prob(label).sum(), inputs
             )
             signs.append(grad.sign())
         slow = []
         for strength in strengths:
             probs = [
                 self.predict(
-                    extractor, model, (x + strength * sign).clamp(0, 1), Draws(1, 1), stream
+                    extractor, model, (x + strength * sign).clamp(0, 1), (1, 1), stream
                 ).probs.detach()
                 for sign in signs
             ]

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from compound.experiments.fgsm import protocols
 from compound.experiments.fgsm.protocols import Curve
-from compound.models import METHODS, Draws, Method, build
+from compound.models import METHODS, Method, build
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
 from compound.types import Task
@@ -31,20 +31,20 @@ def pixels(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
 def test_gradient_signs_of_softmax_regression():
     model, weight = linear()
     x, y = pixels(250)  # more rows than go together
-    probs = model.predict(x, 1, named_generator(0)).probs
+    probs = model.predict(x, named_generator(0), 1, 1).probs
     expected = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()  # of d(-log p_y)/dx
-    assert torch.equal(protocols.gradient_signs(model, x, y, 5, named_generator(0)), expected)
+    assert torch.equal(protocols.gradient_signs(model, x, y, (5, 1), named_generator(0)), expected)
     assert protocols.zero_gradient_fraction(model, x, y, named_generator(0)) == 0
 
 
 def test_curves_are_of_the_attacked_images():
     model, weight = linear()
     x, y = pixels()
-    probs = model.predict(x, 1, named_generator(0)).probs
+    probs = model.predict(x, named_generator(0), 1, 1).probs
     signs = ((probs - torch.nn.functional.one_hot(y, 3)) @ weight.T).sign()
     curve = protocols.sound_protocol(model, model, x, y, (0.0, 0.3), named_generator(0))
     for k, strength in enumerate((0.0, 0.3)):
-        p = model.predict((x + strength * signs).clamp(0, 1), 1, named_generator(0))
+        p = model.predict((x + strength * signs).clamp(0, 1), named_generator(0), 1, 1)
         assert curve.accuracy[k] == pytest.approx((p.label == y).double().mean().item())
         assert curve.entropy[k] == pytest.approx(p.entropy().double().mean().item(), rel=1e-5)
     # the published protocol takes the model's own label; where nothing is random all its images are one
@@ -65,16 +65,16 @@ def test_published_protocol_is_its_direct_computation():
         images = [torch.zeros_like(x) for _ in strengths]
         for _ in range(passes):
             state = stream.get_state()
-            label = model.predict(x, 1, stream).label
+            label = model.predict(x, stream, 1, 1).label
             stream.set_state(state)
             inputs = x.clone().requires_grad_()
             (grad,) = torch.autograd.grad(
-                -model.predict_chunk(inputs, Draws(1, 1), stream).log_prob(label).sum(), inputs
+                -model.predict_chunk(inputs, 1, 1, stream).log_prob(label).sum(), inputs
             )
             for k, strength in enumerate(strengths):
                 images[k] += (x + strength * grad.sign()).clamp(0, 1) / passes
         for k in range(len(strengths)):
-            sums[k] += model.predict(images[k], 1, stream).probs / draws
+            sums[k] += model.predict(images[k], stream, 1, 1).probs / draws
     slow = Curve.from_probs(sums, y)
     assert curve.accuracy == slow.accuracy
     assert_close(torch.tensor(curve.entropy), torch.tensor(slow.entropy), rtol=1e-5, atol=1e-6)
@@ -84,10 +84,10 @@ def test_sound_attack_follows_the_mean_over_draws():
     model = build(Method("mc-dropout", widths=(6,)), 4, TASK, 1).double()
     x, y = (value.double() if value.is_floating_point() else value for value in pixels())
     inputs = x.clone().requires_grad_()
-    predictive = model.predict_chunk(inputs, Draws.of(20), named_generator(7))
+    predictive = model.predict_chunk(inputs, 4, 5, named_generator(7))
     assert isinstance(predictive, CategoricalPredictive)
     (grad,) = torch.autograd.grad(-predictive.probs[torch.arange(len(x)), y].log().sum(), inputs)
-    assert torch.equal(protocols.gradient_signs(model, x, y, 20, named_generator(7)), grad.sign())
+    assert torch.equal(protocols.gradient_signs(model, x, y, (4, 5), named_generator(7)), grad.sign())
 
 
 def test_stronger_attacks_are_stronger_and_random_ones_weaker():
@@ -103,10 +103,10 @@ def test_stronger_attacks_are_stronger_and_random_ones_weaker():
     strengths = (0.0, 0.1)
     one = protocols.sound_protocol(model, model, x, y, strengths, named_generator(0))
     many = protocols.pgd_attack(
-        model, model, x, y, strengths, named_generator(0), draws=1, steps=10, restarts=1
+        model, model, x, y, strengths, named_generator(0), draws=(1, 1), steps=10, restarts=1
     )
     random = protocols.random_sign_attack(model, x, y, strengths, named_generator(0))
-    transferred = protocols.sound_protocol(model, model, x, y, strengths, named_generator(0), draws=10)
+    transferred = protocols.sound_protocol(model, model, x, y, strengths, named_generator(0), draws=(2, 5))
     assert one.accuracy[0] > 0.95 and many.accuracy[0] == one.accuracy[0]
     assert many.accuracy[1] <= one.accuracy[1] + 0.01 < random.accuracy[1]
     assert transferred == one  # from the model itself it is the attack itself
@@ -130,7 +130,7 @@ def test_attacks_of_a_confident_network_need_double_precision():
     confident = (first - second > 110) & (first - second < 700)
     expected = (weight[:, second_class] - weight[:, y]).T.sign()
     exact = protocols.to_double(model)
-    predictive = exact.predict_chunk(x.double(), Draws.of(1), named_generator(0))
+    predictive = exact.predict_chunk(x.double(), 1, 1, named_generator(0))
     assert_close(
         protocols.log_odds_loss(predictive, y)[confident],
         (second - first)[confident].double(),
@@ -138,15 +138,31 @@ def test_attacks_of_a_confident_network_need_double_precision():
         atol=1.0,
     )  # a third class adds at most log 2
     assert confident.sum() > 50 and protocols.dtype_of(model) == torch.float32
-    assert not protocols.gradient_signs(model, x, y, 1, named_generator(0))[confident].any()
+    assert not protocols.gradient_signs(model, x, y, (1, 1), named_generator(0))[confident].any()
     assert torch.equal(
-        protocols.gradient_signs(exact, x, y, 1, named_generator(0))[confident], expected[confident]
+        protocols.gradient_signs(exact, x, y, (1, 1), named_generator(0))[confident], expected[confident]
     )
     curve = protocols.pgd_attack(
-        model, exact, x[confident], y[confident], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+        model,
+        exact,
+        x[confident],
+        y[confident],
+        (0.4,),
+        named_generator(0),
+        draws=(1, 1),
+        steps=1,
+        restarts=1,
     ).accuracy
     blind = protocols.pgd_attack(
-        model, model, x[confident], y[confident], (0.4,), named_generator(0), draws=1, steps=1, restarts=1
+        model,
+        model,
+        x[confident],
+        y[confident],
+        (0.4,),
+        named_generator(0),
+        draws=(1, 1),
+        steps=1,
+        restarts=1,
     ).accuracy
     assert curve[0] < blind[0]
 
@@ -156,9 +172,11 @@ def test_every_method_can_be_attacked_in_double_precision(name):
     """With enough draws for the means of both precisions, whose draws differ, to agree."""
     model = build(Method(name, widths=(6,)), 4, TASK, 1)
     x, y = pixels(20)
-    draws = Draws.of(4000)
-    single = model.predict_chunk(x, draws, named_generator(4)).probs
-    double = protocols.to_double(model).predict_chunk(x.double(), draws, named_generator(4)).probs
+    single = model.predict_chunk(x, 800, 5, named_generator(4)).probs
+    double = protocols.to_double(model).predict_chunk(x.double(), 800, 5, named_generator(4)).probs
     assert double.dtype == torch.float64
     assert_close(single.double(), double, atol=6 * 0.5 * (2 / 4000) ** 0.5, rtol=0)
-    assert protocols.gradient_signs(protocols.to_double(model), x, y, 5, named_generator(0)).dtype == x.dtype
+    assert (
+        protocols.gradient_signs(protocols.to_double(model), x, y, (5, 1), named_generator(0)).dtype
+        == x.dtype
+    )

@@ -153,7 +153,7 @@ TRAINED = Run(
 def train(run: Run, context: RunContext) -> Outcome:
     x = torch.linspace(-1, 1, 12).unsqueeze(1)
     model = fit_run(run, context, make_dataset(x, 2 * x, TASK), TASK)
-    return Outcome({}, {"mean": model.predict(x, 10, named_generator(0)).mean.numpy()})  # type: ignore[attr-defined]
+    return Outcome({}, {"mean": model.predict(x, named_generator(0), 2).mean.numpy()})  # type: ignore[attr-defined]
 
 
 def killed_train(run: Run, context: RunContext) -> Outcome:

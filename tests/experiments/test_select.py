@@ -80,7 +80,7 @@ def test_selection_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "runs" / "context").mkdir()
     context = RunContext(tmp_path / "runs" / "context")
     model, _ = ood.MNIST.fit(replace(first.run, experiment="ood-mnist"), context)
-    predictive = model.predict(train.x[-60:], 100, named_generator(0, "validation"))
+    predictive = model.predict(train.x[-60:], named_generator(0, "validation"))
     assert first.metrics["accuracy"] == accuracy(predictive, train.y[-60:])
     results = experiments.perform_all(selection.runs[1:2], tmp_path / "runs", None, 1)
     publish([*results, *selection.results], tmp_path / "page")

@@ -1,4 +1,7 @@
-"""The α-energy against its site form, the evidence and the evidence bound; the split against closed forms; Adam row by row."""
+"""The α-energy against its site form, the evidence and the evidence bound; the split against closed forms.
+
+Adam row by row.
+"""
 
 import math
 from dataclasses import replace
@@ -11,7 +14,7 @@ from scipy import integrate, stats
 from torch.distributions import Categorical, MultivariateNormal, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.bnn_lv import BNNLV, Noise, energy
 from compound.random import named_generator
 from compound.types import Batch, Task, make_dataset
@@ -35,7 +38,9 @@ def linear(rows: int, seed: int = 0, **options) -> tuple[BNNLV, Batch]:
     model = build(Method("bnn-lv", **{"widths": (), "noise": 0.8} | options), 1, ONE).double()
     data = make_dataset(x, y, ONE)
     model.on_fit_start(data, named_generator(0))
-    torch.nn.init.constant_(model.head.log_noise, math.log(model.config.noise))  # was rounded to float32
+    torch.nn.init.constant_(
+        model.likelihood.log_noise, math.log(model.config.noise)
+    )  # was rounded to float32
     random_posterior(model, seed)
     return model, data
 
@@ -245,7 +250,7 @@ def test_loss_is_the_formula_written_as_loops(task, alpha):
             likelihood = (
                 Categorical(logits=f)
                 if task.kind == "classification"
-                else Normal(f, model.head.variance()[0].sqrt())
+                else Normal(f, model.likelihood.variance()[0].sqrt())
             )
             log_probs[s, i] = likelihood.log_prob(y[n]).sum()
             local = (
@@ -276,13 +281,16 @@ def test_small_alpha_is_not_lost_to_rounding():
 
 
 def test_split_of_a_linear_model_is_the_closed_form():
-    """f = w x + u z + b: Var_z f = g u², and the mean over z of f varies with w and b alone. q(z_n) has no part in it."""
+    """f = w x + u z + b: Var_z f = g u², and the mean over z of f varies with w and b alone.
+
+    Q(z_n) has no part in it.
+    """
     model, _ = linear(5, latent_variance=2.5, latents=2, prior_variance=0.5)
     with torch.no_grad():
         model.latents.mean.fill_(40.0)
     (layer,) = model.layers
     x, outer, inner = torch.tensor([[-2.0], [0.0], [1.5]]).double(), 8000, 5
-    p = model.predict(x, Draws(outer, inner), named_generator(1))
+    p = model.predict(x, named_generator(1), outer, inner)
     mean, variance = (
         layer.mean.detach().squeeze(-1),
         (0.5 * layer.rho.sigmoid()).detach().squeeze(-1),
@@ -309,7 +317,7 @@ def test_noise_is_all_there_is_without_x_and_z():
         for layer in model.layers:
             layer.mean.zero_()
             layer.rho.fill_(-80.0)
-    p = model.predict(torch.zeros(2, 1).double(), Draws(10, 5), named_generator(0))
+    p = model.predict(torch.zeros(2, 1).double(), named_generator(0), 10)
     assert_close(p.aleatoric, torch.full((2, 1), 900.0).double(), rtol=1e-12, atol=0)
     assert p.epistemic.max() < 1e-12
 
@@ -318,7 +326,7 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
     model = build(Method("bnn-lv", widths=(4,), latent_variance=3.0), 2, CLASSES, 0).double()
     random_posterior(model)
     x, g = torch.randn(6, 2, generator=named_generator(1)).double(), named_generator(7)
-    p = model.predict(x, Draws(30, 8), named_generator(7))
+    p = model.predict(x, named_generator(7), 30, 8)
     probs = torch.zeros(30, 8, 6, 3).double()
     for s in range(30):
         weights = []
@@ -343,7 +351,7 @@ def test_classes_average_probabilities_over_z_and_then_over_weights():
 
 def test_learnt_noise_starts_small():
     model = floored(build(Method("bnn-lv"), 3, Task("regression", 2)))
-    assert_close(model.head.variance().log(), torch.full((1, 2), -5.0), rtol=1e-6, atol=0)
+    assert_close(model.likelihood.variance().log(), torch.full((1, 2), -5.0), rtol=1e-6, atol=0)
 
 
 class TestRows:

@@ -9,8 +9,8 @@ from oracles import floored, law, prior, wide
 from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build
-from compound.models.likelihoods import rounding
+from compound.models import Method, build
+from compound.models.observation.noise_floor import rounding_step
 from compound.nn import Gaussian
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import member_seed, named_generator
@@ -62,7 +62,7 @@ def test_one_sample_objective_is_its_closed_form():
 def test_without_noise_it_is_a_plain_network(name, monkeypatch):
     for room in (
         "compound.models.cdn",
-        "compound.models.likelihoods",
+        "compound.models.observation.last_layer",
         "compound.nn.matrix_gaussian",
         "compound.nn.compound",
     ):
@@ -84,7 +84,9 @@ def test_without_noise_it_is_a_plain_network(name, monkeypatch):
         )
         h = (heads[:, : layer.inputs + 1] * wide(h)) @ layer.basis[0]
         h = h.relu() if k < 2 else h
-    assert_close(model.predict(x, 3, named_generator(3)).probs, torch.softmax(h, -1), rtol=1e-12, atol=1e-14)
+    assert_close(
+        model.predict(x, named_generator(3), 3, 1).probs, torch.softmax(h, -1), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_at_the_lower_clamp_noise_hardly_shows():
@@ -94,7 +96,7 @@ def test_at_the_lower_clamp_noise_hardly_shows():
         for layer in model.layers:
             *_, heads = layer.hyper.maps
             heads.weight[..., -1, layer.inputs + 1 :] = -1e3
-    draws, _ = model._draws(x, Draws(1, 50), named_generator(1))
+    draws, _ = model._draws(x, 1, 50, named_generator(1))
     spread = draws.std((1, 2)).mean() / draws.abs().mean()
     assert spread < 1e-3
 
@@ -188,12 +190,12 @@ def test_exact_last_layer_is_the_limit_of_many_logit_draws():
     y = torch.tensor([0, 1, 2, 0, 1, 2])
     exact = (
         build(Method("ml-cdn", last_layer="integrate"), 4, CLASSES)
-        .likelihood.log_prob(last, y, named_generator(3))
+        .likelihood.last_log_prob(last, y, named_generator(3))
         .exp()
     )
     draws = (
         build(Method("ml-cdn", last_draws=20_000), 4, CLASSES)
-        .likelihood.log_prob(last, y, named_generator(3))
+        .likelihood.last_log_prob(last, y, named_generator(3))
         .exp()
     )
     error = draws.std(1) / math.sqrt(draws.shape[1])
@@ -212,12 +214,12 @@ def test_sampled_and_integrated_targets_agree():
     many = Gaussian(last.mean.expand(1, n, 5, 1), last.std.expand(1, n, 5, 1), last.kl)
     exact = (
         floored(build(Method("ml-cdn", members=1), 4, TARGET))
-        .likelihood.log_prob(last, y, named_generator(4))
+        .likelihood.last_log_prob(last, y, named_generator(4))
         .exp()
     )
     draws = (
         floored(build(Method("ml-cdn", members=1, last_layer="sample"), 4, TARGET))
-        .likelihood.log_prob(many, y, named_generator(4))
+        .likelihood.last_log_prob(many, y, named_generator(4))
         .exp()
     )
     assert ((exact[:, 0] - draws.mean(1)).abs() < 5 * draws.std(1) / math.sqrt(n)).all()
@@ -227,17 +229,17 @@ def test_a_single_ml_cdn_without_far_noise_has_no_posterior():
     model = build(Method("ml-cdn", widths=(8,), far=0.0, members=1), 4, TARGET, 0)
     data = rows(TARGET)
     model.on_fit_start(data, named_generator(0))
-    p = model.predict(data.x, 100, named_generator(1))
+    p = model.predict(data.x, named_generator(1))
     assert (p.posterior.abs() <= 1e-6 * p.total).all() and (p.mixing > 0).all()
     five = build(Method("ml-cdn", widths=(8,), far=0.0, members=5), 4, TARGET, 0)
     five.on_fit_start(data, named_generator(0))
-    assert (five.predict(data.x, 100, named_generator(1)).posterior > 0).all()
+    assert (five.predict(data.x, named_generator(1)).posterior > 0).all()
 
 
 def test_rounded_targets_get_a_floor_and_continuous_ones_do_not():
     scores = torch.randint(3, 9, (500,), generator=named_generator(1)).double()
-    assert rounding(scores) == 1.0
-    assert rounding(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
+    assert rounding_step(scores) == 1.0
+    assert rounding_step(torch.randn(500, generator=named_generator(2), dtype=torch.float64)) == 0.0
     model = build("ml-cdn", 4, TARGET)
     model.on_fit_start(
         make_dataset(torch.randn(500, 4, generator=named_generator(3)), scores.float().unsqueeze(-1), TARGET),
@@ -265,7 +267,7 @@ def test_fixed_noise_is_taken_at_its_word():
     model = build(Method("ml-cdn", noise=0.5, members=1, far=0.0), 4, TARGET, 0)
     data = rows(TARGET)
     fit(model, data, TrainConfig(steps=5, n_evals=0))
-    assert_close(model.predict(data.x, 20, named_generator(0)).component, torch.full((30, 1), 0.25))
+    assert_close(model.predict(data.x, named_generator(0), 4).component, torch.full((30, 1), 0.25))
 
 
 def test_several_targets_have_their_own_noise():
@@ -277,5 +279,5 @@ def test_several_targets_have_their_own_noise():
     )
     model = build(Method("ml-cdn", widths=(20,), hyper=(10,), members=1), 2, task, 0)
     fit(model, make_dataset(x, y, task), TrainConfig(steps=1200))
-    std = model.predict(x, 50, named_generator(2)).std.median(0).values
+    std = model.predict(x, named_generator(2), 10).std.median(0).values
     assert 0.4 < std[0] < 0.6 and 0.04 < std[1] < 0.12

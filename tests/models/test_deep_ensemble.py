@@ -1,4 +1,4 @@
-"""Members trained together against members apart, their mixture against torch's, adversarial training in closed form."""
+"""Members together and apart, their mixture against torch's, adversarial training in closed form."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
 from torch.testing import assert_close
 
-from compound.models import DeepEnsemble, Draws, Method, build
+from compound.models import DeepEnsemble, Method, build
 from compound.nn.networks import Linear, Network, l2_penalty
 from compound.random import member_seed, named_generator
 from compound.train.config import TrainConfig
@@ -132,7 +132,10 @@ def test_one_member_is_the_plain_network(task, variance):
         fit(model, data, TrainConfig(steps=30, batch_size=10), 3)
     for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
-    mine, theirs = alone.predict(data.x, 5, named_generator(0)), plain.predict(data.x, 5, named_generator(0))
+    mine, theirs = (
+        alone.predict(data.x, named_generator(0), 5, 1),
+        plain.predict(data.x, named_generator(0), 5, 1),
+    )
     assert torch.equal(mine.log_prob(data.y), theirs.log_prob(data.y)) and torch.equal(
         mine.total, theirs.total
     )
@@ -156,13 +159,13 @@ def test_targets_are_the_even_mixture(variance):
         mean, spread = f[..., :2], nn.functional.softplus(f[..., 2:]) + 1e-6
     else:
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
-        mean, spread = f, (2 * model.head.log_noise.detach()).exp()[:, None].expand_as(f)
+            model.likelihood.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
+        mean, spread = f, (2 * model.likelihood.log_noise.detach()).exp()[:, None].expand_as(f)
     parts = Independent(
         Normal(mean.transpose(0, 1), spread.transpose(0, 1).sqrt()), 1
     )  # (rows, members), targets
     mixture = MixtureSameFamily(Categorical(torch.ones(30, 5, dtype=torch.float64)), parts)
-    p = model.predict(data.x, 7, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 7, 1)
     exact = {"rtol": 1e-12, "atol": 1e-12}
     assert_close(p.log_prob(data.y), mixture.log_prob(data.y), **exact)
     assert_close(p.mean, mixture.mean, **exact)
@@ -180,7 +183,7 @@ def test_targets_are_the_even_mixture(variance):
 def test_classes_are_the_mean_of_probabilities():
     model, data = ensemble(CLASSES, members=5), rows(CLASSES)
     each = torch.softmax(model.network(data.x).detach(), -1)  # (members, rows, classes)
-    p, mean = model.predict(data.x, 7, named_generator(0)), Categorical(each.mean(0))
+    p, mean = model.predict(data.x, named_generator(0), 7, 1), Categorical(each.mean(0))
     assert_close(p.probs, each.mean(0), rtol=1e-12, atol=1e-12)
     assert_close(p.log_prob(data.y), mean.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(p.aleatoric, Categorical(each).entropy().mean(0), rtol=1e-10, atol=1e-12)
@@ -194,22 +197,25 @@ def test_order_of_members_and_number_of_draws_do_not_matter(task):
     model, data = ensemble(task, members=5, variance="one"), rows(task)
     if task.kind == "regression":
         with torch.no_grad():
-            model.head.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
-    before = model.predict(data.x, 1, named_generator(0))
-    for n in (7, 100, Draws(3, 4)):
+            model.likelihood.log_noise.copy_(torch.randn(5, 2, generator=named_generator(2)))
+    before = model.predict(data.x, named_generator(0), 1, 1)
+    for counts in ((7, 1), (20, 5), (3, 4)):
         assert torch.equal(
-            model.predict(data.x, n, named_generator(1)).log_prob(data.y), before.log_prob(data.y)
+            model.predict(data.x, named_generator(1), *counts).log_prob(data.y), before.log_prob(data.y)
         )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter[[3, 1, 4, 0, 2]])
-    after = model.predict(data.x, 1, named_generator(0))
+    after = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(after.log_prob(data.y), before.log_prob(data.y), rtol=1e-12, atol=1e-12)
     assert_close(after.epistemic, before.epistemic, rtol=1e-9, atol=1e-12)
 
 
 def test_row_variance_learns_mean_and_variance_of_the_targets():
-    """At the minimum for inputs that say nothing: every member gives the mean and the variance of y, as maximum likelihood does."""
+    """At the minimum for inputs that say nothing.
+
+    Every member gives the mean and the variance of y, as maximum likelihood does.
+    """
     y = torch.randn(50, 2, generator=named_generator(4), dtype=torch.float64) * torch.tensor([0.5, 2.0]) + 1.0
     model = ensemble(TARGETS, widths=())
     data = make_dataset(torch.zeros(50, 4, dtype=torch.float64), y, TARGETS)
@@ -228,13 +234,16 @@ def test_row_variance_learns_mean_and_variance_of_the_targets():
         return total
 
     optimizer.step(closure)
-    p = model.predict(data.x, 1, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.means, y.mean(0).expand(3, 50, 2), rtol=0, atol=1e-7)
     assert_close(p.variances, y.var(0, correction=0).expand(3, 50, 2), rtol=1e-6, atol=0)
 
 
 def test_adversarial_loss_of_linear_models_in_closed_form():
-    """One layer of classes: x' = x + ε sign((p - y) Wᵀ), ε a part of each input's range over the rows that are trained on."""
+    """One layer of classes.
+
+    X' = x + ε sign((p - y) Wᵀ), ε a part of each input's range over the rows that are trained on.
+    """
     data = rows(CLASSES)
     x = data.x * torch.tensor([1.0, 10.0, 0.1, 0.0])  # the last input is constant
     x[:5] *= 100  # held out
@@ -306,7 +315,7 @@ def test_checks_judge_each_member_by_its_own_rows(task):
     for k in range(3):
         held = weight[k] == 0
         own.append(
-            -apart(model, k).predict(data.x[held], 1, named_generator(0)).log_prob(data.y[held]).mean()
+            -apart(model, k).predict(data.x[held], named_generator(0), 1, 1).log_prob(data.y[held]).mean()
         )
     check = replace(data, weight=(weight == 0).double())
     assert_close(model.nll(check, 20, named_generator(0)), torch.stack(own))
@@ -370,9 +379,10 @@ def test_bad_options_are_refused(options, words):
 
 
 def test_trained_together_is_trained_apart():
-    """100 Adam steps of 784-100-10, mini-batches, clipped member by member, rows that count differently for each.
+    """100 Adam steps of 784-100-10, clipped member by member, with other row weights for each.
 
-    In float64: Adam's first steps go by the sign of a gradient, so in float32 sums in another order lead elsewhere.
+    In float64: Adam's first steps go by the sign of a gradient, so in float32 sums in another order lead
+    elsewhere.
     """
     g = named_generator(1)
     x, y = torch.rand(150, 784, generator=g, dtype=torch.float64), torch.randint(10, (150,), generator=g)

@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from compound.models import Draws, Method, build
+from compound.models import Method, build
 from compound.models.laplace import DELTAS, probit
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -52,7 +52,7 @@ def problem(task: Task, rows: int = 30, features: int = 5, seed: int = 1):
 def _exact_noise(model) -> None:
     """A given noise to the last bit of float64."""
     if model.task.kind == "regression" and model.config.noise:
-        model.plain.head.log_noise.data.fill_(math.log(model.config.noise))
+        model.base_model.likelihood.log_noise.data.fill_(math.log(model.config.noise))
 
 
 def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **options):
@@ -61,7 +61,7 @@ def random_model(task: Task, features: int = 5, widths: tuple = (7, 6), **option
     floored(model)
     _exact_noise(model)
     with torch.no_grad():
-        for layer in model.plain.network.layers:
+        for layer in model.base_model.network.layers:
             layer.bias.copy_(torch.randn(layer.bias.shape, generator=named_generator(4)))
     return model
 
@@ -74,8 +74,11 @@ def learnt_model(task: Task, **options):
 
 
 def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
-    """Covariance of each layer's (in + 1, out) weights, row by row: every matrix built, Jacobians from autograd."""
-    layers, n = model.plain.network.layers, len(data)
+    """Covariance of each layer's (in + 1, out) weights, row by row.
+
+    Every matrix built, Jacobians from autograd.
+    """
+    layers, n = model.base_model.network.layers, len(data)
     covariances = []
     for k, delta in zip(range(-len(model.delta), 0), model.delta, strict=True):
         h = data.x
@@ -94,7 +97,7 @@ def written_out(model, data, factored: bool = False) -> list[torch.Tensor]:
             p = torch.softmax(f, -1)
             curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
         else:
-            curvature = torch.diag(1 / model.plain.head.variance()[0]).expand(n, -1, -1)
+            curvature = torch.diag(1 / model.base_model.likelihood.variance()[0]).expand(n, -1, -1)
         outer = (g.mT @ curvature @ g).sum(0)
         inner = torch.block_diag((h.T @ h) / n, torch.ones(1, 1))
         if factored:
@@ -128,7 +131,7 @@ def test_linear_regression_is_exact(options, shift):
         Method("laplace", widths=(), precision=3.0, noise=0.5, tune="none", **options), 4, TARGETS
     ).double()
     _exact_noise(model)
-    (layer,) = model.plain.network.layers
+    (layer,) = model.base_model.network.layers
     with torch.no_grad():
         layer.weight.copy_(exact.mean[:-1])
         layer.bias.copy_(exact.mean[-1:])
@@ -148,7 +151,7 @@ def test_linear_regression_is_exact(options, shift):
 
 def as_theirs(model) -> torch.nn.Sequential:
     parts = []
-    for layer in model.plain.network.layers:
+    for layer in model.base_model.network.layers:
         linear = torch.nn.Linear(layer.inputs, layer.outputs)
         linear.load_state_dict({"weight": layer.weight[0].T.contiguous(), "bias": layer.bias[0, 0]})
         parts += [linear, torch.nn.ReLU()]
@@ -179,7 +182,7 @@ def test_laplace_torch_agrees(task, options):
     assert_close(model.log_evidence().detach(), other.log_marginal_likelihood().detach(), **EXACT)
     if task is CLASSES:
         assert_close(
-            model.predict(new, 1, named_generator(0)).probs,
+            model.predict(new, named_generator(0), 1, 1).probs,
             other(new, pred_type="glm", link_approx="probit").detach(),
             **EXACT,
         )
@@ -198,12 +201,12 @@ def test_predictive_covariance_is_that_of_the_matrices_written_out(task, options
     model = random_model(task, noise=0.7, precision=0.8, tune="none", **options)
     model.on_fit_end(data, named_generator(0))
     x = data.x[:4]
-    layers = model.plain.network.layers
+    layers = model.base_model.network.layers
     names = [name for k in range(3) for name in (f"stack.{k}.weight", f"stack.{k}.bias")]
 
     def outputs(weights, row):
         return torch.func.functional_call(
-            model.plain.network, dict(zip(names, weights, strict=True)), row[None]
+            model.base_model.network, dict(zip(names, weights, strict=True)), row[None]
         )[0, 0]
 
     weights = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
@@ -241,7 +244,10 @@ def test_chunks_and_weights_only_count_rows(options):
 
 @pytest.mark.parametrize("options", [{}, {"damping": "factored"}], ids=["exact", "factored"])
 def test_drawn_networks_have_the_posterior(options):
-    """One layer: f is Gaussian with a known covariance. Two layers: f against networks whose weights are drawn as whole vectors."""
+    """One layer: f is Gaussian with a known covariance. Two layers.
+
+    F against networks whose weights are drawn as whole vectors.
+    """
     data, draws = problem(CLASSES), 20_000
     linear = random_model(CLASSES, widths=(), precision=0.5, tune="none", predictive="sample", **options)
     linear.on_fit_end(data, named_generator(0))
@@ -249,7 +255,7 @@ def test_drawn_networks_have_the_posterior(options):
     lift = torch.kron(wide(row), torch.eye(3))  # (3, 18): vec by rows -> f
     (covariance,) = written_out(linear, data, bool(options))
     found = linear._networks(row, draws, named_generator(1))[:, 0].detach()
-    within(found, linear.plain.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
+    within(found, linear.base_model.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
 
     deep = random_model(CLASSES, widths=(4,), precision=2.0, tune="none", predictive="sample", **options)
     deep.on_fit_end(data, named_generator(0))
@@ -274,7 +280,7 @@ def test_linear_draws_have_the_covariance(options):
     model = random_model(TARGETS, noise=0.7, tune="none", **options)
     model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach()[0] for value in model.gaussian(data.x[:1]))
-    p = model.predict(data.x[:1], Draws(draws, 1), named_generator(1))
+    p = model.predict(data.x[:1], named_generator(1), draws, 1)
     within(p.means[:, 0], mean, spread)
     assert_close(p.component[0], torch.full((2,), 0.49))
     assert ((p.epistemic[0] - spread.diagonal()).abs() <= 5 * spread.diagonal() * math.sqrt(2 / draws)).all()
@@ -284,9 +290,7 @@ def test_linear_draws_have_the_covariance(options):
     mean, spread = (value.detach()[0] for value in classes.gaussian(data.x[:1]))
     torch.manual_seed(0)
     brute = torch.softmax(MultivariateNormal(mean, spread).sample((draws,)), -1)
-    p = classes.predict(
-        data.x[:1], Draws(draws // 5, 5), named_generator(1)
-    )  # inner draws are as good as outer ones
+    p = classes.predict(data.x[:1], named_generator(1), draws // 5)  # inner draws are as good as outer ones
     error = (2 * brute.var(0) / draws).sqrt()
     assert ((p.probs[0] - brute.mean(0)).abs() <= 5 * error).all()
     aleatoric = -torch.xlogy(brute, brute).sum(-1)
@@ -306,9 +310,9 @@ def test_tuned_precision_is_mackays_fixed_point(task, options):
         gammas.append(((precisions - delta) / precisions).sum())
         square = sum(p.detach().square().sum() for p in layer.parameters())
         assert_close(gammas[-1], delta * square, rtol=1e-5, atol=0)
-    f = model.plain.network(data.x)[0].detach()
+    f = model.base_model.network(data.x)[0].detach()
     if task is TARGETS:
-        misfit = ((data.y - f).square() / model.plain.head.variance()).sum().detach()
+        misfit = ((data.y - f).square() / model.base_model.likelihood.variance()).sum().detach()
         assert_close(misfit, 120 - sum(gammas), rtol=1e-5, atol=0)
     top = model.log_evidence().detach()
     model.fit_curvature(data)  # at the tuned noise
@@ -332,7 +336,7 @@ def test_factored_precision_is_tuned_to_the_top():
 
 def test_given_noise_is_not_tuned():
     model, _ = learnt_model(TARGETS, noise=0.4)
-    assert_close(model.plain.head.variance().detach(), torch.full((1, 2), 0.16))
+    assert_close(model.base_model.likelihood.variance().detach(), torch.full((1, 2), 0.16))
     free, _ = learnt_model(TARGETS, tune="none")
     assert (free.delta == 1).all()
 
@@ -350,8 +354,8 @@ def test_doubt_falls_as_the_prior_narrows(task, options):
     assert all((after < before).all() for before, after in zip(spreads, spreads[1:], strict=False))
     model.delta.fill_(1e14)
     ours, plain = (
-        model.predict(data.x, 20, named_generator(0)),
-        model.plain.predict(data.x, 1, named_generator(0)),
+        model.predict(data.x, named_generator(0), 4),
+        model.base_model.predict(data.x, named_generator(0), 1, 1),
     )
     assert_close(ours.log_prob(data.y), plain.log_prob(data.y), rtol=0, atol=1e-4)
     assert ours.epistemic.max() < 1e-8
@@ -362,7 +366,7 @@ def test_curvature_of_one_softmax_layer_is_the_hessian():
     data = problem(CLASSES)
     model = random_model(CLASSES, widths=(), tune="none", **FULL)
     model.on_fit_end(data, named_generator(0))
-    (layer,) = model.plain.network.layers
+    (layer,) = model.base_model.network.layers
     start = torch.cat([layer.weight[0], layer.bias[0]]).detach().T  # (out, in + 1)
     for labels in (data.y, (data.y + 1) % 3):
 
@@ -391,15 +395,15 @@ def test_closed_answers():
     model.on_fit_end(data, named_generator(0))
     mean, spread = (value.detach() for value in model.gaussian(data.x))
     variance = spread.diagonal(dim1=1, dim2=2) + 0.49
-    p = model.predict(data.x, 1, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.log_prob(data.y), Normal(mean, variance.sqrt()).log_prob(data.y).sum(-1), **EXACT)
     assert_close(p.epistemic, spread.diagonal(dim1=1, dim2=2), **EXACT)
     assert_close(p.aleatoric, torch.full((30, 2), 0.49), **EXACT)
-    assert torch.equal(p.total, model.predict(data.x, 20, named_generator(1)).total)
+    assert torch.equal(p.total, model.predict(data.x, named_generator(1), 4).total)
 
     classes = random_model(CLASSES, tune="none", predictive="closed")
     classes.on_fit_end(problem(CLASSES), named_generator(0))
-    p = classes.predict(data.x, 1, named_generator(0))
+    p = classes.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.component, p.entropy(), **EXACT)
 
 
@@ -408,18 +412,20 @@ def test_dead_units_keep_their_prior(task):
     data = problem(task)
     model = random_model(task, widths=(6,), precision=2.0, tune="none")
     with torch.no_grad():
-        model.plain.network.layers[0].bias[..., 2] = -1e3
+        model.base_model.network.layers[0].bias[..., 2] = -1e3
     model.on_fit_end(data, named_generator(0))
     block = model.blocks[0]
     covariance = block.output_vectors / block.precisions(model.delta[0])[0] @ block.output_vectors.T
     assert_close(covariance[2], 0.5 * torch.eye(6)[2], **EXACT)
     with torch.no_grad():
-        model.plain.network.layers[0].bias.fill_(-1e3)  # all of them: no curvature at all in the first layer
+        model.base_model.network.layers[0].bias.fill_(
+            -1e3
+        )  # all of them: no curvature at all in the first layer
     model.fit_curvature(data)
     model._tune()
     assert (
         torch.isfinite(model.delta).all()
-        and torch.isfinite(model.predict(data.x, 20, named_generator(0)).total).all()
+        and torch.isfinite(model.predict(data.x, named_generator(0), 4).total).all()
     )
 
 

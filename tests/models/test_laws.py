@@ -11,9 +11,12 @@ import limits
 import pytest
 import torch
 from oracles import floored
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from compound.models import METHODS, Draws, Method, build
+from compound.models import METHODS, Method, build
 from compound.models.files import load_model, save_model
 from compound.ops.clamp import LIMIT
 from compound.random import named_generator
@@ -215,8 +218,8 @@ class TestLaws:
         for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
             assert torch.equal(p, q)
         for p, q in zip(
-            numbers(a.predict(data.x, 20, named_generator(1))),
-            numbers(b.predict(data.x, 20, named_generator(1))),
+            numbers(a.predict(data.x, named_generator(1), 4)),
+            numbers(b.predict(data.x, named_generator(1), 4)),
             strict=True,
         ):
             assert torch.equal(p, q)
@@ -224,15 +227,15 @@ class TestLaws:
         other = fitted(name, options, task, seed=1)[0]
         assert any(not torch.equal(p, q) for p, q in zip(a.parameters(), other.parameters(), strict=True))
         same = torch.equal(
-            a.predict(data.x, 20, named_generator(1)).total, a.predict(data.x, 20, named_generator(2)).total
+            a.predict(data.x, named_generator(1), 4).total, a.predict(data.x, named_generator(2), 4).total
         )
         assert same != TABLE[name].random
 
     def test_a_row_does_not_know_its_neighbours(self, name, options, task):
         model, data = shared(name, options, task)
-        together = model.predict(data.x, Draws(4, 3), named_generator(1))
-        alone = model.predict(data.x[5:6], Draws(4, 3), named_generator(1))
-        chunks = model.predict(data.x, Draws(4, 3), named_generator(1), memory=1)  # one row at a time
+        together = model.predict(data.x, named_generator(1), 4, 3)
+        alone = model.predict(data.x[5:6], named_generator(1), 4, 3)
+        chunks = model.predict(data.x, named_generator(1), 4, 3, memory=1)  # one row at a time
         for whole_, one, parts in zip(numbers(together), numbers(alone), numbers(chunks), strict=True):
             axis = 1 if whole_.ndim == 3 else 0
             slack = ROUNDING * max(1.0, float(whole_.abs().max()))
@@ -244,15 +247,15 @@ class TestLaws:
         model, _ = shared(name, options, task)
         x = torch.randn(1500, 3, generator=named_generator(9))
         together, alone = (
-            model.predict(x, 60, named_generator(1)),
-            model.predict(x[700:701], 60, named_generator(1)),
+            model.predict(x, named_generator(1), 12),
+            model.predict(x[700:701], named_generator(1), 12),
         )
         assert_close(together.total[700:701], alone.total, rtol=1e-5, atol=1e-6)
 
     def test_parts_are_not_negative_and_add_up(self, name, options, task):
         model, data = shared(name, options, task)
         for x in (data.x, 100 * data.x):
-            p = model.predict(x, 20, named_generator(1))
+            p = model.predict(x, named_generator(1), 4)
             for part in (p.component, p.mixing, p.posterior):
                 assert (part >= 0).all()
             total = p.entropy() if task.kind == "classification" else p.variance
@@ -260,7 +263,7 @@ class TestLaws:
 
     def test_shares_are_those_it_says_it_has(self, name, options, task):
         model, data = shared(name, options, task)
-        p = model.predict(3 * data.x, Draws(10, 5), named_generator(1))
+        p = model.predict(3 * data.x, named_generator(1), 10)
         for part in ("component", "mixing", "posterior"):
             said = part in METHODS[name].components
             assert said or getattr(p, part).max() <= ROUNDING * p.total.max()
@@ -279,7 +282,7 @@ class TestLaws:
         step = 1e-6 * torch.randn(x.shape, generator=named_generator(2), dtype=torch.float64)
 
         def score(x):
-            return model.predict_chunk(x, Draws(4, 3), named_generator(1)).log_prob(y)  # (rows,)
+            return model.predict_chunk(x, 4, 3, named_generator(1)).log_prob(y)  # (rows,)
 
         (slope,) = torch.autograd.grad(score(x.requires_grad_()).sum(), x)
         found = (score(x + step) - score(x - step)).detach() / 2
@@ -292,8 +295,8 @@ class TestLaws:
         again = load_model(tmp_path / "model")
         assert type(again) is type(model) and again.config == model.config
         for p, q in zip(
-            numbers(model.predict(data.x, 20, named_generator(1))),
-            numbers(again.predict(data.x, 20, named_generator(1))),
+            numbers(model.predict(data.x, named_generator(1), 4)),
+            numbers(again.predict(data.x, named_generator(1), 4)),
             strict=True,
         ):
             assert torch.equal(p, q)
@@ -320,7 +323,7 @@ class TestLaws:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for scale in (1e4, 1e8, 1e12):
-                p = model.predict(scale * data.x, 20, named_generator(1))
+                p = model.predict(scale * data.x, named_generator(1), 4)
                 assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
                 assert bool(torch.isfinite(p.log_prob(data.y)).all())
             constant = replace(data, x=torch.full_like(data.x, 3.0))
@@ -330,7 +333,7 @@ class TestLaws:
                 fit(fresh, odd, FAST, 0)
                 assert all(
                     bool(torch.isfinite(value).all())
-                    for value in numbers(fresh.predict(odd.x, 20, named_generator(1)))
+                    for value in numbers(fresh.predict(odd.x, named_generator(1), 4))
                 )
 
     def test_wild_rows_teach_what_saturated_ones_do(self, name, options, task):
@@ -350,7 +353,7 @@ class TestLaws:
         one = make_dataset(torch.ones(1, 1), y, task, x_ood=torch.zeros(1, 1))
         model = build(Method(name, **options), 1, task, 0)
         fit(model, one, FAST, 0)
-        p = model.predict(torch.tensor([[1.0], [-50.0]]), 20, named_generator(1))
+        p = model.predict(torch.tensor([[1.0], [-50.0]]), named_generator(1), 4)
         assert all(bool(torch.isfinite(value).all()) for value in numbers(p))
 
     def test_replicated_rows_change_only_what_is_divided_by_their_number(self, name, options, task):
@@ -380,7 +383,7 @@ class TestLaws:
         model, plain = map(floored, pair)
         x = data_of(task).x.to(next(plain.parameters()).dtype)
         y = data_of(task).y
-        ours, reference = model.predict(x, 20, named_generator(1)), plain.predict(x, 1, named_generator(1))
+        ours, reference = model.predict(x, named_generator(1), 4), plain.predict(x, named_generator(1), 1, 1)
         assert_close(ours.log_prob(y), reference.log_prob(y), rtol=1e-4, atol=1e-5)
         assert_close(ours.total, reference.total, rtol=1e-4, atol=1e-5)
 
@@ -394,9 +397,42 @@ class TestLaws:
             (torch.zeros(0, 3), "x has no rows"),
         ):
             with pytest.raises(ValueError, match=words):
-                model.predict(x, 10, named_generator(0))
-        with pytest.raises(ValueError, match="n is"):
-            model.predict(data.x, 0, named_generator(0))
+                model.predict(x, named_generator(0), 2)
+        with pytest.raises(ValueError, match="n_samples is 0: ask for at least one draw"):
+            model.predict(data.x, named_generator(0), 0)
+        with pytest.raises(ValueError, match="n_inner is 0: ask for at least one draw"):
+            model.predict(data.x, named_generator(0), 4, 0)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The peak of the memory that torch operations inside the context allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.live |= {storage.data_ptr(): (StorageWeakRef(storage), storage.nbytes()) for storage in storages}
+        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return out
+
+
+@pytest.mark.parametrize(
+    "task", [Task("classification", 10), Task("regression", 2)], ids=["classes", "targets"]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_floats_per_row_bound_the_memory_of_a_prediction(name, task):
+    rows, inputs = 2048, 100  # from 2048 rows on draws are computed one by one
+    model = floored(build(name, inputs, task))
+    x = torch.randn(rows, inputs, generator=named_generator(0))
+    for counts in ((1, 1), (3, 4)):
+        with torch.no_grad(), LiveBytes() as memory:
+            model.predict_chunk(x, *counts, named_generator(1))
+        assert memory.peak < 4 * rows * model.floats_per_row(*counts) < 40 * memory.peak
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -413,7 +449,7 @@ def test_learns_a_separable_problem(name):
         TrainConfig(steps=400, batch_size=100, lr=1e-2, final_lr_ratio=0.0),
         0,
     )
-    p = model.predict(x, 50, named_generator(1))
+    p = model.predict(x, named_generator(1), 10)
     assert (p.label == y).float().mean() >= 0.99
     assert -p.log_prob(y).mean() < 0.1
 
@@ -428,7 +464,7 @@ def test_learns_a_curve_and_its_noise(name):
     outside = 8 * torch.randn(400, 1, generator=g).sign()
     fit(model, make_dataset(x, y, task, x_ood=outside), TrainConfig(steps=1500, batch_size=100), 0)
     x = torch.linspace(-1.8, 1.8, 100).unsqueeze(-1)  # where the data are dense
-    p = model.predict(x, 50, named_generator(1))
+    p = model.predict(x, named_generator(1), 10)
     assert (p.mean - (2 * x).sin()).square().mean().sqrt() < 0.08
     assert 0.07 < p.std.median() < 0.2
 

@@ -50,8 +50,8 @@ def test_learnt_noise_is_the_residual_variance():
     model = floored(build(Method("map", widths=(), precision=0.0), 2, Task("regression", 3)).double())
     to_the_minimum(model, make_dataset(x, y, model.task))
     residual = y - model.network(x)[0]
-    assert_close(model.head.variance()[0], residual.square().mean(0), rtol=1e-6, atol=0)
-    p = model.predict(x, 1, named_generator(0))
+    assert_close(model.likelihood.variance()[0], residual.square().mean(0), rtol=1e-6, atol=0)
+    p = model.predict(x, named_generator(0), 1, 1)
     assert_close(p.variance[0], residual.square().mean(0).detach(), rtol=1e-6, atol=0)
     assert (p.epistemic == 0).all()
 
@@ -64,7 +64,7 @@ def test_one_layer_of_classes_is_logistic_regression():
     wide = torch.cat([x, torch.ones(80, 1)], 1)
     theirs = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(wide, y)
     assert_close(
-        model.predict(x, 1, named_generator(0)).probs,
+        model.predict(x, named_generator(0), 1, 1).probs,
         torch.from_numpy(theirs.predict_proba(wide)),
         rtol=0,
         atol=1e-6,
@@ -95,8 +95,8 @@ def test_shifted_logits_change_nothing():
         torch.randint(4, (9,), generator=named_generator(6)),
     )
     f = model.network(x)
-    assert_close(model.head.log_prob(f + 7.0, y), model.head.log_prob(f, y))
-    assert_close(model.head.log_prob(f, y)[0], torch.log_softmax(f[0], -1)[torch.arange(9), y])
+    assert_close(model.likelihood.log_prob(f + 7.0, y), model.likelihood.log_prob(f, y))
+    assert_close(model.likelihood.log_prob(f, y)[0], torch.log_softmax(f[0], -1)[torch.arange(9), y])
 
 
 def test_row_noise_is_a_normal_with_its_own_variance():
@@ -107,7 +107,7 @@ def test_row_noise_is_a_normal_with_its_own_variance():
     )
     mean, rho = model.network(x)[0].split(2, -1)
     normal = torch.distributions.Normal(mean, (torch.nn.functional.softplus(rho) + 1e-6).sqrt())
-    assert_close(model.predict(x, 1, named_generator(0)).log_prob(y), normal.log_prob(y).sum(-1).detach())
+    assert_close(model.predict(x, named_generator(0), 1, 1).log_prob(y), normal.log_prob(y).sum(-1).detach())
     assert_close(
         -model.loss(make_dataset(x, y, model.task), named_generator(0)).nll,
         normal.log_prob(y).sum(-1).mean().detach(),

@@ -1,4 +1,4 @@
-"""Dropout against all its masks, its variational penalty against the closed-form minimum, prediction against the naive way."""
+"""Dropout against all its masks, its penalty against the closed-form minimum, naive prediction."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from oracles import floored
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
-from compound.models import Draws, Method, build, mc_dropout
+from compound.models import Method, build, mc_dropout
 from compound.ops.clamp import clipped_relu
 from compound.random import named_generator
 from compound.types import Task, make_dataset
@@ -59,19 +59,22 @@ def test_draws_have_the_moments_of_all_masks(method):
         atol=1e-12,
     )
 
-    p = model.predict(x, Draws(n, 1), named_generator(2))
+    p = model.predict(x, named_generator(2), n, 1)
     draws = p.means - mean
     variance = covariance.diagonal(dim1=1, dim2=2)
     assert ((p.mean - mean).abs() < 4 * (variance / n).sqrt()).all()
     products = draws.unsqueeze(-1) * draws.unsqueeze(-2)  # (n, rows, 2, 2)
     assert ((products.mean(0) - covariance).abs() < 4 * products.std(0) / math.sqrt(n)).all()
     assert_close(p.epistemic, draws.var(0), rtol=1e-10, atol=1e-12)  # every draw is posterior
-    assert_close(p.component, model.head.variance().expand(3, 2).detach(), rtol=1e-12, atol=0)
+    assert_close(p.component, model.likelihood.variance().expand(3, 2).detach(), rtol=1e-12, atol=0)
     assert p.mixing.abs().max() < 1e-12
 
 
 def test_training_drops_row_by_row():
-    """The loss of many equal rows is the expectation over masks: ((y - mean)² + var) / 2σ² and the constant."""
+    """The loss of many equal rows is the expectation over masks.
+
+    ((y - mean)² + var) / 2σ² and the constant.
+    """
     model, rows = (
         shaken(Method("mc-dropout", widths=(6,), rate=0.4, noise=0.5), 3, Task("regression", 1)),
         20_000,
@@ -109,15 +112,15 @@ def test_nothing_dropped_is_the_plain_network_bit_for_bit(kind):
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
     assert torch.equal(
-        model.predict(x, 1, named_generator(0)).log_prob(y),
-        plain.predict(x, 1, named_generator(0)).log_prob(y),
+        model.predict(x, named_generator(0), 1, 1).log_prob(y),
+        plain.predict(x, named_generator(0), 1, 1).log_prob(y),
     )
 
 
 def test_predictive_density_of_targets_is_the_mixture_over_masks():
     model = shaken(Method("mc-dropout", widths=(6,), noise=0.4), 3, Task("regression", 2))
     x, y = numbers(9, 8, 3), numbers(10, 8, 2)
-    p = model.predict(x, Draws(25, 1), named_generator(1))
+    p = model.predict(x, named_generator(1), 25, 1)
     normals = Independent(Normal(p.means.transpose(0, 1), torch.tensor(0.4, dtype=DOUBLE)), 1)
     oracle = MixtureSameFamily(Categorical(torch.ones(8, 25, dtype=DOUBLE)), normals)
     assert_close(p.log_prob(y), oracle.log_prob(y), rtol=1e-6, atol=1e-6)  # log 0.4 is kept in float32
@@ -133,7 +136,7 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
     """Every draw by itself from the inputs on; the answer is the mean of their probabilities."""
     model = shaken(Method("mc-dropout", **options), 4, Task("classification", 3), 3)
     x, y, n = 2 * numbers(11, 500, 4), torch.arange(500) % 3, 13  # more rows times draws than go together
-    p = model.predict(x, Draws(n, 1), named_generator(12))
+    p = model.predict(x, named_generator(12), n, 1)
     g, layers = named_generator(12), model.network.layers
     first = 0 if model.config.input_rate else 1
     masks = [
@@ -159,7 +162,7 @@ def test_prediction_is_the_full_pass_under_the_same_masks(options):
 def test_still_random_in_eval_mode():
     model = build(Method("mc-dropout", widths=(20,)), 3, Task("classification", 3)).eval()
     x = torch.randn(10, 3, generator=named_generator(13))
-    p, q = model.predict(x, 20, named_generator(1)), model.predict(x, 20, named_generator(2))
+    p, q = model.predict(x, named_generator(1), 4), model.predict(x, named_generator(2), 4)
     assert not torch.equal(p.probs, q.probs) and (p.epistemic > 0).all()
     data = make_dataset(x, torch.arange(10) % 3, model.task)
     assert model.loss(data, (named_generator(1),)).total != model.loss(data, (named_generator(2),)).total

@@ -1,4 +1,4 @@
-"""Mixture density networks against torch's mixtures, derivatives by hand, and the network with one component."""
+"""Mixture density networks against torch's mixtures, manual derivatives, and one component."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ def theirs(model, x) -> MixtureSameFamily:
 
 def test_log_density_mean_and_variance_are_those_of_torchs_mixture():
     model, data = targets()
-    oracle, p = theirs(model, data.x), model.predict(data.x, 1, named_generator(0))
+    oracle, p = theirs(model, data.x), model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.log_prob(data.y), oracle.log_prob(data.y).detach(), rtol=1e-12, atol=1e-12)
     assert_close(
         model.loss(data, named_generator(0)).nll,
@@ -62,7 +62,7 @@ def test_variance_within_and_between_components():
     model, data = targets()
     logits, means, variances = pieces(model, data.x)
     weights = torch.softmax(logits, -1).unsqueeze(-1)
-    p = model.predict(data.x, 1, named_generator(0))
+    p = model.predict(data.x, named_generator(0), 1, 1)
     assert_close(p.component, (weights * variances).sum(1).detach(), rtol=1e-12, atol=0)
     second = (weights * means.square()).sum(1) - (weights * means).sum(1).square()
     assert_close(p.mixing, second.detach(), rtol=1e-10, atol=1e-12)
@@ -94,7 +94,7 @@ def test_density_integrates_to_one():
     model, data = targets(size=1, rows=3)
     grid = torch.linspace(-60, 60, 200_001, dtype=DOUBLE).unsqueeze(-1)
     for row in data.x:
-        p = model.predict(row.expand(1, -1), 1, named_generator(0))
+        p = model.predict(row.expand(1, -1), named_generator(0), 1, 1)
         logs = replace(
             p, means=p.means.expand(-1, len(grid), -1), variances=p.variances, log_weights=p.log_weights
         ).log_prob(grid)
@@ -118,7 +118,7 @@ def test_one_component_is_the_plain_network(kind):
         rtol=1e-12,
         atol=0,
     )
-    p, q = model.predict(x, 1, named_generator(0)), plain.predict(x, 1, named_generator(0))
+    p, q = model.predict(x, named_generator(0), 1, 1), plain.predict(x, named_generator(0), 1, 1)
     assert_close(p.log_prob(y), q.log_prob(y), rtol=1e-12, atol=1e-12)
     assert_close(p.component, q.component, rtol=1e-12, atol=1e-12)
     assert p.mixing.abs().max() < 1e-12
@@ -150,7 +150,7 @@ def test_classes_are_a_mixture_of_softmaxes():
             parameter.mul_(3)
     weights, each = torch.softmax(f[:, :3], -1), torch.softmax(f[:, 3:].reshape(9, 3, 4), -1)
     probs = torch.einsum("rk,rkc->rc", weights, each).detach()
-    p = model.predict(x, 1, named_generator(0))
+    p = model.predict(x, named_generator(0), 1, 1)
     assert_close(p.probs, probs, rtol=1e-12, atol=1e-14)
     within = (weights * Categorical(each).entropy()).sum(-1).detach()
     assert_close(p.component, within, rtol=1e-12, atol=1e-12)
@@ -190,7 +190,9 @@ def test_start_spreads_the_components_over_the_targets():
         ),
         named_generator(0),
     )
-    p = model.predict(torch.zeros(1, 2, dtype=DOUBLE), 1, named_generator(0))  # all other weights see zeros
+    p = model.predict(
+        torch.zeros(1, 2, dtype=DOUBLE), named_generator(0), 1, 1
+    )  # all other weights see zeros
     levels = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=DOUBLE)
     quantiles = y.quantile(levels, 0)
     gap = y.sort(0).values.diff(dim=0)[50:-50].max()  # between an order statistic and its neighbours
@@ -202,13 +204,16 @@ def test_start_spreads_the_components_over_the_targets():
 
 
 def test_finds_two_branches():
-    """y = ±1 + noise 0.2, a coin for each row: the answer is as good as the truth, and its variance lies between the components."""
+    """y = ±1 + noise 0.2, a coin for each row.
+
+    The answer is as good as the truth, and its variance lies between the components.
+    """
     g = named_generator(11)
     x = torch.randn(600, 1, generator=g)
     y = torch.randint(2, (600, 1), generator=g) * 2.0 - 1 + 0.2 * torch.randn(600, 1, generator=g)
     model = build(Method("mdn", widths=(10,)), 1, Task("regression", 1))
     fit(model, make_dataset(x, y, model.task), TrainConfig(steps=400, batch_size=600))
-    p = model.predict(x, 1, named_generator(0))
+    p = model.predict(x, named_generator(0), 1, 1)
     truth = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-1.0, 1.0]), 0.2)).log_prob(
         y[:, 0]
     )

@@ -1,4 +1,4 @@
-"""Flows against Jacobians, the bound against quadrature and exact divergences, moments against drawn weights."""
+"""Flows against Jacobians, the bound against quadrature and exact KL, moments against draws."""
 
 import math
 from dataclasses import replace
@@ -320,7 +320,7 @@ def test_answers_are_those_of_drawn_networks(rows):
     for k, layer in enumerate(model.layers):
         w, b = weights(layer, n, layer.draw(n, named_generator(k, "z")), seed=k)
         h = torch.baddbmm(b.unsqueeze(1), h.relu() if k else h, w)
-    p = model.predict(x.expand(rows, -1), n, named_generator(1))
+    p = model.predict(x.expand(rows, -1), named_generator(1), n, 1)
     assert_alike(p.means[:, -1], h[:, 0])
     assert_close(p.component[-1], torch.tensor([0.25], dtype=torch.float64))
     assert_close(p.posterior[-1], p.means[:, -1].var(0))

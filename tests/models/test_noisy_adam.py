@@ -27,14 +27,17 @@ def exact(model, x):
 @pytest.mark.parametrize("lam", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("orthogonal", [True, False])
 def test_precision_is_the_diagonal_of_the_posterior_s(lam, orthogonal):
-    """Not one over the diagonal of its covariance; on an orthogonal design the two agree. The mean is the exact one."""
+    """Not one over the diagonal of its covariance; on an orthogonal design the two agree.
+
+    The mean is the exact one.
+    """
     x, y = linear(orthogonal=orthogonal)
     model, data = regression(x, y, lam=lam, prior_variance=2.0, samples=1)
     exact(model, x)
     (layer,) = model.layers
     oracle = LinearGaussian(x, y, 0.09, 2.0 / lam)
     wanted = lam / oracle.precision.diagonal()
-    assert_close(layer.spread.square(), wanted.unsqueeze(1).expand(-1, 2), rtol=1e-12, atol=0)
+    assert_close(layer.std.square(), wanted.unsqueeze(1).expand(-1, 2), rtol=1e-12, atol=0)
     gap = (lam * oracle.covariance.diagonal() - wanted).abs().max()
     assert gap < 1e-12 if orthogonal else gap > 1e-5
     noisy.check_mean_of_the_posterior(model, data, oracle.mean)
@@ -46,7 +49,8 @@ def test_training_finds_the_posterior():
         x, y, stats_every=1, refresh_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0
     )
     noisy.check_training(model, data, torch.eye(4, dtype=REAL), slack=1e-5)
-    # 399 effective batches of 100 rows: the sd of a mean of a² ε² / s² is √(2 E a⁴ / n) / s²; residuals are five times as large
+    # 399 effective batches of 100 rows: the sd of a mean of a² ε² / s² is √(2 E a⁴ / n) / s²;
+    # residuals are five times as large
     error = (2 * wide(x).pow(4).mean(0) / (399 * 100)).sqrt() / 0.09
     assert (
         (model.layers[0].squares - (wide(x).square().mean(0) / 0.09).unsqueeze(1)).abs()
@@ -55,7 +59,10 @@ def test_training_finds_the_posterior():
 
 
 def test_squares_are_means_over_rows(monkeypatch):
-    """Of the squared gradients of every row at every drawn w, by a loop and autograd; the running mean; rows weigh what they weigh."""
+    """Of the squared gradients of every row at every drawn w, by a loop and autograd; the running mean.
+
+    Rows weigh what they weigh.
+    """
     model, data, weight, given = noisy.watched("noisy-adam", monkeypatch)
 
     def expected(weights):
@@ -93,7 +100,7 @@ def test_loss_is_the_tempered_bound_per_row():
     model, data = regression(x, y, lam=0.3, samples=4)
     exact(model, x)
     (layer,) = model.layers
-    noisy.check_loss(model, data, wide(x) @ (layer.mean + layer.spread * randn(4, 4, 2, seed=2)))
+    noisy.check_loss(model, data, wide(x) @ (layer.mean + layer.std * randn(4, 4, 2, seed=2)))
 
 
 @pytest.mark.parametrize(("velocity", "bound"), [("sum", 0.0), ("mean", 0.0), ("sum", 1e-4)])

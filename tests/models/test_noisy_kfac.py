@@ -100,7 +100,8 @@ def test_training_finds_the_posterior():
         x, y, prior_variance=1.0, stats_every=1, samples=1, velocity="mean", step_damping=0.0, kl_clip=0.0
     )
     noisy.check_training(model, data, model.rotation, slack=1e-6)
-    # statistics of labels the model drew: 199 effective batches of 100; residuals of the data are five times as large
+    # statistics of labels the model drew: 199 effective batches of 100;
+    # residuals of the data are five times as large
     error = math.sqrt(2 / (199 * 100)) / 0.09
     assert_close(model.layers[0].outputs, EYE / 0.09, rtol=0, atol=4 * error)
 
@@ -120,7 +121,7 @@ def test_prediction_has_the_moments_of_drawn_weights(damping):
     mean, std = layer.moments(a)
     assert_close(mean, a @ layer.mean)
     for row, own in zip(a, std, strict=True):
-        root = layer.mixed(torch.diag(own))  # (noise, out)
+        root = layer.outputs_from_basis(torch.diag(own))  # (noise, out)
         lift = torch.kron(row, torch.eye(3, dtype=REAL))  # (out, weights)
         assert_close(root.T @ root, lift @ covariance(layer) @ lift.T, rtol=1e-10, atol=1e-14)
 
@@ -140,7 +141,7 @@ def test_loss_is_the_tempered_bound_per_row():
     model, data = regression(x, y, lam=0.3, samples=4)
     model.refresh()
     (layer,) = model.layers
-    noisy.check_loss(model, data, model.widened(x) @ layer.draw(randn(4, *layer.mean.shape, seed=2)))
+    noisy.check_loss(model, data, model.augmented_inputs(x) @ layer.draw(randn(4, *layer.mean.shape, seed=2)))
 
 
 def test_gradient_is_that_of_the_loss():
@@ -152,7 +153,9 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
     n = 40_000
     logits = randn(3, seed=1)
     g = scores(
-        build("noisy-kfac", 3, Task("classification", 3)).head, logits.expand(1, n, 3), named_generator(2)
+        build("noisy-kfac", 3, Task("classification", 3)).likelihood,
+        logits.expand(1, n, 3),
+        named_generator(2),
     )[0]
     p = logits.softmax(0)
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
@@ -160,7 +163,7 @@ def test_scores_of_drawn_labels_have_the_fisher_covariance():
         (products.mean(0) - (torch.diag(p) - torch.outer(p, p))).abs()
         < 4 * products.std(0) / math.sqrt(n) + 1e-12
     ).all()
-    head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().head
+    head = build(Method("noisy-kfac", noise=0.3), 3, Task("regression", 2)).double().likelihood
     g = scores(head, torch.zeros(1, n, 2, dtype=REAL), named_generator(3))[0]
     products = g.unsqueeze(-1) * g.unsqueeze(-2)
     assert ((products.mean(0) - EYE / 0.09).abs() < 4 * products.std(0) / math.sqrt(n)).all()
@@ -175,7 +178,10 @@ def test_statistics_do_not_see_the_labels():
 
 
 def test_statistics_are_means_of_outer_products(monkeypatch):
-    """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean; rows weigh what they weigh."""
+    """Inputs and scores of every row at every drawn W, by a loop and autograd; the running mean.
+
+    Rows weigh what they weigh.
+    """
     model, data, weight, given = noisy.watched("noisy-kfac", monkeypatch)
     names = [
         (k, name) for k in range(3) for name in ("inputs", "outputs") if k or name == "outputs"
@@ -185,7 +191,7 @@ def test_statistics_are_means_of_outer_products(monkeypatch):
         sums = dict.fromkeys(names, 0.0)
         for s in range(2):
             for row in range(7):
-                a, inputs, outputs = model.widened(data.x[row : row + 1])[0], [], []
+                a, inputs, outputs = model.augmented_inputs(data.x[row : row + 1])[0], [], []
                 for k, w in enumerate(weights):
                     inputs.append(a)
                     outputs.append((a @ w[s]).requires_grad_() if k == 0 else a @ w[s])
@@ -218,7 +224,7 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
     model.refresh()
     model.count.fill_(1)
     before = [layer.mean.detach().clone().requires_grad_() for layer in model.layers]
-    logits = wide((model.widened(data.x) @ before[0]).relu()) @ before[1]
+    logits = wide((model.augmented_inputs(data.x) @ before[0]).relu()) @ before[1]
     gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, data.y), before)
     optimizer = model.optimizer(TrainConfig(lr=0.05))
     model.loss(data, named_generator(3)).total.backward()
@@ -231,13 +237,16 @@ def test_step_is_plain_kfac_where_lam_vanishes(damping):
 
 
 def test_rotated_inputs_change_nothing():
-    """The first layer in the basis of its inputs against one that keeps A; and `start` leaves the answers alone."""
+    """The first layer in the basis of its inputs against one that keeps A.
+
+    And `start` leaves the answers alone.
+    """
     x, y = linear()
     fresh = build(Method("noisy-kfac", widths=(), noise=0.3), 3, Task("regression", 2)).double()
     model, data = regression(x, y)
     assert_close(
-        model.predict(x, 1, named_generator(1)).mean,
-        fresh.predict(x, 1, named_generator(1)).mean,
+        model.predict(x, named_generator(1), 1, 1).mean,
+        fresh.predict(x, named_generator(1), 1, 1).mean,
         rtol=0,
         atol=1e-4,
     )  # sd 1e-6 at the start
@@ -248,7 +257,7 @@ def test_rotated_inputs_change_nothing():
     plain.inputs.copy_(wide(x).T @ wide(x) / len(x))
     plain.outputs.copy_(layer.outputs)
     plain.refresh(model.prior)
-    for ours, theirs in zip(layer.moments(model.widened(x)), plain.moments(wide(x)), strict=True):
+    for ours, theirs in zip(layer.moments(model.augmented_inputs(x)), plain.moments(wide(x)), strict=True):
         assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     gradient = randn(4, 2, seed=5)
     assert_close(
@@ -266,15 +275,15 @@ def test_kept_rows_are_the_rotated_rows():
     x, y = linear(40)
     model, data = regression(x, y)
     for part in (torch.arange(10), torch.arange(5, 40), torch.tensor([3, 39, 3]), torch.arange(40)):
-        assert_close(model.batch_inputs(data.take(part)), model.widened(x[part]))
+        assert_close(model.batch_inputs(data.take(part)), model.augmented_inputs(x[part]))
     assert torch.equal(model.batch_inputs(data), model._rows)  # all of them are kept
     moved = replace(data, x=x + 1e-3)
-    assert_close(model.batch_inputs(moved), model.widened(moved.x))
+    assert_close(model.batch_inputs(moved), model.augmented_inputs(moved.x))
     model._forget(x, 0)  # as after a stop
-    assert_close(model.batch_inputs(data.take(torch.tensor([7, 2]))), model.widened(x[[7, 2]]))
-    assert_close(model.batch_inputs(data), model.widened(x))
+    assert_close(model.batch_inputs(data.take(torch.tensor([7, 2]))), model.augmented_inputs(x[[7, 2]]))
+    assert_close(model.batch_inputs(data), model.augmented_inputs(x))
     model.float()
-    assert_close(model.batch_inputs(replace(data, x=x.float())), model.widened(x.float()))
+    assert_close(model.batch_inputs(replace(data, x=x.float())), model.augmented_inputs(x.float()))
 
 
 def test_a_step_stays_within_the_trust_region():
@@ -312,16 +321,16 @@ def test_heavy_ball_and_noise_are_torch_s_own():
     optimizer = model.optimizer(TrainConfig(lr=0.05))
     copy, noise = (
         mean.detach().clone().requires_grad_(),
-        model.head.log_noise.detach().clone().requires_grad_(),
+        model.likelihood.log_noise.detach().clone().requires_grad_(),
     )
     sgd, adam = torch.optim.SGD([copy], 0.05, momentum=0.9), torch.optim.Adam([noise], 0.25)
     for step in range(8):
         copy.grad, noise.grad = randn(3, 2, seed=step), randn(1, 2, seed=20 + step)
-        mean.grad, model.head.log_noise.grad = copy.grad.clone(), noise.grad.clone()
+        mean.grad, model.likelihood.log_noise.grad = copy.grad.clone(), noise.grad.clone()
         for each in (optimizer, sgd, adam):
             each.step()
     assert_close(mean, copy)
-    assert_close(model.head.log_noise, noise)
+    assert_close(model.likelihood.log_noise, noise)
 
 
 def test_mean_of_gradients_is_corrected_for_its_start():

@@ -44,11 +44,11 @@ def test_slope_of_the_held_out_nll_is_zero_at_the_temperature():
     held_x, held_y = x[:30], y[:30]
     assert model.temperature > 1.2  # fitted closely to 30 rows, the network is too sure of itself
     log_t = model.temperature.log().requires_grad_()
-    nll = functional.cross_entropy(model.plain.network(held_x)[0].detach() / log_t.exp(), held_y)
+    nll = functional.cross_entropy(model.base_model.network(held_x)[0].detach() / log_t.exp(), held_y)
     (slope,) = torch.autograd.grad(nll, log_t)
     assert slope.abs() < 1e-8
     assert_close(
-        -model.predict(held_x, 1, named_generator(0)).log_prob(held_y).mean(),
+        -model.predict(held_x, named_generator(0), 1, 1).log_prob(held_y).mean(),
         nll.detach(),
         rtol=1e-12,
         atol=0,
@@ -90,7 +90,7 @@ def test_temperature_stays_within_bounds():
 def test_variance_scale_is_the_best_of_a_fine_grid():
     for options in ({}, {"variance": "rows"}):
         model, x, y = trained("regression", 30, **options)
-        p = model.plain.predict(x[:30], 1, named_generator(0))
+        p = model.base_model.predict(x[:30], named_generator(0), 1, 1)
         grid = torch.logspace(-2, 4, 60_001, dtype=DOUBLE)
         square = (y[:30] - p.means[0]).square() / p.variances[0]  # (rows, targets)
         nll = 0.5 * (
@@ -98,10 +98,10 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
         )  # (targets, grid), up to what does not depend on it
         assert (model.temperature - 1).abs().max() > 0.1
         assert_close(model.temperature, grid[nll.argmin(-1)], rtol=2e-4, atol=0)
-        scaled = model.predict(x, 1, named_generator(0))
+        scaled = model.predict(x, named_generator(0), 1, 1)
         assert_close(
             scaled.variance,
-            model.temperature * model.plain.predict(x, 1, named_generator(0)).variance,
+            model.temperature * model.base_model.predict(x, named_generator(0), 1, 1).variance,
             rtol=1e-12,
             atol=0,
         )
@@ -112,8 +112,10 @@ def test_variance_scale_is_the_best_of_a_fine_grid():
 
 def test_each_target_has_its_own_scale():
     model, x, y = trained("regression", 30)
-    residual = (y[:30] - model.predict(x[:30], 1, named_generator(0)).mean).square().mean(0)
-    assert_close(model.predict(x, 1, named_generator(0)).variance, residual.expand(60, 3), rtol=1e-10, atol=0)
+    residual = (y[:30] - model.predict(x[:30], named_generator(0), 1, 1).mean).square().mean(0)
+    assert_close(
+        model.predict(x, named_generator(0), 1, 1).variance, residual.expand(60, 3), rtol=1e-10, atol=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
@@ -122,27 +124,27 @@ def test_without_held_out_rows_it_is_the_plain_network_bit_for_bit(kind):
     plain = build(Method("map", widths=(20,), precision=0.0), 2, model.task, 0).double()
     fit(plain, make_dataset(x, y, model.task), TrainConfig(steps=150, batch_size=60, lr=3e-2, n_evals=0), 0)
     assert (model.temperature == 1).all()
-    for ours, others in zip(model.plain.parameters(), plain.parameters(), strict=True):
+    for ours, others in zip(model.base_model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, others)
     assert torch.equal(
-        model.predict(x, 1, named_generator(0)).log_prob(y),
-        plain.predict(x, 1, named_generator(0)).log_prob(y),
+        model.predict(x, named_generator(0), 1, 1).log_prob(y),
+        plain.predict(x, named_generator(0), 1, 1).log_prob(y),
     )
     assert torch.equal(
-        model.predict(x, 1, named_generator(0)).total, plain.predict(x, 1, named_generator(0)).total
+        model.predict(x, named_generator(0), 1, 1).total, plain.predict(x, named_generator(0), 1, 1).total
     )
 
 
 def test_labels_never_change():
     model, x, _ = trained("classification", 30)
     wide = 5 * torch.randn(2000, 2, generator=named_generator(2), dtype=DOUBLE)
-    labels = model.plain.predict(wide, 1, named_generator(0)).label
+    labels = model.base_model.predict(wide, named_generator(0), 1, 1).label
     for t in (0.05, 0.7, 20.0):
         model.temperature.fill_(t)
-        assert torch.equal(model.predict(wide, 1, named_generator(0)).label, labels)
-        logits = model.plain.network(x)[0]
+        assert torch.equal(model.predict(wide, named_generator(0), 1, 1).label, labels)
+        logits = model.base_model.network(x)[0]
         assert_close(
-            model.predict(x, 1, named_generator(0)).probs,
+            model.predict(x, named_generator(0), 1, 1).probs,
             torch.softmax(logits / t, -1).detach(),
             rtol=1e-10,
             atol=1e-14,
@@ -157,6 +159,6 @@ def test_a_second_fit_starts_from_one():
 
 def test_options_are_those_of_the_plain_network():
     model = build(Method("temperature", noise=0.3), 2, Task("regression", 1))
-    assert model.config == model.plain.config and model.config.widths == (50,)
+    assert model.config == model.base_model.config and model.config.widths == (50,)
     with pytest.raises(ValueError, match="precision is -1"):
         build(Method("temperature", precision=-1.0), 2, Task("classification", 2))

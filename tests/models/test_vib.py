@@ -1,4 +1,4 @@
-"""The bottleneck against torch's Gaussians, the CDN's objective, draws of z, and a problem with a known optimum."""
+"""The bottleneck against torch's Gaussians, the CDN's objective, draws of z, and a known optimum."""
 
 import math
 
@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from compound.distributions import log_mean_exp
-from compound.models import Draws, Method, build
-from compound.models.vib import rate
+from compound.models import Method, build
+from compound.models.vib import code_kl
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -55,7 +55,7 @@ def outputs(model, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:  # (dr
 def log_prob(model, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (draws, rows)
     if model.task.kind == "classification":
         return torch.log_softmax(f, -1).gather(-1, y.expand(f.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return Normal(f, model.head.variance()[0].sqrt()).log_prob(y).sum(-1)
+    return Normal(f, model.likelihood.variance()[0].sqrt()).log_prob(y).sum(-1)
 
 
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
@@ -78,13 +78,13 @@ def test_objective_is_the_cdns_with_one_sample_and_above_it_with_more(task, samp
     assert (loss.total - cdn).abs() < 1e-12 if samples == 1 else loss.total > cdn + 1e-3
 
 
-def test_rate_is_the_divergence_of_gaussians():
+def test_kl_of_the_code_is_that_of_torch():
     mean, std = 3 * numbers(1, 8, 5), numbers(2, 8, 5).exp()
     standard = Independent(Normal(torch.zeros(5, dtype=torch.float64), 1.0), 1)
     assert_close(
-        rate(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0
+        code_kl(mean, std), kl_divergence(Independent(Normal(mean, std), 1), standard), rtol=1e-12, atol=0
     )
-    assert rate(torch.zeros(3), torch.ones(3)) == 0
+    assert code_kl(torch.zeros(3), torch.ones(3)) == 0
 
 
 def test_codes_begin_narrow():
@@ -116,7 +116,7 @@ def test_answer_is_that_of_draws_of_the_code(latent):
     probs = torch.softmax(
         outputs(model, batch.x, numbers(5, count, 1, latent)), -1
     ).detach()  # one noise for all rows
-    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
+    p = model.predict(batch.x, named_generator(6), 200, 200)
     error = 5 * math.sqrt(2 / count)
     assert ((p.probs - probs.mean(0)).abs() < error * probs.std(0)).all()
     entropies = -torch.xlogy(probs, probs).sum(-1)
@@ -130,7 +130,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
     """Two targets: the mean and covariance over draws are those of N(μ D + b, Dᵀ diag(s²) D)."""
     model, batch = noisy(TARGETS), batch_of(TARGETS)
     count = 40_000
-    p = model.predict(batch.x, Draws(200, 200), named_generator(6))
+    p = model.predict(batch.x, named_generator(6), 200, 200)
     mean, std = model.encode(batch.x)
     weight = model.decoder.weight[0]
     for row in range(9):
@@ -143,7 +143,7 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
         assert (
             (products.mean(0) - law.covariance_matrix).abs() < 4 * products.std(0) / math.sqrt(count)
         ).all()
-    noise = model.head.variance()[0].detach()
+    noise = model.likelihood.variance()[0].detach()
     assert_close(p.component, noise.expand(9, 2))
     assert_close(p.mixing, p.means.var(0))
     drawn = outputs(model, batch.x, numbers(5, count, 1, 6))
@@ -156,10 +156,10 @@ def test_drawn_outputs_have_the_moments_of_a_decoded_code():
 
 def test_one_target_is_integrated():
     model, batch = noisy(Task("regression", 1)), batch_of(Task("regression", 1))
-    p, q = (model.predict(batch.x, n, named_generator(n)) for n in (1, 50))
+    p, q = (model.predict(batch.x, named_generator(n), n, 1) for n in (1, 50))
     mean, std = model.encode(batch.x)
     variance = std[0] ** 2 @ model.decoder.weight[0] ** 2
-    exact = Normal(model.decoder(mean)[0], (variance + model.head.variance()[0]).sqrt())
+    exact = Normal(model.decoder(mean)[0], (variance + model.likelihood.variance()[0]).sqrt())
     for answer in (p, q):
         assert_close(answer.log_prob(batch.y), exact.log_prob(batch.y)[:, 0].detach(), rtol=1e-12, atol=0)
         assert_close(answer.mixing, variance.detach(), rtol=1e-10, atol=0)
@@ -167,7 +167,10 @@ def test_one_target_is_integrated():
 
 
 def test_optimum_of_a_linear_problem():
-    """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²); both terms are in nats."""
+    """A given decoder D, b and noise σ: s² = β / (β + D²/σ²), μ = D (y - b) / (β σ² + D²).
+
+    Both terms are in nats.
+    """
     beta, d, b, sigma, y = 0.4, 1.3, 0.2, 0.7, 1.5
     count = 200_000
     model = build(
@@ -191,7 +194,7 @@ def test_optimum_of_a_linear_problem():
     assert (layer.bias.grad.flatten().abs() < 4 * spread).all()
 
 
-def test_cheaper_bits_let_more_through():
+def test_a_smaller_beta_gives_a_larger_kl():
     g = named_generator(3)
     y = torch.randint(3, (200,), generator=g)
     x = functional.one_hot(y, 3).float() + 0.4 * torch.randn(200, 3, generator=g)
@@ -199,7 +202,7 @@ def test_cheaper_bits_let_more_through():
     for beta in (0.3, 0.03, 0.003):
         model = build(Method("vib", widths=(8,), latent=4, beta=beta), 3, Task("classification", 3))
         fit(model, make_dataset(x, y, model.task), TrainConfig(steps=200, batch_size=200), 0)
-        rates.append(rate(*model.encode(x)).mean().item())
+        rates.append(code_kl(*model.encode(x)).mean().item())
     assert rates[0] < 0.8 * rates[1] < 0.64 * rates[2]
 
 

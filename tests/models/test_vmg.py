@@ -1,4 +1,4 @@
-"""Matrix-Gaussian weights against drawn weight matrices, dense Kronecker covariances and exact Bayesian regression."""
+"""Matrix-Gaussian weights against draws, dense Kronecker covariances and exact Bayesian regression."""
 
 import math
 
@@ -104,8 +104,8 @@ def test_rows_have_noise_of_their_own_in_training():
     model = model_of(Method("vmg", widths=()), 3, TWO)
     x, y = numbers(1, 3), numbers(1, 2)
     mean, std = model.layers[0].moments(x)
-    exact = model.head.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y)
-    logs = model.head.log_prob(outputs(model, x, n, named_generator(1)).unsqueeze(0), y)  # (1, n, 1)
+    exact = model.likelihood.expected_log_prob(mean.unsqueeze(0), std.square().unsqueeze(0), y)
+    logs = model.likelihood.log_prob(outputs(model, x, n, named_generator(1)).unsqueeze(0), y)  # (1, n, 1)
     nll = model.loss(make_dataset(x.expand(n, -1), y.expand(n, -1), TWO), named_generator(2)).nll
     assert (nll + exact).abs() < 4 * logs.std() / math.sqrt(n)
 

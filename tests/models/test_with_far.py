@@ -1,4 +1,7 @@
-"""Far noise on the answer of any method: costs next to nothing near the data, doubts far from it, is kept with the model."""
+"""Far noise on any method.
+
+Negligible cost near the data, epistemic uncertainty far from it, saved with the model.
+"""
 
 import math
 
@@ -7,9 +10,11 @@ import torch
 from torch.testing import assert_close
 
 from compound.models import Method, build
-from compound.models.distance_aware import BUDGET, SCALES, DistanceAware, choose_ramp, fit_distance
+from compound.models.distance_aware import DistanceAware
+from compound.models.far_noise import calibration_distances
 from compound.models.files import load_model, save_model
 from compound.ood.noise import DistanceAwareNoise
+from compound.ood.ramp import BUDGET, GRIDS, choose_ramp
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.holdout import holdout_weights
@@ -56,8 +61,8 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
     held = (data.weight == 0).any(0)
     x, y = data.x[held], data.y[held]
     cost = (
-        plain.predict(x, 100, named_generator(1)).log_prob(y).mean()
-        - model.predict(x, 100, named_generator(1)).log_prob(y).mean()
+        plain.predict(x, named_generator(1)).log_prob(y).mean()
+        - model.predict(x, named_generator(1)).log_prob(y).mean()
     )
     assert (
         cost <= BUDGET + 1e-4
@@ -67,19 +72,22 @@ def test_cost_on_held_out_rows_is_within_the_budget(pair):
 @pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda task: task.kind)
 @pytest.mark.parametrize("best", [-6.0, -2.0])
 def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
-    """A made-up network that gains by noise up to a certain loudness, one score more than the other; all ramps tried one by one."""
+    """A made-up network that gains by noise up to a certain t_90, one score more than the other.
+
+    All ramps tried one by one.
+    """
     far = DistanceAwareNoise(3)
     far.fit(torch.randn(200, 3, generator=named_generator(0)), named_generator(1))
     distance = far.distance(torch.randn(100, 3, generator=named_generator(2)))
 
     def scores(t):
-        loudness = torch.tensor(-20.0) if t is None else t.quantile(0.9)
-        return torch.stack([-0.005 * (loudness - best).square(), -0.003 * (loudness - best - 0.2).square()])
+        t_90 = torch.tensor(-20.0) if t is None else t.quantile(0.9)
+        return torch.stack([-0.005 * (t_90 - best).square(), -0.003 * (t_90 - best - 0.2).square()])
 
     choose_ramp(
-        far, task, distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100)
+        far, GRIDS[task.kind], distance.unsqueeze(0), lambda t: scores(t).unsqueeze(-1).expand(2, 100)
     )  # every row alike: no error
-    chosen, (levels, kappas, cap) = far.ramp[3:5].tolist(), SCALES[task.kind]
+    chosen, (levels, kappas, cap) = far.ramp[:2].tolist(), GRIDS[task.kind]
     tried = {}
     for level in levels:
         for kappa in kappas:
@@ -94,42 +102,46 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
     )  # what counting from silence would have allowed
 
 
-def test_the_luck_of_one_row_in_few_is_no_gain():
-    """Noise costs 44 rows a little and gains a lot on one: on average a gain, but within its standard error of none."""
-    far, task = DistanceAwareNoise(3), TARGETS
+def test_a_gain_within_its_standard_error_does_not_count():
+    """Noise costs 44 rows a little and gains a lot on one.
+
+    On average a gain, but within its standard error of none.
+    """
+    far, grid = DistanceAwareNoise(3), GRIDS["regression"]
     far.fit(torch.randn(200, 3, generator=named_generator(0)), named_generator(1))
-    distance = far.ramp[:1].expand(1, 45)  # all at the median
+    distance = far.distance.quantiles[:1].expand(1, 45)  # all at the median
 
     def scores(t):
-        loudness = 0.0 if t is None else t.exp()
-        return (torch.full((45,), -10.0).index_fill(0, torch.tensor(7), 600.0) * loudness).unsqueeze(0)
+        t_90 = 0.0 if t is None else t.exp()
+        return (torch.full((45,), -10.0).index_fill(0, torch.tensor(7), 600.0) * t_90).unsqueeze(0)
 
-    choose_ramp(far, task, distance, scores)
-    level, loudest = float(far.ramp[3]), max(SCALES["regression"].levels)
-    assert scores(torch.full((45,), loudest)).mean() > 0 and level < loudest
+    choose_ramp(far, grid, distance, scores)
+    level, highest = float(far.ramp[0]), max(grid.levels)
+    assert scores(torch.full((45,), highest)).mean() > 0 and level < highest
     cost = -scores(torch.full((45,), level)).squeeze()
     assert cost.mean() + cost.std() / math.sqrt(45) <= BUDGET
 
 
-def test_few_judges_stand_for_all_rows():
+def test_few_calibration_rows_represent_all_rows():
     """However near they happen to be: the farthest for the farthest rows, and all together for all."""
     x = torch.randn(400, 3, generator=named_generator(0))
     data, far = make_dataset(x, x[:, :2], TARGETS), DistanceAwareNoise(3)
-    judges = torch.arange(40)
-    own, *shares = fit_distance(far, data, judges, named_generator(1))
-    everyone, distance = DistanceAwareNoise(3).fit(x, named_generator(1)), torch.stack(shares)
-    assert len(shares) == 10 and torch.equal(own, everyone[judges])
-    assert torch.equal(distance.mean(0).argsort(), everyone[judges].argsort())
-    assert_close(distance.flatten().sort().values, torch.quantile(everyone, torch.arange(0.5, 400) / 400))
+    calibration = torch.arange(40)
+    own, *shares = calibration_distances(far, data, calibration, named_generator(1))
+    cross_fitted, distance = DistanceAwareNoise(3).fit(x, named_generator(1)), torch.stack(shares)
+    assert len(shares) == 10 and torch.equal(own, cross_fitted[calibration])
+    assert torch.equal(distance.mean(0).argsort(), cross_fitted[calibration].argsort())
+    assert_close(distance.flatten().sort().values, torch.quantile(cross_fitted, torch.arange(0.5, 400) / 400))
     assert torch.equal(
-        fit_distance(far, data, torch.arange(300), named_generator(1)), everyone[:300].unsqueeze(0)
+        calibration_distances(far, data, torch.arange(300), named_generator(1)),
+        cross_fitted[:300].unsqueeze(0),
     )  # nearly all: themselves
 
 
-def test_far_away_is_doubted_and_the_doubt_is_epistemic(pair):
+def test_uncertainty_far_away_is_epistemic(pair):
     (model, data), plain = pair
     x = 40 * data.x[:50]
-    p, q = model.predict(x, 100, named_generator(1)), plain.predict(x, 100, named_generator(1))
+    p, q = model.predict(x, named_generator(1)), plain.predict(x, named_generator(1))
     assert (p.aleatoric <= 1e-5 * p.total).all()  # nothing that far away is known to be noise
     if model.task.kind == "classification":
         assert (p.entropy() > 0.95 * math.log(3)).all() and p.probs.amax() < 0.45
@@ -151,10 +163,10 @@ def test_is_kept_with_the_model(pair, tmp_path):
     (model, data), _ = pair
     save_model(model, tmp_path / "model")
     again = load_model(tmp_path / "model")
-    assert isinstance(again, DistanceAware) and again.strength == 3.0
+    assert isinstance(again, DistanceAware) and again.far.strength == 3.0
     assert torch.equal(
-        again.predict(10 * data.x, 20, named_generator(1)).total,
-        model.predict(10 * data.x, 20, named_generator(1)).total,
+        again.predict(10 * data.x, named_generator(1), 4).total,
+        model.predict(10 * data.x, named_generator(1), 4).total,
     )
 
 

@@ -10,15 +10,15 @@ from table_commands import FEATURES, houses, run_ok
 
 from compound import CompoundRegressor, Method, load, named_generator
 from compound.estimators.validation import encode_table
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.tables import (
     explaining,
 )
 
 
-def distance_by_columns(noise: DistanceAwareNoise, x: torch.Tensor) -> float:
-    nearest = explaining.nearest_centres(noise, x)[0]
-    return explaining.squared_distance_terms(noise, x, nearest).sum().sqrt().item()
+def distance_by_columns(distance: Distance, x: torch.Tensor) -> float:
+    nearest = explaining.nearest_centres(distance, x)[0]
+    return explaining.squared_distance_terms(distance, x, nearest).sum().sqrt().item()
 
 
 def test_ood_score_is_attributed_to_the_shifted_column(home: Path):
@@ -32,8 +32,8 @@ def test_ood_score_is_attributed_to_the_shifted_column(home: Path):
         assert explanation.contributions[0].ood_score > 0.8
         assert sum(c.ood_score for c in explanation.contributions) == pytest.approx(1)
         x = encode_table(model, shifted)[0]
-        noise = model.ood_detector_.far
-        nearest = distance_by_columns(noise, x)
+        distance = model.ood_detector_.distance
+        nearest = distance_by_columns(distance, x)
         assert nearest == pytest.approx(
             model.ood_score(shifted)[0], rel=1e-5
         )  # the same distance, by columns
@@ -44,12 +44,12 @@ def test_distance_terms_add_up_with_rank_deficient_whitening():
     factors = torch.randn(300, 5, generator=named_generator(1))
     loadings = torch.randn(5, 80, generator=named_generator(2))
     x = factors @ loadings + 0.1 * torch.randn(300, 80, generator=named_generator(3))
-    noise = DistanceAwareNoise(80)
-    noise.fit(x, named_generator(4))
-    assert noise.whiten.shape[1] < 80
+    distance = Distance(80)
+    distance.fit(x, named_generator(4))
+    assert distance.whiten.shape[1] < 80
     new = x[:5] + torch.randn(5, 80, generator=named_generator(5))
-    nearest = [distance_by_columns(noise, row) for row in new]
-    np.testing.assert_allclose(nearest, noise.distance(new), rtol=1e-4)
+    nearest = [distance_by_columns(distance, row) for row in new]
+    np.testing.assert_allclose(nearest, distance(new), rtol=1e-4)
 
 
 def test_epistemic_contributions_are_integrated_gradients(home: Path, monkeypatch: pytest.MonkeyPatch):

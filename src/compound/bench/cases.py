@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compound.models import Draws, Method, Model, build
+from compound.models import Method, Model, build
+from compound.models.far_noise import FarNoise
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -84,7 +85,7 @@ def _prediction_cases(x: Tensor) -> Iterator[Case]:
         call = prediction(build(method, FEATURES, TASK), x)
         yield Case(f"predict {method.name} 100 draws / 100 plain passes", call, passes, limit, divisor=8)
     without, with_far_noise = (build(_cdn("ml-cdn", 50), FEATURES, TASK) for _ in range(2))
-    fit_far_noise(cast(DistanceAwareNoise, with_far_noise.far))
+    fit_far_noise(cast(FarNoise, with_far_noise.far).noise)
     calls = prediction(with_far_noise, x), prediction(without, x)
     yield Case("predict with far noise / without", *calls, 1.15, divisor=2)
 
@@ -196,7 +197,7 @@ def laplace_fit() -> tuple[Call, Call]:
 
 def prediction(model: Model, x: Tensor) -> Call:
     def call() -> None:
-        model.predict(x, Draws(100, 1), named_generator(0, "draws"))
+        model.predict(x, named_generator(0, "draws"), 100, 1)
 
     return call
 

@@ -81,7 +81,7 @@ def methods(name: str | None) -> None:
     from compound.models.listing import entries, entry
 
     for method in entries() if name is None else [entry(name)]:
-        click.echo(f"{method.name:<{INDENT}}{method.words} {method.source}")
+        click.echo(f"{method.name:<{INDENT}}{method.description} {method.reference}")
         tasks = f"tasks: classification, regression; components: {', '.join(method.components)}"
         click.echo(_fill(tasks, INDENT))
         if name is None:
@@ -89,7 +89,7 @@ def methods(name: str | None) -> None:
             click.echo(_fill(defaults, INDENT))
         else:
             for option in method.options:
-                click.echo(f"  {option.name:<18}{option.default!s:<12} {option.words}")
+                click.echo(f"  {option.name:<18}{option.default!s:<12} {option.description}")
     if name is None:
         click.echo(_fill(LEGEND, 0))
 

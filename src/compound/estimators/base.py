@@ -24,13 +24,14 @@ from compound.estimators.validation import (
     validate_table,
 )
 from compound.models import Method
+from compound.models.base import train_mask
 from compound.ood.detector import OODDetector
 from compound.random import named_generator
 from compound.train.config import TrainConfig, default_train_config
 from compound.train.history import History
 from compound.train.loop import fit
 from compound.train.progress import FitCallback, FitProgress, progress_bar
-from compound.types import Task, make_dataset
+from compound.types import Batch, Task, make_dataset
 
 FEW_ROWS = 100  # below, a fit takes fewer steps
 
@@ -146,11 +147,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         if not warm or self.model_.task != task:
             self.model_ = method.build(encoder.width, task, self.seed_)
         weight = self._holdout_weights(target, members)
-        self._fit_model(x, target, weight * _mean_one(table.weights), config, method.name == "dpn")
-        self.ood_detector_ = OODDetector.fit(
-            x, self.false_positive_rate, named_generator(self.seed_, "strange")
-        )
-        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *self.ood_detector_.far.buffers()):
+        data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
+        self.ood_detector_ = self._fit_detector(x, train_mask(data))
+        distance = self.ood_detector_.distance
+        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *distance.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
         self._calibrate(x, target, weight == 0, torch.from_numpy(table.weights))
         return self
@@ -185,17 +185,30 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             patience=default.patience if self.early_stopping else 0,
         )
 
-    def _fit_model(
-        self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig, with_outliers: bool
-    ) -> None:
-        """Train the model on encoded rows."""
-        x_ood = synthetic_outliers(x, named_generator(self.seed_, "outside")) if with_outliers else None
+    def _fit_detector(self, x: Tensor, trained_on: Tensor) -> OODDetector:
+        """The model's own distance with a threshold; a distance is fitted here where the model has none.
+
+        The threshold comes from distances of rows as if they were new: cross-fitted ones of rows that the model
+        was trained on, True in trained_on (rows,), and those of the others.
+        """
+        distance = self.model_.distance
+        if distance is None or distance.cross_fitted is None:
+            return OODDetector.fit(x, self.false_positive_rate, named_generator(self.seed_, "strange"))
+        distances = torch.cat([distance.cross_fitted, distance(x[~trained_on])])
+        return OODDetector.from_distances(distance, distances, self.false_positive_rate)
+
+    def _fit_model(self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig) -> Batch:
+        """Train the model on encoded rows; returns the training set."""
+        x_ood = None
+        if self.model_.needs_ood_rows:
+            x_ood = synthetic_outliers(x, named_generator(self.seed_, "outside"))
         data = make_dataset(x, y, self.model_.task, weight, x_ood)
         with ExitStack() as stack:
             callbacks = list(self.callbacks or ())
             if self.verbose:
                 callbacks.append(stack.enter_context(progress_bar("fit")))
             self.history_ = fit(self.model_, data, config, self.seed_, callback=_call_all(callbacks))
+        return data
 
 
 def synthetic_outliers(x: Tensor, generator: Generator, distance: float = 5.0) -> Tensor:  # (rows, features)

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from compound.compat import make_fx, untraced
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
-from compound.estimators.prediction import BLOCK, DRAWS, postprocess
+from compound.estimators.prediction import BLOCK, N_INNER, N_SAMPLES, postprocess
 from compound.io.atomic import write_atomic
-from compound.models import Draws, Model
+from compound.models import Model
 from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 
@@ -94,7 +94,7 @@ def _check_rows(rows: int, model: Model) -> None:
             f"rows is {rows:,}: a program takes between 1 and {MAX_ROWS:,} rows at a time, "
             "predict more in blocks"
         )
-    row_bytes = TRACE_FACTOR * 4 * (model.floats_per_row(Draws.of(DRAWS[model.task.kind])) + model.inputs)
+    row_bytes = TRACE_FACTOR * 4 * (model.floats_per_row(N_SAMPLES[model.task.kind], N_INNER) + model.inputs)
     free = available()
     if free is not None and rows * row_bytes > free:
         advice = f"give at most {free // row_bytes:,} rows" if free >= row_bytes else "free some memory"
@@ -113,8 +113,8 @@ def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         standardised = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
         with _ConstantNoise(), torch.no_grad():
-            n = Draws.of(DRAWS[model.task.kind])
-            block = model.predict_chunk(standardised, n, named_generator(estimator.seed_, "ask"))
+            generator = named_generator(estimator.seed_, "ask")
+            block = model.predict_chunk(standardised, N_SAMPLES[model.task.kind], N_INNER, generator)
             distance = estimator.ood_detector_.scores(standardised).double()
         predictive: Any = postprocess(estimator, block)
         is_gaussian = isinstance(predictive, GaussianPredictive)

@@ -32,13 +32,13 @@ from compound.models.files import (
     meta_model,
     module_bytes,
 )
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 
 T = TypeVar("T")
 
 TASK_KINDS = {"CompoundRegressor": "regression", "CompoundClassifier": "classification"}
 MODEL_PREFIX = "model."  # of the names of the model's tensors
-DISTANCE_PREFIX = "far."  # of the names of the out-of-distribution detector's tensors
+DISTANCE_PREFIX = "distance."  # of the names of the out-of-distribution detector's tensors
 CALIBRATION = ("scores", "weights")  # tensors of shape (rows, targets), or (rows,) for classes
 
 FLAG = any_of(boolean, integer(0, 100))  # scikit-learn accepts numbers as booleans
@@ -112,8 +112,8 @@ def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
     _check_method(config)
     _check_lengths(config, kind)
     with meta_device():
-        detector = DistanceAwareNoise(config["model"]["inputs"])
-    check_module_specs(detector, without_prefix(specs, DISTANCE_PREFIX))
+        distance = Distance(config["model"]["inputs"])
+    check_module_specs(distance, without_prefix(specs, DISTANCE_PREFIX))
     _check_calibration(specs, (config["model"]["task"]["size"],) if kind == "regression" else ())
     for name in specs:
         if not name.startswith((MODEL_PREFIX, DISTANCE_PREFIX)) and name not in CALIBRATION:

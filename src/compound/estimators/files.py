@@ -35,7 +35,7 @@ from compound.models import Method
 from compound.models.files import describe, rebuild
 from compound.models.sanity import probe_inputs
 from compound.ood.detector import OODDetector
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.train.history import History
 
 if TYPE_CHECKING:
@@ -151,12 +151,12 @@ def _config(estimator: Any) -> dict[str, Any]:
 def _tensors(estimator: Any) -> dict[str, Tensor]:
     """Tensors of the model, of the out-of-distribution detector and of the calibration."""
     model = estimator.model_.state_dict()
-    detector = estimator.ood_detector_.far.state_dict()
+    distance = estimator.ood_detector_.distance.state_dict()
     is_regression = estimator.model_.task.kind == "regression"
     calibration = estimator.intervals_ if is_regression else estimator.sets_
     return (
         {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
-        | {DISTANCE_PREFIX + name: tensor for name, tensor in detector.items()}
+        | {DISTANCE_PREFIX + name: tensor for name, tensor in distance.items()}
         | {name: getattr(calibration, name) for name in CALIBRATION}
     )
 
@@ -226,10 +226,11 @@ def _unfitted(config: dict[str, Any]) -> Any:
 def _detector(bundle: Bundle) -> OODDetector:
     """The out-of-distribution detector; ValueError unless its distances are finite."""
     inputs = bundle.config["model"]["inputs"]
-    far = DistanceAwareNoise(inputs)
-    far.load_state_dict(without_prefix(bundle.tensors, DISTANCE_PREFIX))
-    detector = OODDetector(far, bundle.config["threshold"], bundle.config.get("promised", True))
-    if not far.fitted or not bool(torch.isfinite(detector.scores(probe_inputs(inputs, far.shift))).all()):
+    distance = Distance(inputs)
+    distance.load_state_dict(without_prefix(bundle.tensors, DISTANCE_PREFIX))
+    detector = OODDetector(distance, bundle.config["threshold"], bundle.config.get("promised", True))
+    scores = detector.scores(probe_inputs(inputs, distance.shift))
+    if not bool(torch.isfinite(scores).all()):
         raise ValueError("the distance from its training rows is not a number")
     return detector
 

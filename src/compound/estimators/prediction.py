@@ -20,7 +20,8 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.random import named_generator
 
 BLOCK = 128  # rows predicted together
-DRAWS = {"regression": 200, "classification": 100}
+N_SAMPLES = {"regression": 40, "classification": 20}
+N_INNER = 5
 
 P = TypeVar("P", bound=Predictive)
 
@@ -41,7 +42,8 @@ def padded_blocks(x: Tensor) -> Iterator[tuple[Tensor, int]]:
 def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
     """The model's predictive of every padded block, in standardised units; the same at every call."""
     for block, rows in padded_blocks(x):
-        yield model.predict(block, DRAWS[model.task.kind], named_generator(seed, "ask")), rows
+        generator = named_generator(seed, "ask")
+        yield model.predict(block, generator, N_SAMPLES[model.task.kind], N_INNER), rows
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:

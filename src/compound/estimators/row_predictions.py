@@ -18,6 +18,7 @@ from compound.estimators.columns import Array
 from compound.estimators.conformal_scores import aps_score, z_quantile, z_score
 from compound.estimators.prediction import estimator_blocks, map_rows, ood_scores, take_first
 from compound.estimators.validation import encode_table
+from compound.metrics import brier_scores
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 SET_SEPARATOR = "|"  # between the labels of a set
@@ -169,12 +170,11 @@ def _compare(predictive: Predictive, y: Tensor) -> tuple[Array, ...]:  # (rows,)
         )
     else:
         assert isinstance(predictive, CategoricalPredictive)
-        one_hot = torch.nn.functional.one_hot(y, predictive.probs.shape[-1])
         columns = (
             -predictive.log_prob(y),
             (predictive.label != y).double(),
             aps_score(predictive.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1),
-            (predictive.probs - one_hot).square().sum(-1),
+            brier_scores(predictive.probs, y),
         )
     return tuple(column.double().numpy() for column in columns)
 

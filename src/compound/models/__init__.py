@@ -4,7 +4,6 @@ import dataclasses
 import typing
 from typing import Any
 
-from compound.models.base import Draws as Draws
 from compound.models.base import Loss as Loss
 from compound.models.base import Model as Model
 from compound.models.bbb import BBB as BBB
@@ -21,7 +20,7 @@ from compound.models.mdn import MDN as MDN
 from compound.models.mnf import MNF as MNF
 from compound.models.noisy_adam import NoisyAdam as NoisyAdam
 from compound.models.noisy_kfac import NoisyKFAC as NoisyKFAC
-from compound.models.options import fitted
+from compound.models.options import check_option
 from compound.models.temperature import Temperature as Temperature
 from compound.models.vib import VIB as VIB
 from compound.models.vmg import VMG as VMG
@@ -48,10 +47,26 @@ METHODS: dict[str, type[Model]] = {
 
 
 class Method:
-    """The light description of a method: Method("ml-cdn", lam=1e-5). Its options are those of the method's `Config`.
+    """The description of a method: its name and options, from which models are built.
 
-    Every method takes `far` besides, far noise on its answer (see far.py), 0 for its bounds alone; CDNs have it as an option of
-    their own, switched on.
+    Parameters
+    ----------
+    name : str
+        One of METHODS.
+    **options
+        Fields of the method's `Config`. Every method takes `far` besides: far noise on its predictive
+        (see `compound.models.far_noise`), 0 for bounds alone; CDNs have it by default, far=3.0.
+
+    Raises
+    ------
+    ValueError
+        If the name, an option or its value is unknown.
+
+    Examples
+    --------
+    >>> from compound import Method
+    >>> Method("ml-cdn", lam=1e-5)
+    Method('ml-cdn', lam=1e-05)
     """
 
     def __init__(self, name: str, **options: Any):
@@ -63,33 +78,35 @@ class Method:
         """The frozen `Config` of the method with these options."""
         if self.name not in METHODS:
             raise ValueError(f"method is {self.name!r}: choose one of {', '.join(METHODS)}")
-        kind = METHODS[self.name].Config
-        known = [field.name for field in dataclasses.fields(kind)]
+        config = METHODS[self.name].Config
+        fields = [field.name for field in dataclasses.fields(config)]
         for option in self.options:
-            if option not in known and option != "far":
-                raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(known)}")
-        hints = {"far": float, **typing.get_type_hints(kind)}
-        values = {option: fitted(option, value, hints[option]) for option, value in self.options.items()}
-        return kind(**{name: value for name, value in values.items() if name in known})
+            if option not in fields and option != "far":
+                raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(fields)}")
+        hints = {"far": float, **typing.get_type_hints(config)}
+        values = {
+            option: check_option(option, value, hints[option]) for option, value in self.options.items()
+        }
+        return config(**{name: value for name, value in values.items() if name in fields})
 
     def build(self, inputs: int, task: Task, seed: int) -> Model:
-        config = self.config()
-        model = METHODS[self.name](inputs, task, config, seed)  # type: ignore[call-arg]
+        """A fresh model, see `build`."""
+        model = METHODS[self.name](inputs, task, self.config(), seed)  # type: ignore[call-arg]
         far = self.options.get("far")
-        return model if hasattr(config, "far") or far is None else DistanceAware(model, far)
+        return model if model.has_far_noise or far is None else DistanceAware(model, far)
 
     def with_limits(self) -> "Method":
-        """The same with bounds on its answers about targets (see limits.py). CDNs always have them."""
-        return (
-            self
-            if "far" in self.options or hasattr(self.config(), "far")
-            else Method(self.name, **self.options, far=0.0)
-        )
+        """The same with bounds on the predictive of targets (see limits.py); CDNs always have them."""
+        if "far" in self.options or METHODS[self.name].has_far_noise:
+            return self
+        return Method(self.name, **self.options, far=0.0)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """As in scikit-learn."""
         return {"name": self.name, **self.options}
 
     def set_params(self, **params: Any) -> "Method":
+        """As in scikit-learn."""
         self.name = params.pop("name", self.name)
         self.options = {**self.options, **params}
         self.config()
@@ -100,6 +117,33 @@ class Method:
 
 
 def build(method: str | Method, inputs: int, task: Task, seed: int = 0) -> Model:
-    """A fresh model of a method, its weights drawn from the streams of `seed`."""
+    """A fresh model of a method.
+
+    Parameters
+    ----------
+    method : str or Method
+    inputs : int
+        Columns of x.
+    task : Task
+    seed : int, default=0
+        Of the initial weights.
+
+    Returns
+    -------
+    Model
+        Train it with `compound.fit`, predict with `Model.predict`.
+
+    Raises
+    ------
+    ValueError
+        If the method or an option is unknown, or a value is out of range.
+
+    Examples
+    --------
+    >>> from compound import Task, build
+    >>> model = build("map", inputs=3, task=Task("classification", 2))
+    >>> model.method, model.inputs
+    ('map', 3)
+    """
     method = Method(method) if isinstance(method, str) else method
     return method.build(inputs, task, seed)

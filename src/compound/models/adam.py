@@ -12,16 +12,16 @@ ONE = torch.tensor(1.0, dtype=torch.float32)  # a number would be made a tensor 
 
 
 class Adam(torch.optim.Adam):
-    """torch's fused Adam without what it looks up again at every step: devices, dtypes, options and states that never change.
+    """torch's fused Adam, which looks up devices, dtypes, options and states once instead of every step.
 
     The same bits, and a state that either loads.
     """
 
-    _known: dict[int, tuple[list[Tensor], ...]]  # by group: parameters, both moments and counts
+    _cached: dict[int, tuple[list[Tensor], ...]]  # by group: parameters, both moments and counts
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        self._known = {}
+        self._cached = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not set_to_none:
@@ -57,21 +57,21 @@ class Adam(torch.optim.Adam):
 
     def _states(self, k: int, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
         """Parameters of a group that have a gradient, and their states, started where they are new."""
-        if not hasattr(self, "_known"):
-            self._known = {}
+        if not hasattr(self, "_cached"):
+            self._cached = {}
         parameters = [p for p in group["params"] if p.grad is not None]
-        known = self._known.get(k)
+        cached = self._cached.get(k)
         if (
-            known is None
-            or len(known[0]) != len(parameters)
-            or any(a is not b for a, b in zip(known[0], parameters, strict=True))
+            cached is None
+            or len(cached[0]) != len(parameters)
+            or any(a is not b for a, b in zip(cached[0], parameters, strict=True))
         ):
             if not all(self.state[p] for p in parameters):
                 adam_states(self, group, [], [], [], [], [], [])
             states = [self.state[p] for p in parameters]
-            known = (
+            cached = (
                 parameters,
                 *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")),
             )
-            self._known[k] = known
-        return known
+            self._cached[k] = cached
+        return cached

@@ -1,5 +1,6 @@
-"""The contract every method fulfils: a loss for one batch, and an answer for any number of rows."""
+"""The interface of all methods: a loss for one batch, and a predictive for any number of rows."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from compound.models.adam import Adam
+from compound.ood.distance import Distance
 from compound.precision import full_precision
 from compound.predictive import Predictive
 from compound.random import Generators
@@ -16,30 +18,21 @@ from compound.types import Batch, Task, check_inputs
 
 C = TypeVar("C")
 MEMORY = 256 * 2**20  # bytes of live arrays while predicting
+COPIES = 8  # arrays of one shape that are alive together while predicting
+DISTANCES = 2000
+N_SAMPLES = 20
+N_INNER = 5
 
 
 class Loss(NamedTuple):
-    """Means per datum; one number per member where a method has members. `total` is what is minimised (summed over members)."""
+    """Means per datum; one number per member where a method has members.
+
+    `total` is what is minimised (summed over members).
+    """
 
     total: Tensor
     nll: Tensor
     kl: Tensor
-
-
-class Draws(NamedTuple):
-    """How many draws answer a question: `outer` of what more data would settle, and for each of them `inner` of the rest."""
-
-    outer: int = 20
-    inner: int = 5
-
-    @classmethod
-    def of(cls, n: "int | Draws") -> "Draws":
-        """A plain number asks for at least so many: five inner ones each, 100 is 20 x 5 and so is 99; 7 is 7 x 1, too few to nest."""
-        if isinstance(n, int):
-            n = Draws(-(-n // 5), 5) if n >= 10 else Draws(n, 1)
-        if n.outer < 1 or n.inner < 1:
-            raise ValueError(f"n is {tuple(n)}: ask for at least one draw")
-        return n
 
 
 class OptimizerSettings(Protocol):
@@ -50,13 +43,15 @@ class OptimizerSettings(Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A method with its network: what it minimises, and how it answers."""
+    """A method with its network: what it minimises, and how it predicts."""
 
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
-    source: ClassVar[str]  # who published it
+    reference: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
-    needs_ood_rows: ClassVar[bool] = False  # whether training takes out-of-distribution rows, `Batch.x_ood`
+    eval_inner: ClassVar[int] = 1  # n_inner of `nll`
+    has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
+    needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
     config: Any  # those of this model
     inputs: int
     task: Task
@@ -73,32 +68,37 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        """The objective on a batch; `generator` is one stream, or one per member."""
+        """The objective on a batch; `generator` is one generator, or one per member."""
 
     @abstractmethod
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        """The predictive of one chunk of rows. Noise is shared by all rows, so a row's answer does not depend on its neighbours."""
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        """The predictive of one chunk of rows.
 
-    @abstractmethod
-    def floats_per_row(self, n: Draws) -> int:
-        """How many numbers `predict_chunk` holds per row at its peak: the chunk size follows from it."""
+        All rows share the noise, so a row's predictive does not depend on others.
+        """
 
     @torch.no_grad()
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
-        """Mean negative log-density of the batch under each member's predictive, weighted by `batch.weight`."""
-        values = -self.predict(batch.x, n, generator).log_prob(batch.y)  # (rows,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
+        """Mean NLL under each member's predictive of `n_samples` draws, weighted by `batch.weight`."""
+        outer = math.ceil(n_samples / self.eval_inner)
+        values = -self.predict(batch.x, generator, outer, self.eval_inner).log_prob(batch.y)  # (rows,)
         weight = torch.ones_like(values) if batch.weight is None else batch.weight
         return ((weight * values).sum(-1) / weight.sum(-1)).reshape(-1)
 
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         """Once, after training, on the same rows as `on_fit_start`: far noise, Laplace, temperature."""
 
+    @property
+    def distance(self) -> Distance | None:
+        """The distance from the training rows, where far noise has fitted one."""
+        return None
+
     def lr_multipliers(self) -> dict[str, float]:
-        """Factors on the learning rate by the last word of a parameter's name; 1 where nothing is said."""
+        """Factors on the learning rate, by the last part of a parameter's name; 1 for all others."""
         return {}
 
     def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
-        """Adam in one fused pass, one group per rate factor."""
+        """Adam in one fused pass, one group per factor on the learning rate."""
         factors = self.lr_multipliers()
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
@@ -111,28 +111,85 @@ class Model(nn.Module, ABC):
             fused=True,
         )
 
+    def predict(
+        self,
+        x: Tensor,
+        generator: Generator,
+        n_samples: int = N_SAMPLES,
+        n_inner: int = N_INNER,
+        memory: int = MEMORY,
+    ) -> Predictive:
+        """The predictive distribution of every row.
+
+        Parameters
+        ----------
+        x : Tensor of shape (rows, inputs)
+        generator : Generator
+            Source of all randomness.
+        n_samples : int, default=20
+            Draws of what more data would determine: the posterior over weights, spread over the members.
+        n_inner : int, default=5
+            Draws of the mixing distribution for each of them; 1 leaves mixing and posterior in one.
+        memory : int, default=2**28
+            Bytes of intermediate arrays; rows are computed in chunks that respect it.
+
+        Returns
+        -------
+        Predictive
+            A `GaussianPredictive` for regression, a `CategoricalPredictive` for classification.
+
+        Raises
+        ------
+        ValueError
+            If x has another shape than (rows, inputs), no rows or non-finite values, or a count is below 1.
+        """
+        return Predictive.concat(list(self.predict_chunks(x, generator, n_samples, n_inner, memory)))
+
     @torch.no_grad()
     def predict_chunks(
-        self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY
+        self,
+        x: Tensor,
+        generator: Generator,
+        n_samples: int = N_SAMPLES,
+        n_inner: int = N_INNER,
+        memory: int = MEMORY,
     ) -> Iterator[Predictive]:
-        """Answers chunk by chunk, for tables whose answers would not fit in memory together."""
+        """`predict`, chunk by chunk: for tables whose predictives would not fit in memory together."""
         check_inputs(x, self.inputs)
         if len(x) == 0:
-            raise ValueError("x has no rows: ask about at least one")
-        n = Draws.of(n)
-        rows = max(1, memory // (self.floats_per_row(n) * x.element_size()))
+            raise ValueError("x has no rows: give at least one")
+        for name, count in (("n_samples", n_samples), ("n_inner", n_inner)):
+            if count < 1:
+                raise ValueError(f"{name} is {count}: ask for at least one draw")
+        rows = max(1, memory // (self.floats_per_row(n_samples, n_inner) * x.element_size()))
         state = generator.get_state()
         for chunk in x.split(rows):
             generator.set_state(state)  # every chunk sees the same noise
-            yield self.predict_chunk(chunk, n, generator)
+            yield self.predict_chunk(chunk, n_samples, n_inner, generator)
 
-    def predict(self, x: Tensor, n: int | Draws, generator: Generator, memory: int = MEMORY) -> Predictive:
-        """The predictive distribution of every row of x, from n draws."""
-        return Predictive.concat(list(self.predict_chunks(x, n, generator, memory)))
+    def floats_per_row(self, n_samples: int, n_inner: int) -> int:
+        """A bound on the floats that `predict_chunk` holds per row, from the sizes of the network.
+
+        Inputs, the units of one draw and the outputs of all draws are held up to COPIES times while moments
+        or entropies are computed; besides, a row has DISTANCES from cluster centres.
+        `tests/models/test_laws.py` measures the peak.
+        """
+        draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
+        return COPIES * (self.inputs * self.members + self.hidden_units + draws * self.outputs) + DISTANCES
+
+    @property
+    def hidden_units(self) -> int:
+        """Hidden units, of all layers and members."""
+        return self.members * sum(self.config.widths)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that one draw holds for a row: logits, or means and variances."""
+        return self.task.size if self.task.kind == "classification" else 2 * self.task.size
 
 
 def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
-    """Mean over rows, weighted; rows a member holds out do not count for it."""
+    """Weighted mean over rows; rows that a member holds out have weight 0 for it."""
     if weight is None:
         return values.mean(-1)
     weight = weight.to(values.dtype)
@@ -153,5 +210,5 @@ def with_defaults(config: C, defaults: dict[str, Any]) -> C:
     )  # type: ignore[type-var]
 
 
-# The network every method starts from where `widths` is None: the paper's for classes, that of the UCI tables for targets.
+# Hidden units where `widths` is None: the paper's for classes, those of the UCI tables for targets.
 WIDTHS = {"classification": (100,), "regression": (50,)}

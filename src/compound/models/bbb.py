@@ -6,7 +6,7 @@
 
 Blundell et al. (2015), with one Gaussian as prior.
 
-A draw: one draw of all weights, an outer one; there are no inner draws.
+A draw: n_samples * n_inner draws of all weights; all of it is epistemic.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,15 @@ from compound.types import Task
 
 @dataclass(frozen=True)
 class BBBConfig(VariationalConfig):
-    log_std: float = -5.0  # where log S starts
+    """Options of `bbb`.
+
+    Parameters
+    ----------
+    log_std : float, default=-5.0
+        Initial log S.
+    """
+
+    log_std: float = -5.0
 
 
 class BBB(Variational):
@@ -28,7 +36,7 @@ class BBB(Variational):
 
     method = "bbb"
     Config = BBBConfig
-    source = "Blundell et al. (2015)"
+    reference = "Blundell et al. (2015)"
 
     def __init__(self, inputs: int, task: Task, config: BBBConfig, seed: int = 0):
         super().__init__(inputs, task, config, seed)

@@ -1,13 +1,14 @@
-"""Deep ensemble: several networks θ_1..θ_M that differ in where they start, each trained by itself on all rows.
+"""Deep ensemble: networks θ_1..θ_M with different initial weights, each trained by itself on all rows.
 
     minimise for every m  mean -log p(y | f(x; θ_m)) [ + mean -log p(y | f(x'; θ_m)) ] + δ / (2 N) |θ_m|²
     predict               p(y | x) = 1/M sum_m p(y | f(x; θ_m))
-    x' = x + ε sign ∇_x -log p(y | f(x; θ_m)),   ε a fraction of each input's range (adversarial training, off unless asked for)
+    x' = x + ε sign ∇_x -log p(y | f(x; θ_m)),   ε a fraction of each input's range (optional)
 
-Lakshminarayanan, Pritzel and Blundell (2017). Targets get a variance for every row, from the network. Losses of members are
-summed, never averaged: each member takes the steps it would take alone.
+Lakshminarayanan, Pritzel and Blundell (2017). Targets get a variance for every row, from the network. Losses
+of members are summed, not averaged: each member takes the steps it would take alone.
 
-A draw: outer = a member. All of them answer every question, so nothing is random; there are no inner draws.
+A draw: a member. All of them are used in every prediction, so nothing is random, and n_samples and n_inner
+have no effect.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import fgsm
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.heads import head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.observation import observation_model
 from compound.nn.networks import Network, l2_penalty
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import Predictive
@@ -28,15 +29,33 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class DeepEnsembleConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    members: int = 5  # M
-    adversarial: float = (
-        0.0  # ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training
-    )
-    precision: float = 0.0  # δ, of the prior of every weight
-    variance: Literal["one", "rows"] = "rows"  # targets: a variance per row from the network, or one for all
-    noise: float = 0.0  # with one variance: standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of `deep-ensemble`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    members : int, default=5
+        M, networks of the ensemble.
+    adversarial : float, default=0.0
+        ε as a fraction of each input's range, 0.01 in the paper; 0: no adversarial training.
+    precision : float, default=0.0
+        δ, prior precision of every weight.
+    variance : {'one', 'rows'}, default='rows'
+        Targets: a variance per row from the network, or one for all.
+    noise : float, default=0.0
+        With one variance: standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    members: int = 5
+    adversarial: float = 0.0
+    precision: float = 0.0
+    variance: Literal["one", "rows"] = "rows"
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class DeepEnsemble(Model):
@@ -44,7 +63,7 @@ class DeepEnsemble(Model):
 
     method = "deep-ensemble"
     Config = DeepEnsembleConfig
-    source = "Lakshminarayanan et al. (2017)"
+    reference = "Lakshminarayanan et al. (2017)"
     components = ("component", "posterior")
     fgsm_eps: Tensor  # (inputs,) ε
 
@@ -59,14 +78,14 @@ class DeepEnsemble(Model):
             raise ValueError(f"noise is {config.noise}: a given noise needs variance='one'")
         self.inputs, self.task, self.members = inputs, task, config.members
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, self.members, config.noise, config.variance)
+        self.likelihood = observation_model(task, self.members, config.noise, config.variance)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
-        self.network = Network((inputs, *self.config.widths, self.head.outputs), streams)
+        self.network = Network((inputs, *self.config.widths, self.likelihood.outputs), streams)
         self.register_buffer("fgsm_eps", torch.zeros(inputs, dtype=torch.float32))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         rows = train_mask(data)
-        self.head.on_fit_start(data.y[rows])
+        self.likelihood.on_fit_start(data.y[rows])
         x = clamp_inputs(data.x[rows])
         self.fgsm_eps.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
 
@@ -75,7 +94,7 @@ class DeepEnsemble(Model):
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
         """Log-densities of y under each member; x is theirs in common, (rows, inputs), or one for each."""
-        return self.head.log_prob(self.network(x), y)
+        return self.likelihood.log_prob(self.network(x), y)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         nll = -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
@@ -89,13 +108,10 @@ class DeepEnsemble(Model):
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)
         return Loss((total + penalty).sum(), nll.detach(), penalty.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        return self.head.predictive(self.network(x)[:, None, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * self.inputs + self.members * (2 * sum(self.config.widths) + 8 * self.head.outputs)
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        return self.likelihood.predictive(self.network(x)[:, None, None])
 
     @torch.no_grad()
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (members,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
         """Each member's own, on the rows it holds out."""
         return -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)

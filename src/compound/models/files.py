@@ -37,7 +37,7 @@ from compound.io.tensor_specs import TensorSpec, check_finite, check_specs, spec
 from compound.models.base import Model
 from compound.models.distance_aware import DistanceAware
 from compound.models.sanity import model_defect as model_defect
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import SIZED_BY_DATA, Distance
 from compound.types import Task
 
 SIZE = integer(0, 10_000_000)  # becomes a size of a tensor, which is compared with the file
@@ -142,7 +142,7 @@ def describe(model: Model) -> dict[str, Any]:
     task = dataclasses.asdict(model.task)
     options = dataclasses.asdict(model.config)
     if isinstance(model, DistanceAware):
-        options["far"] = model.strength
+        options["far"] = model.far.strength
     return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
 
 
@@ -179,24 +179,22 @@ def check_module_specs(module: nn.Module, specs: Mapping[str, TensorSpec]) -> No
     expected = specs_of(module.state_dict())
     check_specs(specs, {name: spec for name, spec in expected.items() if name in specs})
     for name, submodule in module.named_modules():
-        if isinstance(submodule, DistanceAwareNoise):
+        if isinstance(submodule, Distance):
             _check_distance_specs(specs, f"{name}." if name else "")
 
 
 def _check_distance_specs(specs: Mapping[str, TensorSpec], prefix: str) -> None:
-    """Sizes that depend on the data must be consistent: one rank, and no cluster shapes or one per centre."""
-    if missing := {prefix + "whiten", prefix + "centres"} - specs.keys():
+    """Sizes that depend on the data must be consistent: one rank, and no covariances or one per centre."""
+    names = [prefix + name for name in SIZED_BY_DATA]
+    if missing := set(names) - specs.keys():
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
-    features, width = specs[prefix + "whiten"].shape
-    count, rank = specs[prefix + "centres"].shape
+    (features, width), (count, rank), *covariances = (specs[name].shape for name in names)
     if width != rank or rank > features or (count == 0) != (rank == 0):
         raise ValueError(
-            f"far noise has {count} centres of rank {rank} and whitens {features} inputs to {width}"
+            f"the distance has {count} centres of rank {rank} and whitens {features} inputs to {width}"
         )
-    names = [prefix + name for name in ("precision_roots", "residual_precision")]
-    shapes = tuple(specs[name].shape for name in names if name in specs)
-    if shapes not in ((), ((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
-        raise ValueError(f"far noise has {count} centres of rank {rank}, but shapes {shapes}")
+    if tuple(covariances) not in (((0, 0, 0), (0,)), ((count, rank, rank), (count,))):
+        raise ValueError(f"the distance has {count} centres of rank {rank}, but covariances {covariances}")
 
 
 def rebuild(bundle: Bundle) -> Model:

@@ -1,29 +1,32 @@
-"""A Gaussian around the trained network, as wide as the curvature of the loss says: Laplace's approximation.
+"""Laplace approximation: a Gaussian posterior around the trained network, from the curvature of the loss.
 
-    p(θ | D) ≈ N(θ*, P⁻¹),    P = H + δ I, one block per layer,    H = generalised Gauss-Newton of the summed -log p(y | f(x; θ))
+    p(θ | D) ≈ N(θ*, P⁻¹),    P = H + δ I, one block per layer
 
-θ* is the mode found by `map`. Each layer's H is a Kronecker product A ⊗ G (Martens and Grosse 2015; Ritter, Botev and Barber
-2018), or, for the last layer alone, dense. The precision δ of each layer's prior, and a common factor τ on the noise variances of
-targets, maximise the evidence at fixed θ* (MacKay 1992):
+H is the generalised Gauss-Newton matrix of the summed -log p(y | f(x; θ)) at θ*, the mode found by `map`.
+Each layer's H is a Kronecker product A ⊗ G (Martens and Grosse 2015; Ritter, Botev and Barber 2018), or, for
+the last layer alone, dense. The precision δ of each layer's prior, and a common factor τ on the noise
+variances of targets, maximise the evidence at fixed θ* (MacKay 1992):
 
     log p(D) ≈ log p(D | θ*) - ½ sum_l ( log|P_l| - n_l log δ_l + δ_l |θ*_l|² )
 
-The answer of the linearised network (Immer, Korzepa and Bauer 2021) is f(x) ~ N(f*(x), Σ(x)), Σ = sum_l J_l P_l⁻¹ J_l^T.
+The predictive of the linearised network (Immer, Korzepa and Bauer 2021) is f(x) ~ N(f*(x), Σ(x)), Σ = sum_l
+J_l P_l⁻¹ J_l^T.
 
-A draw: outer = f from N(f*, Σ), or a network from the posterior; there are no inner draws. Without draws ("closed") targets have
-Σ as epistemic variance; the probit answer for classes cannot be split, and counts as component.
+A draw: n_samples * n_inner draws of f from N(f*, Σ), or of networks from the posterior; all of it is
+epistemic. Without draws ("closed") targets have Σ as epistemic variance; the probit predictive of classes
+cannot be decomposed, and counts as component.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import Draws, Loss, Model, train_mask, with_defaults
-from compound.models.heads import HomoscedasticGaussian
+from compound.models.base import COPIES, Loss, Model, train_mask, with_defaults
+from compound.models.laplace_config import LaplaceConfig, check
 from compound.models.map import MAP, MAPConfig
+from compound.models.observation import HomoscedasticGaussian
 from compound.nn.kronecker import Dense, Kronecker, jacobians, layer_inputs
 from compound.nn.networks import Linear
 from compound.ops.clamp import clamp_inputs, clipped_relu
@@ -37,23 +40,6 @@ FACTORS = (1e-4, 1e4)  # bounds of τ
 NUMBERS = 2**20  # held per array while the curvature is summed
 
 
-@dataclass(frozen=True)
-class LaplaceConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    precision: float = 1.0  # δ in training, and where tuning starts
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt, then tuned
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    subset: Literal["all", "last"] = "all"  # layers that have a posterior; the others stay at θ*
-    structure: Literal["kron", "full"] = "kron"  # "full": only where subset is "last"
-    damping: Literal["exact", "factored"] = "exact"  # δ added to A ⊗ G, or √δ to each factor
-    tune: Literal["marglik", "none"] = (
-        "marglik"  # prior precision of each layer, and the noise, by the evidence; or as they were trained
-    )
-    predictive: Literal["linear", "sample", "closed"] = (
-        "linear"  # draws of f; draws of networks; probit, or a Gaussian
-    )
-
-
 class Laplace(Model):
     """A network at its mode, and a Gaussian posterior around it fitted after training.
 
@@ -62,7 +48,7 @@ class Laplace(Model):
 
     method = "laplace"
     Config = LaplaceConfig
-    source = "MacKay (1992), Ritter, Botev and Barber (2018)"
+    reference = "MacKay (1992), Ritter, Botev and Barber (2018)"
     components = ("component", "posterior")
     delta: Tensor  # (layers,) δ of the layers that have a posterior
     size: Tensor  # () N
@@ -71,12 +57,12 @@ class Laplace(Model):
 
     def __init__(self, inputs: int, task: Task, config: LaplaceConfig, seed: int = 0):
         super().__init__()
-        _check(config)
+        check(config)
         self.inputs, self.task = inputs, task
-        self.plain = MAP(
+        self.base_model = MAP(
             inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed
         )
-        self.config = with_defaults(config, {"widths": self.plain.config.widths})
+        self.config = with_defaults(config, {"widths": self.base_model.config.widths})
         self.curvature = nn.ModuleList(
             Dense(layer.inputs, layer.outputs)
             if config.structure == "full"
@@ -92,7 +78,7 @@ class Laplace(Model):
     @property
     def layers(self) -> list[Linear]:
         """Those that have a posterior."""
-        layers = self.plain.network.layers
+        layers = self.base_model.network.layers
         return layers if self.config.subset == "all" else layers[-1:]
 
     @property
@@ -100,17 +86,17 @@ class Laplace(Model):
         return cast(list[Kronecker | Dense], list(self.curvature))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.plain.on_fit_start(data, generator)
+        self.base_model.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return self.plain.lr_multipliers()
+        return self.base_model.lr_multipliers()
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        return self.plain.loss(batch, generator)
+        return self.base_model.loss(batch, generator)
 
-    def nll(self, batch: Batch, n: int, generator: Generator) -> Tensor:  # (1,)
+    def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (1,)
         """Of the network being trained: its posterior comes at the end."""
-        return self.plain.nll(batch, n, generator)
+        return self.base_model.nll(batch, n_samples, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
@@ -120,8 +106,11 @@ class Laplace(Model):
 
     @torch.no_grad()
     def fit_curvature(self, data: Batch, chunk: int | None = None) -> None:
-        """H of every layer at θ*, from the training rows, `chunk` at a time; a row's weight is how often it counts."""
-        network, head = self.plain.network, self.plain.head
+        """H of every layer at θ*, from the training rows, `chunk` at a time.
+
+        A row's weight is how often it counts.
+        """
+        network, likelihood = self.base_model.network, self.base_model.likelihood
         chunk = chunk or max(1, NUMBERS // (self.task.size * max(layer.outputs for layer in network.layers)))
         sums = [block.zeros() for block in self.blocks]
         totals = torch.zeros(3, dtype=torch.float64)
@@ -135,27 +124,27 @@ class Laplace(Model):
             inputs, f = layer_inputs(network, x)
             root = weight.sqrt()[:, None, None] * self._root(f)
             inputs = inputs[-len(self.blocks) :]
-            for block, own, h, g in zip(
+            for block, block_sums, h, g in zip(
                 self.blocks, sums, inputs, jacobians(network, inputs, root), strict=True
             ):
-                block.add(own, h, g, weight)
-            scores = weight * head.log_prob(f.unsqueeze(0), y)[0]
+                block.add(block_sums, h, g, weight)
+            scores = weight * likelihood.log_prob(f.unsqueeze(0), y)[0]
             misfit = (
                 (root.diagonal(dim1=1, dim2=2) * (y - f)).square()
-                if isinstance(head, HomoscedasticGaussian)
+                if isinstance(likelihood, HomoscedasticGaussian)
                 else scores.new_zeros(())
             )
             totals += torch.stack([values.double().sum() for values in (weight, scores, misfit)])
-        for block, own in zip(self.blocks, sums, strict=True):
-            block.fit(own, totals[0])
+        for block, block_sums in zip(self.blocks, sums, strict=True):
+            block.fit(block_sums, totals[0])
         for buffer, total in zip((self.size, self.log_likelihood, self.misfit), totals, strict=True):
             buffer.copy_(total)
 
     def _root(self, f: Tensor) -> Tensor:  # (rows, outputs, outputs)
         """R with R^T R = Λ: diag p - p p^T for classes, I / σ² for targets."""
-        head = self.plain.head
-        if isinstance(head, HomoscedasticGaussian):
-            return torch.diag(head.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
+        likelihood = self.base_model.likelihood
+        if isinstance(likelihood, HomoscedasticGaussian):
+            return torch.diag(likelihood.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
         p = torch.softmax(f, -1)
         return torch.diag_embed(p.sqrt()) - p.sqrt().unsqueeze(2) * p.unsqueeze(1)
 
@@ -165,15 +154,15 @@ class Laplace(Model):
 
     def _evidence(self, log_delta: Tensor, log_factor: Tensor) -> Tensor:  # () float64
         """With these δ (layers,), and the noise variances of targets times a factor."""
-        share = (-log_factor).exp()
+        inverse_factor = (-log_factor).exp()
         numbers = self.size.double() * self.task.size
         total = self.log_likelihood.double() - 0.5 * (
-            numbers * log_factor + self.misfit.double() * (share - 1)
+            numbers * log_factor + self.misfit.double() * (inverse_factor - 1)
         )
         for log, delta, block, layer in zip(
             log_delta, log_delta.exp(), self.blocks, self.layers, strict=True
         ):
-            precisions = block.precisions(delta, share)
+            precisions = block.precisions(delta, inverse_factor)
             square = sum(parameter.detach().double().square().sum() for parameter in layer.parameters())
             total = total - 0.5 * (precisions.log().sum() - precisions.numel() * log + delta * square)
         return total
@@ -183,9 +172,11 @@ class Laplace(Model):
         """δ of every layer and, where the noise is learnt, τ: at the top of the evidence."""
         from scipy.optimize import minimize
 
-        count, head = len(self.blocks), self.plain.head
+        count, likelihood = len(self.blocks), self.base_model.likelihood
         start, bounds = self.delta.log().tolist(), [DELTAS] * count
-        learnt = head if isinstance(head, HomoscedasticGaussian) and not head.fixed else None
+        learnt = (
+            likelihood if isinstance(likelihood, HomoscedasticGaussian) and not likelihood.fixed else None
+        )
         if learnt is not None:
             start.append(0.0)
             bounds.append(
@@ -200,7 +191,7 @@ class Laplace(Model):
             return value.item(), slope.tolist()
 
         limits = [(math.log(low), math.log(high)) for low, high in bounds]
-        found = minimize(
+        result = minimize(
             objective,
             start,
             jac=True,
@@ -208,12 +199,12 @@ class Laplace(Model):
             bounds=limits,
             options={"ftol": 1e-15, "gtol": 1e-10},
         )
-        logs = torch.from_numpy(found.x)
+        logs = torch.from_numpy(result.x)
         self.delta.copy_(logs[:count].exp())
         if learnt is not None:
             self._rescale_noise(learnt, logs[count])
 
-    def _rescale_noise(self, head: HomoscedasticGaussian, log_factor: Tensor) -> None:
+    def _rescale_noise(self, likelihood: HomoscedasticGaussian, log_factor: Tensor) -> None:
         factor = log_factor.exp()
         self.log_likelihood -= 0.5 * (
             self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1)
@@ -221,15 +212,18 @@ class Laplace(Model):
         self.misfit /= factor
         for block in self.blocks:
             block.rescale(1 / factor)
-        rest = factor * head.variance() - head.floor
-        head.log_noise.copy_(0.5 * rest.clamp_min(torch.finfo(rest.dtype).tiny).log())
+        noise_variance = factor * likelihood.variance() - likelihood.floor
+        likelihood.log_noise.copy_(
+            0.5 * noise_variance.clamp_min(torch.finfo(noise_variance.dtype).tiny).log()
+        )
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
-        """f* (rows, outputs) and the posterior covariance Σ (rows, outputs, outputs), float64, of the linearised network.
+        """f* (rows, outputs) and Σ (rows, outputs, outputs), float64, of the linearised network.
 
-        `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf all others.
+        `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf
+        all others.
         """
-        network, count = self.plain.network, len(self.blocks)
+        network, count = self.base_model.network, len(self.blocks)
         inputs, f = layer_inputs(network, x)
         inputs = inputs[-count:]
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
@@ -239,27 +233,27 @@ class Laplace(Model):
         )
         return f, torch.stack([block.covariance(h, g, delta) for block, h, g, delta in parts]).sum(0)
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        draws = n.outer * n.inner
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        draws = n_samples * n_inner
         if self.config.predictive == "sample" and self.config.subset == "all":
-            return self.plain.head.predictive(self._networks(x, draws, generator)[None, :, None])
+            return self.base_model.likelihood.predictive(self._networks(x, draws, generator)[None, :, None])
         if self.config.predictive == "closed":
-            f, spread = self.gaussian(x)
-            return self._closed(f, spread.diagonal(dim1=1, dim2=2).to(f.dtype))
-        f, spread = self.gaussian(x, centred=self.task.kind == "classification")
-        ridge = 1e-12 * spread.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
-        eye = torch.eye(f.shape[-1], dtype=spread.dtype, device=f.device)
-        root = torch.linalg.cholesky(spread + ridge[:, None, None] * eye).to(f.dtype)
+            f, covariance = self.gaussian(x)
+            return self._closed(f, covariance.diagonal(dim1=1, dim2=2).to(f.dtype))
+        f, covariance = self.gaussian(x, centred=self.task.kind == "classification")
+        ridge = 1e-12 * covariance.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
+        eye = torch.eye(f.shape[-1], dtype=covariance.dtype, device=f.device)
+        root = torch.linalg.cholesky(covariance + ridge[:, None, None] * eye).to(f.dtype)
         noise = standard_normal(generator, (draws, f.shape[-1]), f)
         shift = (root @ noise.T).permute(2, 0, 1)  # (draws, rows, outputs)
-        return self.plain.head.predictive((f + shift)[None, :, None])
+        return self.base_model.likelihood.predictive((f + shift)[None, :, None])
 
     def _closed(self, f: Tensor, variance: Tensor) -> Predictive:
-        head = self.plain.head
-        if isinstance(head, HomoscedasticGaussian):
-            noise = head.variance()[None, None]  # (1, 1, 1, targets)
+        likelihood = self.base_model.likelihood
+        if isinstance(likelihood, HomoscedasticGaussian):
+            noise = likelihood.variance()[None, None]  # (1, 1, 1, targets)
             return GaussianPredictive.from_draws(f[None, None], noise, torch.zeros_like(noise), variance)
-        return head.predictive(probit(f, variance)[None, None, None])
+        return likelihood.predictive(probit(f, variance)[None, None, None])
 
     def _networks(self, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (draws, rows, outputs)
         """f of networks drawn from the posterior; a noise vector per layer and draw serves all rows."""
@@ -272,49 +266,23 @@ class Laplace(Model):
             return torch.addmm(layer.bias[0], h, layer.weight[0]), blocks[k].variances(h, deltas[k]).sqrt()
 
         mean, std = pre_activations(0, clamp_inputs(x))
-        found = []
+        outputs = []
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)
             for k in range(1, len(blocks)):
-                after, spread = (
+                layer_mean, layer_std = (
                     value.unflatten(0, s.shape[:2])
                     for value in pre_activations(k, clipped_relu(s).flatten(0, 1))
                 )
-                s = after + (spread * noises[k][part]) @ blocks[k].output_vectors.T
-            found.append(s)
-        return torch.cat(found)
+                s = layer_mean + (layer_std * noises[k][part]) @ blocks[k].output_vectors.T
+            outputs.append(s)
+        return torch.cat(outputs)
 
-    def floats_per_row(self, n: Draws) -> int:
-        outputs, width = self.task.size, max((self.inputs, *self.config.widths))
-        kept = sum(self.config.widths) + outputs  # of each output's Jacobian
-        if self.config.structure == "full":
-            kept += (self.layers[-1].inputs + 1) * outputs
-        return 4 * (self.inputs + width) + 8 * outputs * kept + 6 * n.outer * n.inner * outputs
+    def floats_per_row(self, n_samples: int, n_inner: int) -> int:
+        jacobian = (self.hidden_units + self.outputs) * self.outputs
+        return super().floats_per_row(n_samples, n_inner) + COPIES * jacobian
 
 
 def probit(f: Tensor, variance: Tensor) -> Tensor:
     """Logits whose softmax is about E softmax of N(f, variance), for independent logits (MacKay 1992)."""
     return f * (1 + math.pi / 8 * variance).rsqrt()
-
-
-def _check(config: LaplaceConfig) -> None:
-    choices = {
-        "subset": ("all", "last"),
-        "structure": ("kron", "full"),
-        "damping": ("exact", "factored"),
-        "tune": ("marglik", "none"),
-        "predictive": ("linear", "sample", "closed"),
-    }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(map(repr, known))}")
-    if not config.precision > 0:
-        raise ValueError(
-            f"precision is {config.precision}: the posterior needs a prior, give a number above 0"
-        )
-    if config.structure == "full" and config.subset == "all":
-        raise ValueError(
-            "structure is 'full' with subset 'all': use subset='last', all layers together would be too large"
-        )
-    if config.structure == "full" and config.damping == "factored":
-        raise ValueError("damping is 'factored' with structure 'full': there are no factors, use 'exact'")

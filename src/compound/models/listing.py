@@ -1,4 +1,4 @@
-"""What there is to choose from: every method with its tasks, source and options, as the command prints it."""
+"""Every method with its components, reference and options, as the command `compound methods` prints it."""
 
 import dataclasses
 import inspect
@@ -10,24 +10,26 @@ from compound.models.base import Model
 
 
 class Option(NamedTuple):
+    """One option of a method."""
+
     name: str
     default: Any
-    words: str  # the comment beside the field
+    description: str  # from the docstring of the Config
 
 
 class Entry(NamedTuple):
     """One method."""
 
     name: str
-    words: str  # the first line of its class
+    description: str  # the first line of its class's docstring
     components: tuple[str, ...]
-    source: str
+    reference: str
     options: list[Option]
 
 
 def entries() -> list[Entry]:
     """All methods, in the order of METHODS."""
-    return [_entry(name, kind) for name, kind in METHODS.items()]
+    return [_entry(name, model) for name, model in METHODS.items()]
 
 
 def entry(name: str) -> Entry:
@@ -36,16 +38,18 @@ def entry(name: str) -> Entry:
     return _entry(name, METHODS[name])
 
 
-def _entry(name: str, kind: type[Model]) -> Entry:
-    words = (inspect.getdoc(kind) or "").splitlines()[0]
-    comments: dict[str, str] = {}
-    for ancestor in reversed(kind.Config.__mro__[:-1]):
-        comments |= dict(re.findall(r"^    (\w+):[^#]*#\s*(.*)$", inspect.getsource(ancestor), re.MULTILINE))
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind.Config)
-    return Entry(
-        name,
-        words,
-        kind.components,
-        kind.source,
-        [Option(f.name, f.default, comments.get(f.name, "")) for f in fields],
-    )
+def _entry(name: str, model: type[Model]) -> Entry:
+    description = (inspect.getdoc(model) or "").splitlines()[0]
+    documented: dict[str, str] = {}
+    for ancestor in reversed(model.Config.__mro__[:-1]):
+        documented |= parameters(ancestor.__doc__ or "")
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(model.Config)
+    options = [Option(field.name, field.default, documented.get(field.name, "")) for field in fields]
+    return Entry(name, description, model.components, model.reference, options)
+
+
+def parameters(docstring: str) -> dict[str, str]:
+    """Name -> description of the entries of a numpydoc "Parameters" section."""
+    _, _, section = inspect.cleandoc(docstring).partition("Parameters\n----------\n")
+    entries = re.findall(r"^(\w+) : .*\n((?:    .*(?:\n|$))+)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

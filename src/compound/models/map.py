@@ -1,10 +1,10 @@
-"""The plain network, the reference for everything else: one set of weights θ, a Gaussian prior as a penalty.
+"""Maximum a posteriori: one set of weights θ, with a Gaussian prior as penalty.
 
     minimise  mean -log p(y | f(x; θ)) + δ / (2 N) |θ|²
 
 δ = 1 is the centre of the Laplace posterior, δ = 0 maximum likelihood. Biases are penalised like weights.
 
-A draw: there is none. Nothing is left to be settled by more data, so the posterior share is 0.
+A draw: there is none, and the posterior part is 0.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
+from compound.models.observation import observation_model
 from compound.nn.networks import Network, l2_penalty
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator
@@ -22,11 +22,27 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MAPConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    precision: float = 1.0  # δ, of the prior of every weight
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `map`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    precision : float, default=1.0
+        δ, prior precision of every weight.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    precision: float = 1.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MAP(Model):
@@ -34,7 +50,7 @@ class MAP(Model):
 
     method = "map"
     Config = MAPConfig
-    source = "MacKay (1992)"
+    reference = "MacKay (1992)"
     components = ("component",)
 
     def __init__(self, inputs: int, task: Task, config: MAPConfig, seed: int = 0):
@@ -43,24 +59,21 @@ class MAP(Model):
             raise ValueError(f"precision is {config.precision}: give a number >= 0")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
         self.network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = self.head.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
+        nll = self.likelihood.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        return self.head.predictive(self.network(x)[:, None, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.head.outputs
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        return self.likelihood.predictive(self.network(x)[:, None, None])

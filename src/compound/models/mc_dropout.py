@@ -1,12 +1,14 @@
-"""Dropout that stays on: every answer is averaged over networks from which units were dropped at random.
+"""Monte Carlo dropout: predictions are averaged over networks from which units were dropped at random.
 
     f(x; m) = (m_L ∘ h_L) W_L + b_L,    m_l = Bernoulli(1 - p_l) / (1 - p_l)
     minimise  mean -log p(y | f(x; m)) + 1/N sum_l [ ℓ² / (2 (1 - p_l)) |W_l|² + ℓ² / 2 |b_l|² ]
 
-Gal and Ghahramani (2016). The penalty is the KL of the law of the masked weights M = W / (1 - p), (1 - p) ℓ²/2 |M|², to the prior
-N(0, 1/ℓ²); as log p holds the noise itself, no precision τ = 1/σ² divides it. ℓ = 0 leaves it out.
+Gal and Ghahramani (2016). The penalty is the KL of the distribution of the masked weights M = W / (1 - p), (1
+- p) ℓ²/2 |M|², to the prior N(0, 1/ℓ²); as log p holds the noise itself, no precision τ = 1/σ² divides it. ℓ
+= 0 leaves it out.
 
-A draw: outer = one mask for each layer, shared by all rows, so that a draw is a function; there are no inner draws.
+A draw: n_samples * n_inner masks for each layer, shared by all rows, so that a draw is a function; all of it
+is epistemic.
 """
 
 import math
@@ -17,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
+from compound.models.observation import observation_model
 from compound.nn.networks import Linear, Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.predictive import Predictive
@@ -30,13 +32,33 @@ TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
 
 @dataclass(frozen=True)
 class MCDropoutConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    rate: float = 0.5  # p, the part of the hidden units that is dropped
-    input_rate: float = 0.0  # the same of the inputs
-    length_scale: float = 0.0  # ℓ, one over the prior's standard deviation; 0: no penalty
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `mc-dropout`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    rate : float, default=0.5
+        p, fraction of the hidden units that is dropped.
+    input_rate : float, default=0.0
+        Fraction of the inputs that is dropped.
+    length_scale : float, default=0.0
+        ℓ, one over the prior's standard deviation; 0: no penalty.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    rate: float = 0.5
+    input_rate: float = 0.0
+    length_scale: float = 0.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MCDropout(Model):
@@ -44,7 +66,7 @@ class MCDropout(Model):
 
     method = "mc-dropout"
     Config = MCDropoutConfig
-    source = "Gal and Ghahramani (2016)"
+    reference = "Gal and Ghahramani (2016)"
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MCDropoutConfig, seed: int = 0):
@@ -52,20 +74,20 @@ class MCDropout(Model):
         for name in ("rate", "input_rate"):
             if not 0 <= getattr(config, name) < 1:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)}: give the part that is dropped, at least 0 and below 1"
+                    f"{name} is {getattr(config, name)}: give a fraction of at least 0 and below 1"
                 )
         if config.length_scale < 0:
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
         self.network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -94,29 +116,29 @@ class MCDropout(Model):
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
             h = clipped_relu(h) if k else h
             h = layer.forward_single(h * mask(rate, h.shape, h, stream) if rate else h)
-        nll = self.head.nll(h, batch.y, batch.weight)
+        nll = self.likelihood.nll(h, batch.y, batch.weight)
         if not self.config.length_scale:
             return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         h, layers, rates = self._masked(x)
-        draws = n.outer * n.inner
+        draws = n_samples * n_inner
         masks = [
             mask(rate, (draws, 1, layer.inputs), h, generator)
             for layer, rate in zip(layers, rates, strict=True)
         ]
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
-        f = torch.cat([through(layers, h, block) for block in blocks])  # (draws, rows, outputs)
-        return self.head.predictive(f[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 4 * (self.inputs + sum(self.config.widths)) + 8 * n.outer * n.inner * self.head.outputs
+        f = torch.cat([forward_masked(layers, h, block) for block in blocks])  # (draws, rows, outputs)
+        return self.likelihood.predictive(f[None, :, None])
 
 
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
-    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1. The probability is met to one part in 2^17."""
+    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1.
+
+    The probability is met to one part in 2^17.
+    """
     count = math.prod(shape)
     size, kind = (
         (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
@@ -124,12 +146,17 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
     bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(
         -(2**63), None, generator=generator
     )
-    kept = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
-    return kept.to(like).mul_(1 / (1 - rate))
+    keep = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
+    return keep.to(like).mul_(1 / (1 - rate))
 
 
-def through(layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]) -> Tensor:  # (draws, rows, outputs)
-    """Units h (1, rows, units) through affine maps of masked units; masks are (draws, 1, units) or (1, rows, units)."""
+def forward_masked(
+    layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]
+) -> Tensor:  # (draws, rows, outputs)
+    """Units h (1, rows, units) through affine maps of masked units.
+
+    Masks are (draws, 1, units) or (1, rows, units).
+    """
     rows = h.shape[1]
     for k, (layer, values) in enumerate(zip(layers, masks, strict=True)):
         h = (clipped_relu(h) if k else h) * values

@@ -3,10 +3,10 @@
     targets:  p(y | x) = sum_k π_k(x) N(y; μ_k(x), diag v_k(x)),    π = softmax(l),  v = softplus(ρ) + floor
     classes:  p(y | x) = sum_k π_k(x) softmax(f_k(x))_y
 
-Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's deviation, keeps a component from closing
-in on a single row, where the likelihood has no bound.
+Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's standard deviation, keeps
+a component from collapsing onto a single row, where the likelihood is unbounded.
 
-A draw: there is none. All doubt is in the data: within components (component) and between them (mixing); the posterior share is 0.
+A draw: there is none. All uncertainty is aleatoric: within components (component) and between them (mixing).
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from compound.distributions import mixture_log_prob, weighted_log_sum, weighted_mean
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.likelihoods import noise_floor
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.observation import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
 from compound.random import Generators, named_generator
@@ -26,8 +26,18 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MDNConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    components: int = 5  # K
+    """Options of `mdn`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    components : int, default=5
+        K, components of the mixture.
+    """
+
+    widths: tuple[int, ...] | None = None
+    components: int = 5
 
 
 class MDN(Model):
@@ -35,7 +45,7 @@ class MDN(Model):
 
     method = "mdn"
     Config = MDNConfig
-    source = "Bishop (1994)"
+    reference = "Bishop (1994)"
     components = ("component", "mixing")
     floor: Tensor  # (targets,) of the variances
 
@@ -45,8 +55,6 @@ class MDN(Model):
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        each = task.size if task.kind == "classification" else 2 * task.size  # logits, or means and ρ
-        self.outputs = config.components * (1 + each)
         self.network = Network(
             (inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")]
         )
@@ -55,12 +63,15 @@ class MDN(Model):
 
     @torch.no_grad()
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Targets: components spread over y, a K-th of its deviation wide. From one place only the nearest would ever learn."""
+        """Targets: components std over y, a K-th of its deviation variance.
+
+        From one place only the nearest would ever learn.
+        """
         if self.task.kind == "classification":
             return  # random weights tell the components apart
         y, count = data.y[train_mask(data)], self.config.components
-        spread = y.std(0, correction=0)  # (targets,)
-        self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * spread).square()))
+        std = y.std(0, correction=0)  # (targets,)
+        self.floor.copy_(torch.maximum(noise_floor(y), (1e-3 * std).square()))
         middle = (torch.arange(count) + 0.5) / count * len(y)
         means = y.sort(0).values[middle.long()]  # (K, targets) quantiles
         centred = y - y.mean(0)
@@ -68,48 +79,52 @@ class MDN(Model):
             0
         ) < 0  # targets that fall where the first rises go through theirs downwards
         means = torch.where(against, means.flip(0), means)
-        wide = (torch.where(spread > 0, spread, 1.0) / count).square()
-        rho = wide + (-torch.expm1(-wide)).log()  # softplus(ρ) = wide
+        variance = (torch.where(std > 0, std, 1.0) / count).square()
+        rho = variance + (-torch.expm1(-variance)).log()  # softplus(ρ) = variance
         bias = self.network.layers[-1].bias[0, 0]  # a view
         bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
 
     def mixture(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (rows, K + K each) as log-weights (K, rows, 1) and each component's own outputs (K, rows, each)."""
-        logits, rest = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
-        return torch.log_softmax(logits, -1).T.unsqueeze(-1), rest.unflatten(
+        """Outputs (rows, K + K n) as log-weights (K, rows, 1) and each component's outputs (K, rows, n)."""
+        logits, components = f.split([self.config.components, f.shape[-1] - self.config.components], -1)
+        return torch.log_softmax(logits, -1).T.unsqueeze(-1), components.unflatten(
             -1, (self.config.components, -1)
         ).transpose(0, 1)
 
-    def gaussians(self, rest: Tensor) -> tuple[Tensor, Tensor]:
+    def gaussians(self, components: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (K, rows, targets)."""
-        mean, rho = rest.split(self.task.size, -1)
+        mean, rho = components.split(self.task.size, -1)
         return mean, functional.softplus(rho) + self.floor
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
-        log_weights, rest = self.mixture(f)
+        log_weights, components = self.mixture(f)
         if self.task.kind == "regression":
-            return mixture_log_prob(y, *self.gaussians(rest), log_weights)
-        picked = torch.log_softmax(rest, -1).gather(-1, y.expand(len(rest), -1).unsqueeze(-1))  # (K, rows, 1)
+            return mixture_log_prob(y, *self.gaussians(components), log_weights)
+        picked = torch.log_softmax(components, -1).gather(
+            -1, y.expand(len(components), -1).unsqueeze(-1)
+        )  # (K, rows, 1)
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        log_weights, rest = self.mixture(self.network(x)[0])
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        log_weights, components = self.mixture(self.network(x)[0])
         if self.task.kind == "regression":
-            means, variances = self.gaussians(rest)
+            means, variances = self.gaussians(components)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
             between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)
             return GaussianPredictive(
                 within, between, torch.zeros_like(within), means, variances, log_weights
             )
-        logs = torch.log_softmax(rest, -1)  # (K, rows, classes)
+        logs = torch.log_softmax(components, -1)  # (K, rows, classes)
         probs = weighted_log_sum(logs, log_weights).exp()
         total = entropy(probs)  # (rows,)
         within = torch.minimum(weighted_mean(entropy(logs.exp()), log_weights.squeeze(-1)), total)
         return CategoricalPredictive(within, total - within, torch.zeros_like(within), probs)
 
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * (self.inputs + sum(self.config.widths)) + 8 * self.outputs
+    @property
+    def outputs(self) -> int:
+        """Of every component a weight, and logits or means and ρ."""
+        return self.config.components * (1 + super().outputs)  # type: ignore[no-any-return]

@@ -1,13 +1,14 @@
-"""Multiplicative normalising flows: a Bayesian network whose posterior is a Gaussian with random scales on every layer's inputs.
+"""Multiplicative normalising flows: Gaussian weights, with random scales on every layer's inputs.
 
     q(W) = ∫ q(z) prod_ij N(W_ij; z_i M_ij, S_ij²) dz,    z = flow(z_0),  z_0 ~ N(m_0, v_0)
 
-minimise  mean E_q -log p(y | f(x; W)) + 1/N sum_layers E [ KL[q(W | z) || p(W)] + KL[q(b) || p(b)] + log q(z) - log r(z | W) ]
+minimise  mean E_q -log p(y | f(x; W)) + 1/N sum_layers E [ KL[q(W | z) || p(W)] + KL[q(b) || p(b)] + log q(z)
+- log r(z | W) ]
 
-r, a Gaussian behind a flow of its own, guesses z from W; the sum is at least KL[q(W) || p(W)], and equal to it if r = q(z | W).
-Louizos and Welling (2017).
+The auxiliary posterior r is a Gaussian behind a flow; the sum is at least KL[q(W) || p(W)], and equal to it
+if r = q(z | W). Louizos and Welling (2017).
 
-A draw: outer = z and W of every layer, all of it what more data would settle.
+A draw: n_samples * n_inner draws of z and W of every layer; all of it is epistemic.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
+from compound.models.observation import observation_model
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -28,18 +29,48 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class MNFConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    flows_q: int = 2  # steps of the flow behind z; 0: z is Gaussian
-    flows_r: int = 2  # steps of the flow that guesses z from W
-    flow_hidden: int = 50  # width of the steps of both flows
-    groups: int = 2  # z per training step, shared by the rows in turn
-    samples: int = 1  # draws of W per row in training
-    prior: float = 1.0  # variance of every weight
-    log_std: float = -9.0  # where log S starts
-    anneal: float = 0.0  # part of training over which the weight of the divergence rises from 0 to 1
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
-    variance: Literal["one", "rows"] = "one"  # targets: one variance, or one per row from the network
+    """Options of `mnf`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    flows_q : int, default=2
+        Steps of the flow of q(z); 0: z is Gaussian.
+    flows_r : int, default=2
+        Steps of the flow of the auxiliary posterior r(z | W).
+    flow_hidden : int, default=50
+        Width of the steps of both flows.
+    groups : int, default=2
+        Draws of z per training step; rows share them in turn.
+    samples : int, default=1
+        Draws of W per row in training.
+    prior : float, default=1.0
+        Prior variance of every weight.
+    log_std : float, default=-9.0
+        Initial log S.
+    anneal : float, default=0.0
+        Fraction of training over which the weight of the KL rises from 0 to 1.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    variance : {'one', 'rows'}, default='one'
+        Targets: one variance, or one per row from the network.
+    """
+
+    widths: tuple[int, ...] | None = None
+    flows_q: int = 2
+    flows_r: int = 2
+    flow_hidden: int = 50
+    groups: int = 2
+    samples: int = 1
+    prior: float = 1.0
+    log_std: float = -9.0
+    anneal: float = 0.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    variance: Literal["one", "rows"] = "one"
 
 
 class MNF(Model):
@@ -47,7 +78,7 @@ class MNF(Model):
 
     method = "mnf"
     Config = MNFConfig
-    source = "Louizos and Welling (2017)"
+    reference = "Louizos and Welling (2017)"
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):
@@ -61,8 +92,11 @@ class MNF(Model):
             raise ValueError(f"anneal is {config.anneal}: give a part of training between 0 and 1")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise, config.variance)
-        widths, generator = (inputs, *self.config.widths, self.head.outputs), named_generator(seed, "weights")
+        self.likelihood = observation_model(task, 1, config.noise, config.variance)
+        widths, generator = (
+            (inputs, *self.config.widths, self.likelihood.outputs),
+            named_generator(seed, "weights"),
+        )
         flows = (config.flows_q, config.flows_r)
         self.stack = nn.ModuleList(
             MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
@@ -74,7 +108,7 @@ class MNF(Model):
         return cast(list[MultiplicativeLinear], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -89,15 +123,15 @@ class MNF(Model):
         for layer in rest:
             h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
-        nll = self.head.nll(
+        nll = self.likelihood.nll(
             h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight
         )  # () or (S,) or (1,)
         nll = nll.mean() if nll.ndim else nll
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        x, draws = clamp_inputs(x), n.outer * n.inner
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        x, draws = clamp_inputs(x), n_samples * n_inner
         noises = [
             (layer.draw(draws, generator), standard_normal(generator, (draws, 1, layer.outputs), x))
             for layer in self.layers
@@ -115,13 +149,4 @@ class MNF(Model):
                 h = clipped_relu(h)
                 h = torch.addcmul(layer.means(h, z), layer.std(h), noise)
             parts.append(h)
-        return self.head.predictive(torch.cat(parts)[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        width = max(3 * layer.inputs + 4 * layer.outputs for layer in self.layers)
-        return (
-            2 * self.inputs
-            + 4 * max(self.config.widths, default=0)
-            + width
-            + 8 * n.outer * n.inner * self.head.outputs
-        )
+        return self.likelihood.predictive(torch.cat(parts)[None, :, None])

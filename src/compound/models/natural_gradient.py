@@ -1,4 +1,7 @@
-"""The optimizer of the noisy methods: each layer's gradient is divided by its own curvature. Zhang, Sun, Duvenaud, Grosse (2018)."""
+"""The optimizer of the noisy methods: each layer's gradient is divided by its own curvature.
+
+Zhang, Sun, Duvenaud, Grosse (2018).
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,23 +15,24 @@ if TYPE_CHECKING:
 
 
 class NaturalGradient(torch.optim.Optimizer):
-    """Steps along the preconditioned gradient, with momentum and a trust region; a learnt noise is left to Adam.
+    """Preconditioned gradient steps with momentum and a trust region; a learnt noise is updated by Adam.
 
-    velocity "sum":  v <- β v + P^-1 D,  M <- M + rate v  (heavy ball).
-    velocity "mean": D is replaced by its bias-corrected running mean, M <- M + rate P^-1 D.
+    velocity "sum":  v <- β v + P^-1 D,  M <- M + lr v  (heavy ball).
+    velocity "mean": D is replaced by its bias-corrected running mean, M <- M + lr P^-1 D.
 
-    The trust region bounds rate² <D, P^-1 D>, about twice the KL between the models before and after the step. It makes clipping
-    of raw gradients needless; that holds training up where the noise of targets is small and gradients large by nature.
+    The trust region bounds lr² <D, P^-1 D>, about twice the KL between the models before and after the
+    step. It makes clipping of raw gradients needless; that holds training up where the noise of targets is
+    small and gradients large by nature.
     """
 
-    def __init__(self, model: "Noisy", rate: float):
+    def __init__(self, model: "Noisy", lr: float):
         self.model = model
         factor = model.config.noise_rate
-        groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": rate}]
-        noise = [parameter for parameter in model.head.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": [layer.mean for layer in model.layers], "lr": lr}]
+        noise = [parameter for parameter in model.likelihood.parameters() if parameter.requires_grad]
         if noise:
-            groups.append({"params": noise, "lr": rate * factor, "factor": factor})
-        super().__init__(groups, {"lr": rate})
+            groups.append({"params": noise, "lr": lr * factor, "factor": factor})
+        super().__init__(groups, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -49,7 +53,7 @@ class NaturalGradient(torch.optim.Optimizer):
         shrink = trust_region_scale(gradients, steps, means["lr"], config.kl_clip)
         for layer, change in zip(layers, steps, strict=True):
             if config.velocity == "sum":
-                change = self._kept(layer.mean, "velocity").mul_(config.momentum).add_(change, alpha=shrink)
+                change = self._buffer(layer.mean, "velocity").mul_(config.momentum).add_(change, alpha=shrink)
             layer.mean.add_(change, alpha=-means["lr"] * (shrink if config.velocity == "mean" else 1.0))
         for group in others:
             for parameter in group["params"]:
@@ -59,17 +63,17 @@ class NaturalGradient(torch.optim.Optimizer):
                     parameter.addcdiv_(first, second.sqrt().add_(1e-8), value=-group["lr"])
         model.count += 1
 
-    def _kept(self, parameter: Tensor, name: str) -> Tensor:
+    def _buffer(self, parameter: Tensor, name: str) -> Tensor:
         return self.state[parameter].setdefault(name, torch.zeros_like(parameter))
 
     def _mean(self, parameter: Tensor, name: str, value: Tensor, decay: float, step: int) -> Tensor:
         """The running mean of a value, corrected for its start at 0."""
-        return self._kept(parameter, name).lerp_(value, 1 - decay) / (1 - decay ** (step + 1))
+        return self._buffer(parameter, name).lerp_(value, 1 - decay) / (1 - decay ** (step + 1))
 
 
 def trust_region_scale(
-    gradients: Sequence[Tensor], steps: Sequence[Tensor], rate: float, bound: float
+    gradients: Sequence[Tensor], steps: Sequence[Tensor], lr: float, bound: float
 ) -> float:
-    """The factor ν <= 1 with rate² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
-    square = rate**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
+    """The factor ν <= 1 with lr² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
+    square = lr**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
     return min(1.0, math.sqrt(bound / square)) if bound and square > 0 else 1.0

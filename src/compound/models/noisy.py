@@ -1,13 +1,15 @@
-"""Natural gradients whose curvature is a posterior: what noisy K-FAC and noisy Adam share. Zhang, Sun, Duvenaud, Grosse (2018).
+"""Natural gradients whose curvature is a posterior: the common part of noisy K-FAC and noisy Adam.
 
-The tempered bound E_q log p(D | W) - λ KL(q || N(0, η I)), q = N(M, Σ) per layer, the bias being the last row of W. Each step
+The tempered bound E_q log p(D | W) - λ KL(q || N(0, η I)), q = N(M, Σ) per layer, the bias being the last row
+of W. Each step
 
     W ~ q,    D = ∇_W mean log p(y | x, W) - γ M,    γ = λ / (N η)
-    F <- running mean of E[∇ log p(ŷ | x, W) ∇ log p(ŷ | x, W)^T]  at the drawn W, ŷ drawn from the model: the true Fisher
-    M <- M + rate (F + γ + extra)^-1 D,    Σ = λ / N (F + γ)^-1
+    F <- running mean of E[∇ log p(ŷ | x, W) ∇ log p(ŷ | x, W)^T], ŷ drawn from the model: the true Fisher
+    M <- M + lr (F + γ + extra)^-1 D,    Σ = λ / N (F + γ)^-1
 
-The two methods differ in what they keep of F. The extra damping is for the step alone. The prior's gradient is taken at M,
-which is the mean of γ W, so the gradient is that of the loss: mean -log p + λ KL / N.
+The two methods differ in what they keep of F. The extra damping is for the step alone. The prior's gradient
+is taken at M, which is the mean of γ W, so the gradient is that of the loss: mean -log p + λ KL / N. Zhang,
+Sun, Duvenaud, Grosse (2018).
 """
 
 import math
@@ -20,7 +22,6 @@ from torch import Generator, Tensor, nn
 
 from compound.models.base import (
     WIDTHS,
-    Draws,
     Loss,
     Model,
     OptimizerSettings,
@@ -28,9 +29,9 @@ from compound.models.base import (
     weighted_row_mean,
     with_defaults,
 )
-from compound.models.heads import Head, HomoscedasticGaussian, head
 from compound.models.natural_gradient import NaturalGradient
 from compound.models.noisy_layer import Layer, Prior
+from compound.models.observation import HomoscedasticGaussian, ObservationModel, observation_model
 from compound.nn.networks import Network
 from compound.ops.affine import append_ones
 from compound.ops.clamp import LIMIT, clamp_inputs, clipped_relu
@@ -44,25 +45,57 @@ WARM = (0, 10, 20, 50, 100)  # steps with a posterior of their own: early statis
 
 @dataclass(frozen=True)
 class NoisyConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    lam: float = 1.0  # λ, weight of the KL
-    prior_variance: float | None = None  # η; 0.1 for classes, 1 for targets
-    step_damping: float = 1e-3  # added to γ in the step, not in the posterior
-    kl_clip: float = 1e-3  # trust region of a step; 0: none
-    velocity: Literal["sum", "mean"] = "sum"  # momentum: heavy ball, or mean of gradients
-    momentum: float = 0.9  # β, what is kept of the velocity
-    decay: float = 0.99  # of the running statistics
-    stats_every: int = 10  # steps between statistics
-    refresh_every: int = 50  # steps between posteriors; more often at first
-    samples: int | None = None  # draws of W per step; 1 for classes, 10 for targets
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of both noisy methods.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    lam : float, default=1.0
+        λ, weight of the KL.
+    prior_variance : float, optional
+        η, prior variance of every weight; None: 0.1 for classes, 1 for targets.
+    step_damping : float, default=0.001
+        Added to γ in the step, not in the posterior.
+    kl_clip : float, default=0.001
+        Trust region of a step; 0: none.
+    velocity : {'sum', 'mean'}, default='sum'
+        Momentum: heavy ball, or mean of gradients.
+    momentum : float, default=0.9
+        β, decay of the velocity.
+    decay : float, default=0.99
+        Decay of the running statistics.
+    stats_every : int, default=10
+        Steps between statistics.
+    refresh_every : int, default=50
+        Steps between posteriors; more often at first.
+    samples : int, optional
+        Draws of W per step; 1 for classes, 10 for targets.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    lam: float = 1.0
+    prior_variance: float | None = None
+    step_damping: float = 0.001
+    kl_clip: float = 0.001
+    velocity: Literal["sum", "mean"] = "sum"
+    momentum: float = 0.9
+    decay: float = 0.99
+    stats_every: int = 10
+    refresh_every: int = 50
+    samples: int | None = None
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class Noisy(Model):
     """Layers with their own posteriors, and the optimizer that updates them."""
 
-    source = "Zhang, Sun, Duvenaud and Grosse (2018)"
+    reference = "Zhang, Sun, Duvenaud and Grosse (2018)"
     components = ("component", "posterior")
     count: Tensor  # () steps taken
     size: Tensor  # () N
@@ -78,17 +111,17 @@ class Noisy(Model):
         config = with_defaults(config, defaults)
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
-        self.head: Head = head(task, 1, config.noise)
+        self.likelihood: ObservationModel = observation_model(task, 1, config.noise)
         network = Network(
-            (inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")]
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
-            start = torch.full_like(layer.spread, 1e-12)  # next to nothing until there are statistics
-            layer.settle(
+            start = torch.full_like(layer.std, 1e-12)  # next to nothing until there are statistics
+            layer.set_posterior(
                 start, Prior(self.config.lam, self.config.prior_variance)
             )  # a size of 1, not read: on meta it has no value
 
@@ -105,16 +138,16 @@ class Noisy(Model):
         return Prior(self.config.lam / float(self.size), self.config.prior_variance)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
         self.count.zero_()
         self.size.fill_(float(data.size))
 
-    def widened(self, x: Tensor) -> Tensor:  # (rows, in + 1)
+    def augmented_inputs(self, x: Tensor) -> Tensor:  # (rows, in + 1)
         """The first layer's inputs."""
         return append_ones(clamp_inputs(x))
 
     def batch_inputs(self, batch: Batch) -> Tensor:
-        return self.widened(batch.x)
+        return self.augmented_inputs(batch.x)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream = only_generator(generator)
@@ -127,7 +160,7 @@ class Noisy(Model):
         for weight in weights[1:]:
             inputs.append(append_ones(clipped_relu(f)))
             f = _times(inputs[-1], weight)
-        nll = -weighted_row_mean(self.head.log_prob(f, batch.y), batch.weight).mean()
+        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y), batch.weight).mean()
         if int(self.count) % self.config.stats_every == 0:
             self._collect(inputs, weights, f, batch, stream)
         kl = self.config.lam * torch.stack([layer.kl(self.prior) for layer in self.layers]).sum() / batch.size
@@ -138,20 +171,20 @@ class Noisy(Model):
         self, inputs: list[Tensor], weights: list[Tensor], f: Tensor, batch: Batch, generator: Generator
     ) -> None:
         """The scores of drawn labels, layer by layer from the last to the first."""
-        share = (
+        row_weight = (
             f.new_ones(f.shape[:-1])
             if batch.weight is None
             else batch.weight.to(f.dtype).expand(f.shape[:-1])
         )
-        share = (share / share.sum()).reshape(-1, 1)
+        row_weight = (row_weight / row_weight.sum()).reshape(-1, 1)
         past = int(self.count) // self.config.stats_every
         decay = min(
             self.config.decay, past / (past + 1)
         )  # a plain mean at first: nothing stays of where F began
-        g = scores(self.head, f, generator)
+        g = scores(self.likelihood, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)
-            self.layers[k].collect(a.flatten(0, 1), g.flatten(0, 1), share, decay)
+            self.layers[k].collect(a.flatten(0, 1), g.flatten(0, 1), row_weight, decay)
             if k:
                 h = inputs[k][..., :-1]
                 g = (g @ weights[k][:, :-1].mT) * ((h > 0) & (h < LIMIT))
@@ -171,30 +204,29 @@ class Noisy(Model):
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         self.refresh()
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        """a W of a row is Gaussian, so a draw costs one noise number per output; the first layer's moments serve all draws."""
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        """a W of a row is Gaussian, so a draw costs one noise number per output.
+
+        The first layer's moments serve all draws.
+        """
         first, *rest = self.layers
-        draws, block = n.outer * n.inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
+        draws, block = n_samples * n_inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
         noises = [
             [standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers]
             for _ in range(draws)
         ]
-        mean, std = first.moments(self.widened(x))
+        mean, std = first.moments(self.augmented_inputs(x))
         outputs = []
         for begin in range(0, draws, block):
             eps = [
                 torch.stack(kind).unsqueeze(1) for kind in zip(*noises[begin : begin + block], strict=True)
             ]  # (block, 1, out) each
-            f = mean + first.mixed(std * eps[0])
+            f = mean + first.outputs_from_basis(std * eps[0])
             for layer, noise in zip(rest, eps[1:], strict=True):
                 centre, width = layer.moments(append_ones(clipped_relu(f)))
-                f = centre + layer.mixed(width * noise)
+                f = centre + layer.outputs_from_basis(width * noise)
             outputs.append(f)
-        return self.head.predictive(torch.cat(outputs)[None, :, None])
-
-    def floats_per_row(self, n: Draws) -> int:
-        widest = max(sum(layer.mean.shape) for layer in self.layers)
-        return 8 * n.outer * n.inner * self.head.outputs + 4 * self.inputs + 8 * widest
+        return self.likelihood.predictive(torch.cat(outputs)[None, :, None])
 
 
 def _check(config: NoisyConfig) -> None:
@@ -214,10 +246,10 @@ def _check(config: NoisyConfig) -> None:
         raise ValueError(f"velocity is {config.velocity!r}: use 'sum' or 'mean'")
 
 
-def scores(head: Head, f: Tensor, generator: Generator) -> Tensor:
+def scores(likelihood: ObservationModel, f: Tensor, generator: Generator) -> Tensor:
     """∂ log p(ŷ | f) / ∂f (samples, rows, out), one ŷ ~ p(. | f) per row."""
-    if isinstance(head, HomoscedasticGaussian):
-        return standard_normal(generator, f.shape, f) / head.variance().sqrt()
+    if isinstance(likelihood, HomoscedasticGaussian):
+        return standard_normal(generator, f.shape, f) / likelihood.variance().sqrt()
     p = torch.softmax(f, -1)
     u = torch.rand((*f.shape[:-1], 1), generator=generator, dtype=f.dtype)
     labels = (p.cumsum(-1) < u).sum(-1).clamp_max(f.shape[-1] - 1)

@@ -1,16 +1,18 @@
-"""Noisy K-FAC: matrix-Gaussian posteriors from the curvature of the natural gradient. Zhang, Sun, Duvenaud, Grosse (2018).
+"""Noisy K-FAC: matrix-Gaussian posteriors from the curvature of the natural gradient.
 
-The Fisher information of a layer is kept as A (x) G, A = E[a a^T] of its inputs (with a constant 1), G = E[g g^T] of its scores.
-With A = Q_a diag(α) Q_a^T and G = Q_g diag(β) Q_g^T everything is a table in the eigenbases:
+The Fisher information of a layer is kept as A (x) G, A = E[a a^T] of its inputs (with a constant 1), G = E[g
+g^T] of its scores. With A = Q_a diag(α) Q_a^T and G = Q_g diag(β) Q_g^T all is elementwise in the eigenbases:
 
-    W = M + Q_a (σ * E) Q_g^T,    σ_ij² = λ / N / d_ij(γ),    step  Q_a [ (Q_a^T D Q_g)_ij / d_ij(γ + extra) ] Q_g^T
+    W = M + Q_a (σ * E) Q_g^T,    σ_ij² = λ / N / d_ij(γ)
+    step = Q_a [ (Q_a^T D Q_g)_ij / d_ij(γ + extra) ] Q_g^T
 
-    unfactored:  d_ij(γ) = α_i β_j + γ            exactly damped: the posterior itself where the model is linear and Gaussian
-    factored:    d_ij(γ) = (α_i + π √γ) (β_j + √γ / π),   π² = mean(α) / mean(β)        as published: variances too small
+    unfactored:  d_ij(γ) = α_i β_j + γ,   the exact posterior where the model is linear and Gaussian
+    factored:    d_ij(γ) = (α_i + π √γ) (β_j + √γ / π),   π² = mean(α) / mean(β),   as published
 
-A of the first layer depends on the data alone. Its inputs are rotated by Q_a, where A is diagonal and the prior the same.
+A of the first layer depends on the data alone. Its inputs are rotated by Q_a, where A is diagonal and the
+prior the same. Zhang, Sun, Duvenaud, Grosse (2018).
 
-A draw: the weights of all layers, from their posterior; all of it is epistemic, so outer and inner draws are drawn alike.
+A draw: n_samples * n_inner draws of the weights of all layers from their posterior; all of it is epistemic.
 """
 
 from dataclasses import dataclass
@@ -27,8 +29,18 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class NoisyKFACConfig(NoisyConfig):
-    damping: Literal["unfactored", "factored"] = "unfactored"  # exact, or as published
-    cache: bool = True  # keep the rotated training rows: memory of the inputs once more, for a step several times as fast
+    """Options of `noisy-kfac`.
+
+    Parameters
+    ----------
+    damping : {'unfactored', 'factored'}, default='unfactored'
+        Exact damping, or as published.
+    cache : bool, default=True
+        Keep the rotated training rows: twice the memory of the inputs, for steps several times as fast.
+    """
+
+    damping: Literal["unfactored", "factored"] = "unfactored"
+    cache: bool = True
 
 
 class KroneckerLayer(Layer):
@@ -61,10 +73,10 @@ class KroneckerLayer(Layer):
         pi = (self.values_in.mean().clamp_min(tiny) / self.values_out.mean().clamp_min(tiny)).sqrt()
         return torch.outer(self.values_in + pi * damping**0.5, self.values_out + damping**0.5 / pi)
 
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
+    def collect(self, a: Tensor, g: Tensor, row_weight: Tensor, decay: float) -> None:
         if not self.rotated:
-            ema_update(self.inputs, (a * share).mT @ a, decay)
-        ema_update(self.outputs, (g * share).mT @ g, decay)
+            ema_update(self.inputs, (a * row_weight).mT @ a, decay)
+        ema_update(self.outputs, (g * row_weight).mT @ g, decay)
 
     def refresh(self, prior: Prior) -> None:
         if not self.rotated:
@@ -72,18 +84,18 @@ class KroneckerLayer(Layer):
         _eigen(self.outputs, self.values_out, self.basis_out)
         super().refresh(prior)
 
-    def into(self, weight: Tensor) -> Tensor:
+    def to_basis(self, weight: Tensor) -> Tensor:
         weight = weight @ self.basis_out
         return weight if self.rotated else self.basis_in.mT @ weight
 
-    def back(self, weight: Tensor) -> Tensor:
+    def from_basis(self, weight: Tensor) -> Tensor:
         weight = weight @ self.basis_out.mT
         return weight if self.rotated else self.basis_in @ weight
 
-    def turned(self, a: Tensor) -> Tensor:
+    def inputs_to_basis(self, a: Tensor) -> Tensor:
         return a if self.rotated else a @ self.basis_in
 
-    def mixed(self, noise: Tensor) -> Tensor:
+    def outputs_from_basis(self, noise: Tensor) -> Tensor:
         return noise @ self.basis_out.mT
 
 
@@ -111,20 +123,20 @@ class NoisyKFAC(Noisy):
             data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
         )
         total = torch.zeros(self.rotation.shape, dtype=torch.float64)
-        for rows, share in zip(
+        for rows, row_weight in zip(
             data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True
         ):
-            a = super().widened(rows)
-            total += (a * share).mT @ a
+            a = super().augmented_inputs(rows)
+            total += (a * row_weight).mT @ a
         first = cast(KroneckerLayer, self.layers[0])
-        before = self.rotation.clone()
+        former = self.rotation.clone()
         _eigen(total, first.values_in, self.rotation)
         with torch.no_grad():
-            first.mean.copy_(self.rotation.mT @ (before @ first.mean))
+            first.mean.copy_(self.rotation.mT @ (former @ first.mean))
         self._forget(data.x, len(data))
 
-    def widened(self, x: Tensor) -> Tensor:
-        return super().widened(x) @ self.rotation
+    def augmented_inputs(self, x: Tensor) -> Tensor:
+        return super().augmented_inputs(x) @ self.rotation
 
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         super().on_fit_end(data, generator)
@@ -135,9 +147,12 @@ class NoisyKFAC(Noisy):
         self._rows, self._marks = like.new_empty(rows, self.inputs + 1), like.new_full((rows,), torch.nan)
 
     def batch_inputs(self, batch: Batch) -> Tensor:
-        """Rotated rows, each rotated once: found again by index, and by a mark that tells whether the row is still the same."""
+        """Rotated rows, each rotated once.
+
+        Found again by index, and by a mark that tells whether the row is still the same.
+        """
         if not self.config.cache or batch.x.requires_grad:
-            return self.widened(batch.x)
+            return self.augmented_inputs(batch.x)
         marks = (batch.x * torch.linspace(1, 2, self.inputs, dtype=batch.x.dtype)).sum(-1)
         if marks.dtype != self._marks.dtype:
             self._forget(marks, 0)
@@ -149,13 +164,18 @@ class NoisyKFAC(Noisy):
             )
         if torch.equal(self._marks[batch.index], marks):
             return self._rows.index_select(0, batch.index)
-        rows = self.widened(batch.x)  # the whole batch: the last bits of a product may depend on its shape
+        rows = self.augmented_inputs(
+            batch.x
+        )  # the whole batch: the last bits of a product may depend on its shape
         self._rows[batch.index], self._marks[batch.index] = rows, marks
         return rows
 
 
 def _eigen(matrix: Tensor, values: Tensor, basis: Tensor) -> None:
-    """Eigenvalues and eigenvectors, into the tensors given; float64 keeps the small ones apart from rounding."""
-    found, vectors = torch.linalg.eigh(matrix.double())
-    values.copy_(found.clamp_min(0))
+    """Eigenvalues and eigenvectors, into the tensors given.
+
+    Float64 keeps the small ones apart from rounding.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(matrix.double())
+    values.copy_(eigenvalues.clamp_min(0))
     basis.copy_(vectors)

@@ -2,7 +2,8 @@
 
     W ~ q = N(M, Σ),    Σ = λ / N (F + γ)^-1,    γ = λ / (N η)
 
-F is kept as a table in a basis of the layer's own, where it is diagonal. Each method says what it keeps of F, and in which basis.
+F is represented by its diagonal in a basis of the layer's own. Methods differ in what they keep of F, and in
+which basis.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +27,13 @@ class Prior(NamedTuple):
 class Layer(nn.Module, ABC):
     """An affine map whose weights are Gaussian: means, and standard deviations in a basis of its own."""
 
-    spread: Tensor  # (in + 1, out)
-    divergence: Tensor  # () the part of the KL that the means have no hand in
+    std: Tensor  # (in + 1, out)
+    divergence: Tensor  # () the part of the KL that does not depend on the means
 
     def __init__(self, mean: Tensor):
         super().__init__()
         self.mean = nn.Parameter(mean)  # (in + 1, out), bias last
-        self.register_buffer("spread", torch.zeros_like(mean))
+        self.register_buffer("std", torch.zeros_like(mean))
         self.register_buffer("divergence", torch.zeros((), dtype=torch.float32))
 
     @abstractmethod
@@ -40,23 +41,26 @@ class Layer(nn.Module, ABC):
         """The diagonal of F in the layer's basis."""
 
     @abstractmethod
-    def collect(self, a: Tensor, g: Tensor, share: Tensor, decay: float) -> None:
-        """Statistics of inputs a (n, in + 1) and scores g (n, out), gradients of log p(ŷ) before the mean; shares (n, 1) add to one."""
+    def collect(self, a: Tensor, g: Tensor, row_weight: Tensor, decay: float) -> None:
+        """Statistics of inputs a (n, in + 1) and scores g (n, out), gradients of log p(ŷ) before the mean.
+
+        Row weights (n, 1) add up to one.
+        """
 
     @abstractmethod
-    def into(self, weight: Tensor) -> Tensor:
+    def to_basis(self, weight: Tensor) -> Tensor:
         """Weights (..., in + 1, out) in the layer's basis."""
 
     @abstractmethod
-    def back(self, weight: Tensor) -> Tensor:
-        """And from it."""
+    def from_basis(self, weight: Tensor) -> Tensor:
+        """Weights from the layer's basis."""
 
     @abstractmethod
-    def turned(self, a: Tensor) -> Tensor:
+    def inputs_to_basis(self, a: Tensor) -> Tensor:
         """Inputs (..., in + 1) in the layer's basis."""
 
     @abstractmethod
-    def mixed(self, noise: Tensor) -> Tensor:
+    def outputs_from_basis(self, noise: Tensor) -> Tensor:
         """Outputs (..., out) from the layer's basis."""
 
     def damped(self, damping: float) -> Tensor:  # (in + 1, out)
@@ -64,23 +68,23 @@ class Layer(nn.Module, ABC):
 
     def refresh(self, prior: Prior) -> None:
         """The posterior of the statistics so far: Σ = λ / N (F + γ)^-1."""
-        self.settle(prior.temperature / self.damped(prior.damping), prior)
+        self.set_posterior(prior.temperature / self.damped(prior.damping), prior)
 
-    def settle(self, variance: Tensor, prior: Prior) -> None:
-        self.spread.copy_(variance.sqrt())
+    def set_posterior(self, variance: Tensor, prior: Prior) -> None:
+        self.std.copy_(variance.sqrt())
         terms = variance / prior.variance - 1 - (variance / prior.variance).log()
         self.divergence.copy_(0.5 * terms.double().sum())
 
     def draw(self, noise: Tensor) -> Tensor:
         """Weights (draws, in + 1, out) from standard normal numbers."""
-        return self.mean + self.back(noise * self.spread)
+        return self.mean + self.from_basis(noise * self.std)
 
     def moments(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of a W (..., out), and its standard deviations before `mixed`."""
-        return a @ self.mean, (self.turned(a).square() @ self.spread.square()).sqrt()
+        """Means of a W (..., out), and its standard deviations before `outputs_from_basis`."""
+        return a @ self.mean, (self.inputs_to_basis(a).square() @ self.std.square()).sqrt()
 
     def precondition(self, gradient: Tensor, damping: float) -> Tensor:
-        return self.back(self.into(gradient) / self.damped(damping))
+        return self.from_basis(self.to_basis(gradient) / self.damped(damping))
 
     def kl(self, prior: Prior) -> Tensor:  # ()
         """KL(q || N(0, η I)) = 1/2 sum (σ²/η - 1 - log σ²/η) + |M|² / 2η."""
@@ -88,6 +92,6 @@ class Layer(nn.Module, ABC):
 
 
 def ema_update(running: Tensor, fresh: Tensor, decay: float) -> None:
-    """The running mean takes in one more value, unless that is broken: nothing would repair it."""
+    """Update a running mean, unless the new value is not finite: it would stay so."""
     if bool(torch.isfinite(fresh).all()):
         running.lerp_(fresh, 1 - decay)

@@ -1,8 +1,9 @@
-"""The Normal-Wishart law of the mean and precision of several targets, and the Student-t it leads to.
+"""The Normal-Wishart distribution of mean and precision of several targets, and its Student-t.
 
-    μ | Λ ~ N(m, 1/(κΛ)),   Λ ~ Wishart(scale diag 1/(2B), ν = 2A + D - 1);   D = 1 is the Normal-Gamma: Λ ~ Gamma(A, B)
+    μ | Λ ~ N(m, 1/(κΛ)),   Λ ~ Wishart(scale diag 1/(2B), ν = 2A + D - 1)
 
-y ~ N(μ, 1/Λ) is then Student-t with 2A degrees of freedom and squared scales B (1 + κ) / (A κ), jointly over its D entries.
+D = 1 is the Normal-Gamma: Λ ~ Gamma(A, B). y ~ N(μ, 1/Λ) is Student-t with 2A degrees of freedom and squared
+scales B (1 + κ) / (A κ), jointly over its D entries.
 """
 
 from typing import NamedTuple
@@ -50,13 +51,14 @@ class NormalWishart(NamedTuple):
 
 
 def student_nodes(a: Tensor) -> tuple[Tensor, Tensor]:  # (nodes, ...) each
-    """A Student-t with 2A degrees of freedom as Gaussians: log-weights, and variances for a variance of 1, which is kept exactly.
+    """A Student-t of variance 1 and 2A degrees of freedom as Gaussians: log-weights and variances.
 
-    The trapezoid rule over u = log τ/A, τ ~ Gamma(A, 1), from where the density of u is e^-20 of its mode to where it is again;
-    the first node also carries the variance of all that lies below it. Log-densities are within 1e-4 up to ten scales.
+    The trapezoid rule over u = log τ/A, τ ~ Gamma(A, 1), from where the density of u is e^-20 of its mode to
+    where it is again; the first node also carries the variance of all that lies below it. Log-densities are
+    within 1e-4 up to ten scales.
     """
-    reach = 20 / a
-    span = reach + (2 * reach).sqrt()
+    extent = 20 / a
+    span = extent + (2 * extent).sqrt()
     grid = torch.linspace(0, 1, NODES, dtype=a.dtype, device=a.device).view(-1, *[1] * a.ndim)
     u = torch.lerp(-span, span.log1p(), grid)
     log_weights = torch.log_softmax(a * (u - u.expm1()), 0)

@@ -1,68 +1,63 @@
-"""What an option of a method may be: its `Config` says so by its annotations, and a value of another kind is refused by name."""
+"""What an option of a method may be.
 
-import math
+The annotation of its field in the `Config`, as a schema of `compound.io.schema`.
+"""
+
+import reprlib
 import types
 import typing
 from numbers import Integral, Real
 from typing import Any, Literal
 
-SIZES = 1e-30, 1e15  # of a number other than 0: float32 has the smallest, and the square of the largest
-LARGEST = 10_000_000  # whole number: more units, members or draws than any machine has room for
+from compound.io.schema import Schema, any_of, array_of, boolean, integer, null, scalar, string
+
+SIZES = (1e-30, 1e15)  # of a number other than 0: float32 has the smallest, and the square of the largest
+LARGEST = 10_000_000  # integer: more units, members or draws than any machine has memory for
+
+INTEGER = Schema(f"a whole number up to {LARGEST:,}", integer(-LARGEST, LARGEST).check)
+NUMBER = scalar(
+    f"a number up to {SIZES[1]:g}",
+    lambda value: type(value) in (int, float) and (value == 0 or SIZES[0] <= abs(value) <= SIZES[1]),
+)
+WIDTHS = Schema("a list of whole numbers above 0, such as [50,50]", array_of(integer(1, LARGEST)).check)
 
 
-def fitted(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option, a whole number as a float where its annotation asks for that; one that does not fit is refused."""
-    if not fits(value, hint):
-        shown = repr(value) if len(repr(value)) < 80 else repr(value)[:80] + "..."
-        raise ValueError(f"{name} is {shown}: give {spelt(hint)}")
-    return (
-        float(value)
-        if isinstance(value, Integral) and not isinstance(value, bool) and not fits(value, _whole(hint))
-        else value
-    )
+def check_option(name: str, value: Any, hint: Any) -> Any:
+    """The value of an option, an integer as a float where the annotation has only floats.
+
+    Raises
+    ------
+    ValueError
+        If the value does not fit the annotation; the message says what would.
+    """
+    value = _python_number(value)
+    schema = schema_of(hint)
+    try:
+        schema.check(value, name)
+    except ValueError:
+        raise ValueError(f"{name} is {reprlib.repr(value)}: give {schema.expected}") from None
+    return float(value) if type(value) is int and int not in (hint, *typing.get_args(hint)) else value
 
 
-def fits(value: Any, hint: Any) -> bool:
+def _python_number(value: Any) -> Any:
+    """numpy's numbers as Python's, also in tuples; anything else as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_python_number, value))
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def schema_of(hint: Any) -> Schema:
+    """The schema of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return any(fits(value, part) for part in inner)
-    if origin is Literal:
-        return isinstance(value, str)  # which words, the method itself says best
+        expected = " or ".join(schema_of(part).expected for part in inner if part is not type(None))
+        return Schema(expected, any_of(*map(schema_of, inner)).check)
+    if origin is Literal:  # which values, the method itself checks, with its task
+        return Schema(" or ".join(map(repr, inner)), string(100).check)
+    if origin is tuple and inner[-1] is Ellipsis:
+        return WIDTHS if inner[0] is int else Schema("a list of finite numbers", array_of(NUMBER, 1).check)
     if origin is tuple:
-        parts = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple | list) else inner
-        if not (
-            isinstance(value, tuple | list) and len(value) == len(parts) and all(map(fits, value, parts))
-        ):
-            return False
-        return (
-            min(value, default=1) >= 1 if inner[0] is int else len(value) > 0
-        )  # no layers, or layers of at least one unit
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:  # True is an int to Python, not to us
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
-    if hint is float:
-        size: Any = abs(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        return bool(size == 0 or SIZES[0] <= size <= SIZES[1])
-    return value is None if hint is type(None) else isinstance(value, hint)
-
-
-def _whole(hint: Any) -> Any:
-    """int where the annotation allows whole numbers, else nothing that a number fits."""
-    return int if hint is int or int in typing.get_args(hint) else type(None)
-
-
-def spelt(hint: Any) -> str:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(spelt(part) for part in inner if part is not type(None))
-    if origin is Literal:
-        return " or ".join(map(repr, inner))
-    if origin is tuple:
-        many = "whole numbers above 0, such as [50,50]" if inner[0] is int else "finite numbers"
-        return f"a list of {many}" if inner[-1] is Ellipsis else f"a list of {len(inner)} numbers"
-    return {
-        int: f"a whole number up to {LARGEST:,}",
-        float: f"a number up to {SIZES[1]:g}",
-        bool: "true or false",
-    }.get(hint, "text")
+        return Schema(f"a list of {len(inner)} numbers", array_of(NUMBER, len(inner), len(inner)).check)
+    return {int: INTEGER, float: NUMBER, bool: boolean, type(None): null}[hint]

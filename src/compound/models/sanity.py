@@ -42,7 +42,7 @@ def model_defect(model: Model) -> str | None:
     """
     x = probe_inputs(model.inputs, next(model.parameters()).detach())
     try:
-        return predictive_defect(model.predict(x, 10, named_generator(0, "try")))
+        return predictive_defect(model.predict(x, named_generator(0, "try"), 2))
     except ValueError:
         return None
     except (RuntimeError, LookupError, ArithmeticError) as error:  # inconsistent sizes, a singular matrix

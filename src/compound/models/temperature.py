@@ -1,12 +1,13 @@
-"""Temperature scaling: the plain network, its answers flattened or sharpened by one number that held-out rows choose.
+"""Temperature scaling: one number, from held-out rows, flattens or sharpens a network's predictive.
 
     p_T(y | x) ~ p(y | f(x; θ))^(1/T):    softmax(f / T),    or  N(m, T v), one T per target
 
-Guo, Pleiss, Sun and Weinberger (2017). T minimises the NLL of the held-out rows: for classes the root of a function that falls
-in T (the NLL is convex in 1/T), for targets the mean of (y - m)² / v. Held-out rows are those of weight 0, the ones that also
-choose the stopping step; where there is none T stays 1, and `fit` holds out nothing unless the weights say so.
+Guo, Pleiss, Sun and Weinberger (2017). T minimises the NLL of the held-out rows: for classes the root of a
+decreasing function of T (the NLL is convex in 1/T), for targets the mean of (y - m)² / v. Held-out rows are
+those of weight 0, which also choose the stopping step; without any T stays 1, and `fit` holds out nothing
+unless the weights say so.
 
-A draw: there is none, as in the plain network, and the posterior share is 0.
+A draw: there is none, and the posterior part is 0.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import cast
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import Draws, Loss, Model
+from compound.models.base import Loss, Model
 from compound.models.map import MAP, MAPConfig
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators
@@ -28,22 +29,22 @@ ROWS = 10_000  # held-out rows that go through the network together
 
 @dataclass(frozen=True)
 class TemperatureConfig(MAPConfig):
-    """The options of the plain network."""
+    """The options of `map`."""
 
 
 class Temperature(Model):
-    """A plain network with a temperature."""
+    """A network with a temperature."""
 
     method = "temperature"
     Config = TemperatureConfig
-    source = "Guo et al. (2017)"
+    reference = "Guo et al. (2017)"
     components = ("component",)
     temperature: Tensor  # T, () or (targets,)
 
     def __init__(self, inputs: int, task: Task, config: TemperatureConfig, seed: int = 0):
         super().__init__()
-        self.plain = MAP(inputs, task, config, seed)
-        self.inputs, self.task, self.config = inputs, task, self.plain.config
+        self.base_model = MAP(inputs, task, config, seed)
+        self.inputs, self.task, self.config = inputs, task, self.base_model.config
         self.register_buffer(
             "temperature",
             torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32),
@@ -51,13 +52,13 @@ class Temperature(Model):
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         self.temperature.fill_(1.0)
-        self.plain.on_fit_start(data, generator)
+        self.base_model.on_fit_start(data, generator)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return self.plain.lr_multipliers()
+        return self.base_model.lr_multipliers()
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        return self.plain.loss(batch, generator)
+        return self.base_model.loss(batch, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
@@ -67,28 +68,25 @@ class Temperature(Model):
         if not bool(held.any()):
             return
         f = torch.cat(
-            [self.plain.network(rows)[0] for rows in data.x[held].split(ROWS)]
+            [self.base_model.network(rows)[0] for rows in data.x[held].split(ROWS)]
         ).double()  # (rows, outputs)
         y = data.y[held]
         if self.task.kind == "classification":
             self.temperature.fill_(best_temperature(f, y))
         else:
-            p = cast(GaussianPredictive, self.plain.head.predictive(f[None, None, None]))
+            p = cast(GaussianPredictive, self.base_model.likelihood.predictive(f[None, None, None]))
             self.temperature.copy_(((y - p.means[0]).square() / p.variances[0]).mean(0).clamp_min(LEAST))
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
-        f = self.plain.network(x)[:, None, None]
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        f = self.base_model.network(x)[:, None, None]
         if self.task.kind == "classification":
-            return self.plain.head.predictive(f / self.temperature)
-        p = cast(GaussianPredictive, self.plain.head.predictive(f))
+            return self.base_model.likelihood.predictive(f / self.temperature)
+        p = cast(GaussianPredictive, self.base_model.likelihood.predictive(f))
         return replace(p, component=self.temperature * p.component, variances=self.temperature * p.variances)
-
-    def floats_per_row(self, n: Draws) -> int:
-        return self.plain.floats_per_row(n) + 2 * self.plain.head.outputs
 
 
 def best_temperature(f: Tensor, y: Tensor) -> float:
-    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection on the slope in 1/T, which only rises."""
+    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection in 1/T."""
     picked = f.gather(-1, y.unsqueeze(-1)).mean()
     low, high = 1 / HIGH, 1 / LOW
     for _ in range(60):

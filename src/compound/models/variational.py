@@ -2,8 +2,8 @@
 
     minimise  mean_s mean -log p(y | f_s(x)) + 1/N sum_l KL(q(W_l) || p(W_l)),    s = 1..S draws
 
-A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in place of the weights.
-An ELBO averages log-likelihoods over draws, not likelihoods.
+A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in
+place of the weights. An ELBO averages log-likelihoods over draws, not likelihoods.
 """
 
 from abc import abstractmethod
@@ -14,8 +14,8 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, with_defaults
-from compound.models.heads import head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
+from compound.models.observation import observation_model
 from compound.nn.networks import Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -26,13 +26,27 @@ from compound.types import Batch, Task
 
 @dataclass(frozen=True)
 class VariationalConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers
-    samples: int = 1  # S, draws per row in training
-    prior: float | Literal["scaled"] = (
-        1.0  # variance of every weight; "scaled": 1 / (inputs of the layer + 1)
-    )
-    noise: float = 0.0  # standard deviation of targets given the network; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of both variational methods.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
+    samples : int, default=1
+        S, draws per row in training.
+    prior : float or {'scaled'}, default=1.0
+        Prior variance of every weight; 'scaled': 1 / (inputs of the layer + 1).
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    samples: int = 1
+    prior: float | Literal["scaled"] = 1.0
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class Layer(Protocol):
@@ -58,8 +72,10 @@ class Variational(Model):
             raise ValueError(f"prior is {config.prior!r}: give a variance above 0, or 'scaled'")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.head = head(task, 1, config.noise)
-        start = Network((inputs, *self.config.widths, self.head.outputs), [named_generator(seed, "weights")])
+        self.likelihood = observation_model(task, 1, config.noise)
+        start = Network(
+            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
+        )
         means = [
             torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers
         ]  # (in + 1, out)
@@ -76,7 +92,7 @@ class Variational(Model):
         return cast(list[Layer], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -93,27 +109,26 @@ class Variational(Model):
             h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
         f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
-        nll = self.head.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
+        nll = self.likelihood.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
         nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         x = clamp_inputs(x)
-        shapes = [(n.outer * n.inner, 1, layer.mean.shape[1]) for layer in self.layers]
+        shapes = [(n_samples * n_inner, 1, layer.mean.shape[1]) for layer in self.layers]
         noises = [standard_normal(generator, shape, x) for shape in shapes]  # one vector serves all rows
         start = self.layers[0].moments(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         blocks = zip(*(noise.split(step) for noise in noises), strict=True)
-        return self.head.predictive(
-            torch.cat([self._through(*start, block) for block in blocks])[None, :, None]
+        return self.likelihood.predictive(
+            torch.cat([self._forward_draws(*start, block) for block in blocks])[None, :, None]
         )
 
-    def _through(self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]) -> Tensor:  # (draws, rows, out)
+    def _forward_draws(
+        self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]
+    ) -> Tensor:  # (draws, rows, out)
         """Outputs from the first layer's moments, which all draws share."""
         for layer, noise in zip(self.layers[1:], noises, strict=False):
             h = clipped_relu(torch.addcmul(mean, std, noise))  # (draws, rows, in)
             mean, std = (moment.unflatten(0, h.shape[:2]) for moment in layer.moments(h.flatten(0, 1)))
         return torch.addcmul(mean, std, noises[-1])
-
-    def floats_per_row(self, n: Draws) -> int:
-        return 2 * self.inputs + 6 * sum(self.config.widths) + 8 * n.outer * n.inner * self.head.outputs

@@ -1,14 +1,16 @@
-"""Variational information bottleneck: each input becomes a Gaussian code z, and a linear map reads y from it.
+"""Variational information bottleneck: x becomes a Gaussian code z, and a linear map predicts y from it.
 
-    q(z | x) = N(z; μ(x), diag s(x)²),    s = softplus(ρ(x) - 5),    p(y | z) from the outputs z D + b,    r(z) = N(0, I)
+    q(z | x) = N(z; μ(x), diag s(x)²),    s = softplus(ρ(x) - 5),    f = z D + b,    r(z) = N(0, I)
 
-    minimise  mean [ -1/S sum_s log p(y | z_s) + β KL(x) ],    KL(x) = 1/2 sum_k (s_k² + μ_k² - 1 - 2 log s_k),    z_s ~ q(z | x)
+    minimise  mean [ -1/S sum_s log p(y | z_s) + β KL(x) ],    z_s ~ q(z | x)
+    KL(x) = 1/2 sum_k (s_k² + μ_k² - 1 - 2 log s_k)
 
-β is a price per row: nothing is divided by N. Alemi, Fischer, Dillon and Murphy (2017). With S = 1 this is the ML-CDN's objective for
-θ = z; with more its -log 1/S sum_s p(y | z_s) is the tighter bound.
+β weighs the KL of every row: nothing is divided by N. Alemi, Fischer, Dillon and Murphy (2017). With S = 1
+this is the ML-CDN's objective for θ = z; with more its -log 1/S sum_s p(y | z_s) is the tighter bound.
 
-A draw: all draws are inner ones, of z given x, which more data would not settle; the posterior share is 0. Given x the outputs are
-N(μ D + b, Dᵀ diag(s²) D), so that z itself need not be drawn for an answer; a single target is integrated exactly.
+A draw: n_samples * n_inner draws of z given x, which more data would not determine; the posterior part is 0.
+Given x the outputs are N(μ D + b, Dᵀ diag(s²) D), so that z itself need not be drawn; a single target is
+integrated exactly.
 """
 
 import math
@@ -18,8 +20,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Draws, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.heads import HomoscedasticGaussian, head
+from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
+from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.nn.networks import Linear, Network
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
@@ -31,12 +33,30 @@ LATENT = {"classification": 100, "regression": 10}
 
 @dataclass(frozen=True)
 class VIBConfig:
-    widths: tuple[int, ...] | None = None  # hidden layers of the encoder
-    latent: int | None = None  # numbers in z; None: 100 for classes, 10 for targets
-    beta: float = 1e-3  # β, price of a nat of KL per row
-    samples: int = 1  # S, draws of z per row in training
-    noise: float = 0.0  # standard deviation of targets given z; 0: learnt
-    noise_rate: float = 5.0  # factor on the learning rate of the learnt noise
+    """Options of `vib`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Hidden layers of the encoder.
+    latent : int, optional
+        Dimensions of z; None: 100 for classes, 10 for targets.
+    beta : float, default=0.001
+        β, weight of the KL of every row.
+    samples : int, default=1
+        S, draws of z per row in training.
+    noise : float, default=0.0
+        Standard deviation of targets given z; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    """
+
+    widths: tuple[int, ...] | None = None
+    latent: int | None = None
+    beta: float = 0.001
+    samples: int = 1
+    noise: float = 0.0
+    noise_rate: float = 5.0
 
 
 class VIB(Model):
@@ -44,7 +64,7 @@ class VIB(Model):
 
     method = "vib"
     Config = VIBConfig
-    source = "Alemi, Fischer, Dillon and Murphy (2017)"
+    reference = "Alemi, Fischer, Dillon and Murphy (2017)"
     components = ("component", "mixing")
 
     def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
@@ -56,13 +76,13 @@ class VIB(Model):
                 raise ValueError(f"{name} is {getattr(self.config, name)}: give at least 1")
         if not 0 <= config.beta < math.inf:
             raise ValueError(f"beta is {config.beta}: give a number >= 0")
-        self.head = head(task, 1, config.noise)
+        self.likelihood = observation_model(task, 1, config.noise)
         stream = named_generator(seed, "weights")
         self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
-        self.decoder = Linear(self.config.latent, self.head.outputs, [stream], gain=1.0)
+        self.decoder = Linear(self.config.latent, self.likelihood.outputs, [stream], gain=1.0)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        self.head.on_fit_start(data.y[train_mask(data)])
+        self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
@@ -77,52 +97,46 @@ class VIB(Model):
         noise = standard_normal(only_generator(generator), (self.config.samples, *mean.shape[1:]), mean)
         z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
         f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
-        nll = -weighted_row_mean(self.head.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
-        kl = self.config.beta * weighted_row_mean(rate(mean, std), batch.weight)
+        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
+        kl = self.config.beta * weighted_row_mean(code_kl(mean, std), batch.weight)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
-    def predict_chunk(self, x: Tensor, n: Draws, generator: Generator) -> Predictive:
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         mean, std = self.encode(x)
         centre, weight = self.decoder(mean)[0], self.decoder.weight[0]  # (rows, outputs), (latent, outputs)
-        if isinstance(self.head, HomoscedasticGaussian) and self.task.size == 1:
-            spread = std[0].square() @ weight.square()
+        if isinstance(self.likelihood, HomoscedasticGaussian) and self.task.size == 1:
+            variance = std[0].square() @ weight.square()
             return GaussianPredictive.from_draws(
-                centre[None, None], self.head.variance()[:, None, None], spread[None, None]
+                centre[None, None], self.likelihood.variance()[:, None, None], variance[None, None]
             )
-        short = self.head.outputs <= self.config.latent
+        short = self.likelihood.outputs <= self.config.latent
         factor = (
             _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
         )  # (rows, outputs, outputs or latent)
         noise = standard_normal(
-            generator, (n.outer * n.inner, factor.shape[-1]), centre
+            generator, (n_samples * n_inner, factor.shape[-1]), centre
         )  # shared by all rows
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
-        return self.head.predictive(f[None, None])  # several targets are drawn, too: the code correlates them
+        return self.likelihood.predictive(
+            f[None, None]
+        )  # several targets are drawn, too: the code correlates them
 
-    def floats_per_row(self, n: Draws) -> int:
-        outputs, latent = self.head.outputs, self.config.latent
-        factor = outputs * (4 * outputs if outputs <= latent else latent)
-        return (
-            2 * (self.inputs + sum(self.config.widths))
-            + 6 * latent
-            + factor
-            + 6 * n.outer * n.inner * outputs
-        )
+    @property
+    def hidden_units(self) -> int:
+        return super().hidden_units + 2 * self.config.latent  # type: ignore[operator]
 
 
-def rate(mean: Tensor, std: Tensor) -> Tensor:
+def code_kl(mean: Tensor, std: Tensor) -> Tensor:
     """KL[N(mean, std²) || N(0, I)] over the last axis."""
     return 0.5 * (std.square() + mean.square() - 1 - 2 * std.log()).sum(-1)
 
 
 def _root(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
     """L with L Lᵀ = Dᵀ diag(s²) D for every row."""
-    outputs, wide = (
-        weight.shape[-1],
-        weight.double(),
-    )  # in float32 rounding would leave some of them indefinite
-    pairs = (wide.unsqueeze(-1) * wide.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
+    outputs = weight.shape[-1]
+    exact = weight.double()  # in float32 some covariances would be indefinite
+    pairs = (exact.unsqueeze(-1) * exact.unsqueeze(-2)).flatten(1)  # (latent, outputs²)
     covariance = (std.double().square() @ pairs).unflatten(-1, (outputs, outputs))
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1e-12 * diagonal.sum(-1, keepdim=True) + 1e-30  # directions without any spread
+    diagonal += 1e-12 * diagonal.sum(-1, keepdim=True) + 1e-30  # directions without variance
     return torch.linalg.cholesky(covariance).to(std.dtype)

@@ -1,12 +1,13 @@
-"""Variational matrix Gaussians: every layer's weights, bias included, have a matrix-Gaussian posterior with diagonal factors.
+"""Variational matrix Gaussians: matrix-Gaussian posteriors of weights, with diagonal factors.
 
     q(W) = MN(M, diag(a), diag(b)),    p(W) = MN(0, p I, I)
     KL = 1/2 [ (sum a sum b + |M|²) / p - r c (1 - log p) - c sum log a - r sum log b ]
     [h; 1] W ~ N([h; 1] M, ([h; 1]² a) b)
 
-(t a, b / t) is the same law for every t > 0. Louizos and Welling (2016), without their pseudo-data.
+(t a, b / t) is the same distribution for every t > 0; the bias is the last row of W. Louizos and Welling
+(2016), without their pseudo-data.
 
-A draw: one draw of all weights, an outer one; there are no inner draws.
+A draw: n_samples * n_inner draws of all weights; all of it is epistemic.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,15 @@ from compound.types import Task
 
 @dataclass(frozen=True)
 class VMGConfig(VariationalConfig):
-    log_variance: float = -3.0  # where log a and log b start
+    """Options of `vmg`.
+
+    Parameters
+    ----------
+    log_variance : float, default=-3.0
+        Initial log a and log b.
+    """
+
+    log_variance: float = -3.0
 
 
 class VMG(Variational):
@@ -28,7 +37,7 @@ class VMG(Variational):
 
     method = "vmg"
     Config = VMGConfig
-    source = "Louizos and Welling (2016)"
+    reference = "Louizos and Welling (2016)"
 
     def __init__(self, inputs: int, task: Task, config: VMGConfig, seed: int = 0):
         super().__init__(inputs, task, config, seed)

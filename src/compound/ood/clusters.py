@@ -1,9 +1,11 @@
-"""Clusters of rows, and the distance of any row from the nearest: in ordinary length, or in the shape of the cluster's own rows.
+"""Clusters of rows, and distances from the nearest: Euclidean, or in the cluster's covariance.
 
-    d(u)² = v' v   or   v' (C_k + RIDGE I)⁻¹ v,    v = u - c_k,    C_k = (Σ_i v_i v_i' + SHARED C) / (n_k + SHARED)
+    d(u)² = v' v   or   v' (C_k + RIDGE I)⁻¹ v,    v = u - c_k
+    C_k = (Σ_i v_i v_i' + SHARED C) / (n_k + SHARED)
 
-c_k is the nearest centre, v_i are the differences of its n_k rows from it, C is their second moment over all rows. In a shape, what a
-cluster's own rows do is near and what none of them does is far: ones may lean, but not be thick where all ones are thin.
+c_k is the nearest centre, v_i are the differences of its n_k rows from it, C is their second moment over all
+rows. In the second form variation that a cluster's own rows show is near, and variation that none of them
+shows is far.
 """
 
 import warnings
@@ -16,27 +18,26 @@ from torch.nn import functional
 from compound.ops.jit import is_tracing
 
 RIDGE = 0.1  # in units of the rows' variance, which is about 1: they are whitened
-FEW = 8  # rows of one product with a shape
-SHARED = 20.0  # rows' worth of the shape that all clusters have in common
+BLOCK = 8  # rows of one product with a precision root
+SHARED = 20.0  # rows' worth of the covariance that all clusters have in common
 
 
 class Clusters(NamedTuple):
-    """Centres, with shapes or without."""
+    """Centres, with covariances of their own or without."""
 
     centres: Tensor  # (centres, rank)
-    precision_roots: (
-        Tensor  # (centres, rank, rank) symmetric roots of the inverse shapes; empty without shapes
-    )
-    residual_precision: Tensor  # (centres,) one over the mean variance in a shape: what a square outside the rows' own directions counts
+    precision_roots: Tensor  # (centres, rank, rank) symmetric roots of (C_k + RIDGE I)⁻¹; empty: Euclidean
+    residual_precision: Tensor  # (centres,) one over the mean variance of C_k + RIDGE I, for residual squares
 
     @classmethod
-    def fit(cls, u: Tensor, count: int, shaped: bool, seed: int) -> Self:
-        """From rows (rows, rank)."""
+    def fit(cls, u: Tensor, count: int, with_covariances: bool, seed: int) -> Self:
+        """From whitened rows (rows, rank)."""
         centres = k_means(u, min(count, len(u)), seed)
-        if not shaped:
+        if not with_covariances:
             return cls(centres, u.new_zeros(0, 0, 0), u.new_zeros(0))
         index = nearest(u, centres)
-        order, sizes = index.argsort(), index.bincount(minlength=len(centres))
+        order = index.argsort()
+        sizes = index.bincount(minlength=len(centres))
         gaps = (u - centres[index])[order].double()
         squares = torch.stack([part.T @ part for part in gaps.split(sizes.tolist())])  # (centres, rank, rank)
         moments = (squares + SHARED * squares.sum(0) / len(u)) / (sizes + SHARED).reshape(-1, 1, 1)
@@ -45,27 +46,23 @@ class Clusters(NamedTuple):
         roots = (vectors * values.rsqrt().unsqueeze(1)) @ vectors.mT
         return cls(centres, roots.to(u.dtype).contiguous(), (1 / values.mean(-1)).to(u.dtype))
 
-    def distance(self, u: Tensor, outside: Tensor) -> Tensor:  # (rows,)
-        """Of rows (rows, rank), with what the square of their length is outside these directions, (rows,)."""
+    def distance(self, u: Tensor, residual: Tensor) -> Tensor:  # (rows,)
+        """Of whitened rows (rows, rank), with their squared lengths outside these directions (rows,)."""
         index = nearest(u, self.centres)
         gaps = u - self.centres[index]
         if len(self.precision_roots):
-            gaps, outside = (
-                cluster_whiten(gaps, index, self.precision_roots),
-                outside * self.residual_precision[index],
-            )
-        return (gaps.square().sum(-1) + outside).sqrt()
+            gaps = cluster_whiten(gaps, index, self.precision_roots)
+            residual = residual * self.residual_precision[index]
+        return (gaps.square().sum(-1) + residual).sqrt()
 
 
 def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
-    """Each row's difference times the root of its centre's shape."""
+    """Each row's difference times the precision root of its centre."""
     if (
-        len(index) < 8 or is_tracing()
-    ):  # in a trace nothing may depend on which centres these rows are near to
+        len(index) < BLOCK or is_tracing()
+    ):  # a trace may not depend on which centres these rows are nearest to
         return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
-    order = (
-        index.argsort()
-    )  # one product per centre: a root of its own for every row would be moved through memory row by row
+    order = index.argsort()  # one product per centre: a gathered root per row would move (rows, rank, rank)
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
     parts = gaps[order].split(sizes.tolist())
     products = torch.cat([_product(part, roots[k]) for k, part in zip(near.tolist(), parts, strict=True)])
@@ -73,13 +70,16 @@ def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (ro
 
 
 def _product(rows: Tensor, root: Tensor) -> Tensor:
-    """rows @ root, a few at a time: products of other shapes round differently, and a row's must not depend on its neighbours."""
-    padded = functional.pad(rows, (0, 0, 0, -len(rows) % FEW))
-    return torch.cat([part @ root for part in padded.split(FEW)])[: len(rows)]
+    """rows @ root in blocks of one shape.
+
+    Products of other shapes round differently, depending on neighbouring rows.
+    """
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
+    return torch.cat([part @ root for part in padded.split(BLOCK)])[: len(rows)]
 
 
 def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)
-    """Which centre is nearest in ordinary length, by one product: distances without the square of u."""
+    """Index of the nearest centre in Euclidean distance, from |c|²/2 - u'c."""
     return torch.addmm(0.5 * centres.square().sum(-1), u, centres.T, alpha=-1).argmin(-1)
 
 
@@ -90,7 +90,6 @@ def k_means(u: Tensor, count: int, seed: int) -> Tensor:  # (count, rank)
     # one thread: sums in a fixed order, so that equal seeds give equal bits
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # duplicated rows are allowed
-        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed).fit(
-            u.double().numpy()
-        )
+        means = MiniBatchKMeans(count, batch_size=2048, n_init=1, max_iter=15, random_state=seed)
+        means.fit(u.double().numpy())
     return torch.from_numpy(means.cluster_centers_).to(u.dtype)

@@ -32,7 +32,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
 from compound.estimators.row_predictions import epistemic, predict_frame
 from compound.estimators.validation import encode_table
-from compound.ood.noise import DistanceAwareNoise
+from compound.ood.distance import Distance
 from compound.random import named_generator
 from compound.tables.model_inputs import load_estimator, read_features
 
@@ -78,11 +78,11 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
     """Explain `row`, a data frame of one row; `generator` draws the order in which columns move."""
     encoder = estimator.encoder_
-    noise = estimator.ood_detector_.far
+    distance = estimator.ood_detector_.distance
     x = encode_table(estimator, row)[0]
-    centres = centre_rows(noise)
-    nearest = nearest_centres(noise, x)
-    squares = _sum_by_column(encoder, squared_distance_terms(noise, x, nearest[0]).numpy())
+    centres = centre_rows(distance)
+    nearest = nearest_centres(distance, x)
+    squares = _sum_by_column(encoder, squared_distance_terms(distance, x, nearest[0]).numpy())
     total = max(float(squares.sum()), np.finfo(np.float64).tiny)
     increases, prototype_epistemic = path_contributions(estimator, x, centres[nearest[0]], generator)
     names = [column.name for column in encoder.columns]
@@ -103,36 +103,36 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
         estimator.threshold_,
         contributions,
         prototypes,
-        [float(squared_distance_terms(noise, x, k).sum().sqrt()) for k in nearest],
+        [float(squared_distance_terms(distance, x, k).sum().sqrt()) for k in nearest],
         prototype_epistemic,
     )
 
 
-def centre_rows(noise: DistanceAwareNoise) -> Tensor:  # (centres, width) float64
+def centre_rows(distance: Distance) -> Tensor:  # (centres, width) float64
     """Centres as encoded rows, whitening inverted; directions that it drops stay at the mean."""
-    whiten = noise.whiten.double()
+    whiten = distance.whiten.double()
     squared_norms = whiten.square().sum(0)  # columns are scaled eigenvectors
-    return noise.shift.double() + noise.centres.double() @ (whiten / squared_norms).T
+    return distance.shift.double() + distance.centres.double() @ (whiten / squared_norms).T
 
 
-def nearest_centres(noise: DistanceAwareNoise, x: Tensor) -> list[int]:
+def nearest_centres(distance: Distance, x: Tensor) -> list[int]:
     """Indices of the N_PROTOTYPES nearest centres in whitened distance; the score uses the first."""
-    u = (x.double() - noise.shift.double()) @ noise.whiten.double()
-    return (u - noise.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
+    u = (x.double() - distance.shift.double()) @ distance.whiten.double()
+    return (u - distance.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
 
 
-def squared_distance_terms(noise: DistanceAwareNoise, x: Tensor, k: int) -> Tensor:  # (width,)
+def squared_distance_terms(distance: Distance, x: Tensor, k: int) -> Tensor:  # (width,)
     """Squares, one per encoded feature, that add up to the squared distance of x (width,) from centre k."""
-    whiten = noise.whiten.double()
+    whiten = distance.whiten.double()
     norms = whiten.square().sum(0).sqrt()
     eigenvectors = whiten / norms  # (width, rank), orthonormal
-    difference = x.double() - noise.shift.double()
+    difference = x.double() - distance.shift.double()
     projection = difference @ eigenvectors
-    whitened = projection * norms - noise.centres[k].double()
-    residual_scale = noise.rest.double()
-    if len(noise.precision_roots):
-        whitened = whitened @ noise.precision_roots[k].double()
-        residual_scale = residual_scale * noise.residual_precision[k].double().sqrt()
+    whitened = projection * norms - distance.centres[k].double()
+    residual_scale = distance.residual_scale.double()
+    if len(distance.precision_roots):
+        whitened = whitened @ distance.precision_roots[k].double()
+        residual_scale = residual_scale * distance.residual_precision[k].double().sqrt()
     residual = difference - projection @ eigenvectors.T
     return (whitened @ eigenvectors.T + residual_scale * residual).square()
 

@@ -73,7 +73,7 @@ def check_not_diverged(model: Model, data: Batch, config: TrainConfig, seed: int
     sample = data.take(rows)
     nll = math.nan
     try:
-        predictive = model.predict(sample.x, config.eval_samples, named_generator(seed, "sample"))
+        predictive = model.predict(sample.x, named_generator(seed, "sample"), config.eval_samples, 1)
         # bounds on the predictive keep the density finite where the variance is not
         if bool(predictive.total.isfinite().all()):
             nll = -float(predictive.log_prob(sample.y).mean())

@@ -28,7 +28,7 @@ PGD_STRENGTHS = (0.1, 0.3, 1.0)
 PGD_IMAGES = 100
 IMAGES = {"quick": 200, "paper": 1000}
 DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
-PASSES = (1, 10, 100)
+PASSES = {1: protocols.ONE, 10: protocols.TEN, 100: protocols.HUNDRED}  # with counts of the sound protocol
 SAMPLES = {"quick": (1, 3), "paper": (1, 3, 5, 10)}  # per training step
 
 
@@ -91,20 +91,28 @@ class FgsmExperiment(Experiment):
         single_precision = ood.without_far_noise(model)
         surrogate = protocols.to_double(single_precision)
         curves = {}
-        for passes in PASSES:
+        for passes, counts in PASSES.items():
             n_draws = max(2, draws // passes)  # about the same number of passes in all
             curves[f"published, {passes} passes"] = protocols.published_protocol(
                 model, x, y, STRENGTHS, stream("published", passes), n_draws, passes
             )
             curves[f"sound, {passes} draws"] = protocols.sound_protocol(
-                model, surrogate, x, y, STRENGTHS, stream("sound", passes), passes
+                model, surrogate, x, y, STRENGTHS, stream("sound", passes), counts
             )
         curves["single precision"] = protocols.sound_protocol(
             model, single_precision, x, y, STRENGTHS, stream("sound", 10), loss=protocols.nll_loss
         )
         first = slice(PGD_IMAGES)
         curves["many steps"] = protocols.pgd_attack(
-            model, surrogate, x[first], y[first], PGD_STRENGTHS, stream("many steps"), 5, steps=20, restarts=2
+            model,
+            surrogate,
+            x[first],
+            y[first],
+            PGD_STRENGTHS,
+            stream("many steps"),
+            (5, 1),
+            steps=20,
+            restarts=2,
         )
         curves["transferred"] = protocols.sound_protocol(
             model, transfer_surrogate, x, y, STRENGTHS, stream("transferred")

@@ -111,7 +111,7 @@ def _attack(run: Run, model: Model, sets: FeatureSets, scale: Scale) -> dict[str
     y = sets.y_test[: len(x)]
     surrogate = protocols.to_double(ood.without_far_noise(model))
     generator = named_generator(run.seed, "signs")
-    signs = extractor_attacks.gradient_signs(extractor, surrogate, x, y, 10, generator)
+    signs = extractor_attacks.gradient_signs(extractor, surrogate, x, y, protocols.TEN, generator)
     generator = named_generator(run.seed, "sound")
     sound = extractor_attacks.sound_protocol(extractor, model, x, signs, y, STRENGTHS, generator)
     first = slice(scale.n_published)

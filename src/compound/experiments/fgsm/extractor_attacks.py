@@ -13,8 +13,10 @@ from torch import Generator, Tensor
 from compound.attacks import gradient
 from compound.experiments.fgsm.features import BATCH_ROWS, FeatureExtractor, extract
 from compound.experiments.fgsm.protocols import (
-    N_EVAL,
+    HUNDRED,
+    ONE,
     RANGE,
+    Counts,
     Curve,
     dtype_of,
     fixed_draws_loss,
@@ -29,7 +31,7 @@ FeatureGradients = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 def gradient_signs(
-    extractor: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator
+    extractor: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator
 ) -> Tensor:  # as x, int8
     """Sign of the gradient with respect to pixels of the log-odds against y, of the mean over draws."""
     state = generator.get_state()
@@ -66,7 +68,7 @@ def sound_protocol(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    n_eval: int = N_EVAL,
+    n_eval: Counts = HUNDRED,
 ) -> Curve:
     """The sound protocol with the gradient signs given: fresh draws classify x + strength * signs."""
     features = (_attacked_features(extractor, x, signs, strength) for strength in strengths)
@@ -90,8 +92,8 @@ def published_protocol(
         gradients = []
         for _ in range(draws):
             pass_state = generator.get_state()
-            labels = predict_probs(model, z, 1, generator).argmax(-1)  # of this very pass
-            loss = fixed_draws_loss(model, labels, 1, generator, pass_state, nll_loss)
+            labels = predict_probs(model, z, ONE, generator).argmax(-1)  # of this very pass
+            loss = fixed_draws_loss(model, labels, ONE, generator, pass_state, nll_loss)
             gradients.append(gradient(loss, z))
         return gradients
 
@@ -102,7 +104,7 @@ def published_protocol(
             features = _attacked_features(extractor, x[rows], signs, strength)
         else:
             features = extract(extractor, x)[rows]
-        by_draw = [predict_probs(model, features[index[k]], 1, generator) for k in range(draws)]
+        by_draw = [predict_probs(model, features[index[k]], ONE, generator) for k in range(draws)]
         probs.append(torch.stack(by_draw).mean(0))
     return Curve.from_probs(probs, y)
 

@@ -20,13 +20,16 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import Function, direction, pgd
-from compound.models import Draws, Model
+from compound.models import Model
 from compound.predictive import CategoricalPredictive, entropy
 
 Loss = Callable[[CategoricalPredictive, Tensor], Tensor]  # of a predictive and labels, (rows,)
 BATCH_ROWS = 100  # attacked together: the graph holds every draw of every row
 RANGE = (0.0, 1.0)
-N_EVAL = 100  # fresh draws that classify an attacked image
+Counts = tuple[int, int]  # n_samples and n_inner of `Model.predict`
+ONE: Counts = (1, 1)
+TEN: Counts = (2, 5)
+HUNDRED: Counts = (20, 5)  # fresh draws that classify an attacked image
 
 
 class Curve(NamedTuple):
@@ -44,8 +47,8 @@ class Curve(NamedTuple):
         )
 
 
-def predict_probs(model: Model, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (rows, classes)
-    return cast(CategoricalPredictive, model.predict(x, draws, generator)).probs
+def predict_probs(model: Model, x: Tensor, draws: Counts, generator: Generator) -> Tensor:  # (rows, classes)
+    return cast(CategoricalPredictive, model.predict(x, generator, *draws)).probs
 
 
 def nll_loss(predictive: CategoricalPredictive, y: Tensor) -> Tensor:
@@ -69,7 +72,7 @@ def dtype_of(model: Model) -> torch.dtype:
 
 
 def gradient_signs(
-    model: Model, x: Tensor, y: Tensor, draws: int, generator: Generator, loss: Loss = log_odds_loss
+    model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator, loss: Loss = log_odds_loss
 ) -> Tensor:  # as x
     """Sign of the gradient with respect to x of the loss of the mean over draws, in the model's precision."""
     state = generator.get_state()
@@ -81,13 +84,13 @@ def gradient_signs(
 
 
 def fixed_draws_loss(
-    model: Model, y: Tensor, draws: int, generator: Generator, state: Tensor, loss: Loss
+    model: Model, y: Tensor, draws: Counts, generator: Generator, state: Tensor, loss: Loss
 ) -> Function:
     """The loss of the mean over draws as a function of x, always with the draws that begin at `state`."""
 
     def function(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)
-        return loss(cast(CategoricalPredictive, model.predict_chunk(x, Draws.of(draws), generator)), y)
+        return loss(cast(CategoricalPredictive, model.predict_chunk(x, *draws, generator)), y)
 
     return function
 
@@ -109,9 +112,9 @@ def published_protocol(
         decrease = torch.zeros_like(x)
         for _ in range(passes):
             state = generator.get_state()
-            labels = predict_probs(model, x, 1, generator).argmax(-1)  # of this very pass
+            labels = predict_probs(model, x, ONE, generator).argmax(-1)  # of this very pass
             generator.set_state(state)
-            signs = gradient_signs(model, x, labels, 1, generator, nll_loss)
+            signs = gradient_signs(model, x, labels, ONE, generator, nll_loss)
             increase += (signs > 0) / passes
             decrease += (signs < 0) / passes
         for number, strength in enumerate(strengths):
@@ -119,7 +122,7 @@ def published_protocol(
             image = (
                 increase * brighter + decrease * darker + (1 - increase - decrease) * x
             )  # mean of clipped images
-            probs[number] = probs[number] + predict_probs(model, image, 1, generator) / draws
+            probs[number] = probs[number] + predict_probs(model, image, ONE, generator) / draws
     return Curve.from_probs(probs, y)
 
 
@@ -130,7 +133,7 @@ def attack_curve(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    n_eval: int = N_EVAL,
+    n_eval: Counts = HUNDRED,
 ) -> Curve:
     """Classify x + strength * signs by fresh draws."""
     images = ((x + strength * signs).clamp(*RANGE) for strength in strengths)
@@ -144,7 +147,7 @@ def sound_protocol(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    draws: int = 10,
+    draws: Counts = TEN,
     loss: Loss = log_odds_loss,
 ) -> Curve:
     """Attack along the gradient of `surrogate`: the model in double precision without far noise.
@@ -171,7 +174,7 @@ def pgd_attack(
     y: Tensor,
     strengths: Sequence[float],
     generator: Generator,
-    draws: int = 10,
+    draws: Counts = TEN,
     steps: int = 40,
     restarts: int = 5,
 ) -> Curve:
@@ -184,15 +187,15 @@ def pgd_attack(
         ):
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
-                predictive = surrogate.predict_chunk(x, Draws.of(draws), generator)
+                predictive = surrogate.predict_chunk(x, *draws, generator)
                 return log_odds_loss(cast(CategoricalPredictive, predictive), labels)
 
             image = pgd(loss, inputs, strength, generator, steps, restarts=restarts, clip=RANGE)
             images.append(image.to(x.dtype))
-        probs.append(predict_probs(model, torch.cat(images), N_EVAL, generator))
+        probs.append(predict_probs(model, torch.cat(images), HUNDRED, generator))
     return Curve.from_probs(probs, y)
 
 
 def zero_gradient_fraction(model: Model, x: Tensor, y: Tensor, generator: Generator) -> float:
     """Fraction of rows where the gradient of -log p(y) is zero or NaN in every pixel: attacks fail there."""
-    return (gradient_signs(model, x, y, 10, generator, nll_loss) == 0).all(-1).double().mean().item()
+    return (gradient_signs(model, x, y, TEN, generator, nll_loss) == 0).all(-1).double().mean().item()

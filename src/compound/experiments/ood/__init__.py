@@ -21,6 +21,7 @@ from compound.experiments.ood.page import draw_page
 from compound.experiments.run_files import Arrays
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
+from compound.models.far_noise import FarNoise
 from compound.ood.noise import DistanceAwareNoise
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
@@ -31,7 +32,6 @@ from compound.types import Task, make_dataset
 
 TASK = Task("classification", 10)
 HELD_OUT = 5000  # the last training rows
-N_SAMPLES = 100  # of the predictive
 STEPS = {"quick": 1000, "paper": 20_000}
 OOD_ROWS = {"quick": 2000, "paper": None}  # of each out-of-distribution set; None: all
 
@@ -148,11 +148,10 @@ def preset_of(run: Run) -> str:
 
 def without_far_noise(model: Model) -> Model:
     """A copy of the model without its far noise; the model itself where it has none."""
-    far = getattr(model, "far", None)
-    if not (isinstance(far, DistanceAwareNoise) and far.fitted):
+    if model.distance is None:
         return model
     model = copy.deepcopy(model)
-    model.far = DistanceAwareNoise(model.inputs)
+    cast(FarNoise, model.far).noise = DistanceAwareNoise(model.inputs)
     return model
 
 
@@ -162,12 +161,12 @@ def predict_forms(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPr
     plain = predict(plain_model, x, seed)
     if plain_model is model:
         return {"plain": plain}
-    log_odds = cast(DistanceAwareNoise, model.far)(clamp_inputs(x))  # (rows,)
+    log_odds = cast(FarNoise, model.far).noise(clamp_inputs(x))  # (rows,)
     return {"plain": plain, "far": plain.mix_with_uniform(log_odds)}
 
 
 def predict(model: Model, x: Tensor, seed: int, stream: str = "predict") -> CategoricalPredictive:
-    return cast(CategoricalPredictive, model.predict(x, N_SAMPLES, named_generator(seed, stream)))
+    return cast(CategoricalPredictive, model.predict(x, named_generator(seed, stream)))
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from compound.experiments.base import Experiment
 from compound.experiments.identity import PUBLISHED, Run
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.toy.page import draw_page
-from compound.models import METHODS, VBCDN, Draws
+from compound.models import METHODS, VBCDN
 from compound.models.noisy import Noisy
 from compound.nn import MatrixGaussianLinear
 from compound.ops.affine import append_ones
@@ -110,8 +110,9 @@ class ToyExperiment(Experiment):
         model = fit_run(run, context, data, TASK)
 
         x = torch.linspace(-toy_set.view, toy_set.view, GRID_POINTS).unsqueeze(1)
-        n = Draws(100, 1) if published else Draws(100, 5)  # the paper does not part mixing from posterior
-        predictive = model.predict((x - shift_x) / scale_x, n, named_generator(run.seed, "predict"))
+        n_inner = 1 if published else 5  # the paper does not separate mixing from posterior
+        generator = named_generator(run.seed, "predict")
+        predictive = model.predict((x - shift_x) / scale_x, generator, 100, n_inner)
         predictive = cast(GaussianPredictive, predictive).rescale(shift_y, scale_y)
         variance = predictive.total
         if published and "noise" in run.options:  # a fixed noise is left out of the band, as in the paper

@@ -1,0 +1,157 @@
+"""Options of compound density networks, and what their defaults are for each task."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compound.models.base import with_defaults
+from compound.types import Task
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of both CDNs; None stands for the default of the task, see `DEFAULTS`.
+
+    Parameters
+    ----------
+    widths : tuple of int, optional
+        Hidden layers of the predictive network.
+    hyper : tuple of int, optional
+        Hidden layers of each hypernetwork.
+    samples : int, optional
+        S, draws of θ per row in training.
+    last_layer : {'integrate', 'sample'}, optional
+        The last layer's Gaussian is integrated, or sampled.
+    last_draws : int, default=2
+        Antithetic draws of the logits per hidden draw.
+    parametrization : {'scaled', 'paper'}, default='scaled'
+        Weight variances over fan-in, or as published.
+    noise : float, default=0.0
+        Standard deviation of targets given the network; 0: learnt.
+    noise_rate : float, default=5.0
+        Factor on the learning rate of the learnt noise.
+    log_col : tuple of float, optional
+        Initial column log-variances of the layers; the last entry holds for all later layers.
+    members : int, optional
+        Networks of the ensemble, trained as one batched computation.
+    far : float, default=3.0
+        Far noise; targets: its standard deviation far away, in standard deviations of the target; 0: none.
+    """
+
+    widths: tuple[int, ...] | None = None
+    hyper: tuple[int, ...] | None = None
+    samples: int | None = None
+    last_layer: Literal["integrate", "sample"] | None = None
+    last_draws: int = 2
+    parametrization: Literal["scaled", "paper"] = "scaled"
+    noise: float = 0.0
+    noise_rate: float = 5.0
+    log_col: tuple[float, ...] | None = None
+    members: int | None = None
+    far: float = 3.0
+
+
+@dataclass(frozen=True)
+class MLConfig(Config):
+    """Options of `ml-cdn`.
+
+    Parameters
+    ----------
+    lam : float or pair of floats, optional
+        λ, or a geometric path from first to last over training.
+    activation : {'relu', 'tanh'}, default='relu'
+        Activation of the hypernetworks.
+    basis : {'point', 'map'}, default='point'
+        V without a prior, or with N(0, 2 / fan-in).
+    """
+
+    lam: float | tuple[float, float] | None = None
+    activation: Literal["relu", "tanh"] = "relu"
+    basis: Literal["point", "map"] = "point"
+
+
+@dataclass(frozen=True)
+class VBConfig(Config):
+    """Options of `vb-cdn`.
+
+    Parameters
+    ----------
+    objective : {'elbo', 'official', 'joint'}, default='elbo'
+        A row's draws of θ share ψ ('elbo'), only the last maps of the hypernetworks ('official'), or nothing.
+    activation : {'relu', 'tanh'}, default='tanh'
+        Activation of the hypernetworks.
+    basis : {'point', 'map', 'vmg'}, default='point'
+        'map': V with the prior N(0, 2 / fan-in); 'vmg': V with a matrix-Gaussian posterior.
+    """
+
+    objective: Literal["elbo", "official", "joint"] = "elbo"
+    activation: Literal["relu", "tanh"] = "tanh"
+    basis: Literal["point", "map", "vmg"] = "point"
+
+
+# What None stands for. Targets: the same for all nine UCI sets. Initial log-variances are low.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "classification": {
+        "widths": (100,),
+        "hyper": (50,),
+        "samples": 1,
+        "last_layer": "sample",
+        "members": 5,
+        "log_col": (-6.0,),
+        "lam": 5e-6,
+    },
+    "regression": {
+        "widths": (50,),
+        "hyper": (20,),
+        "samples": 5,
+        "last_layer": "integrate",
+        "members": 5,
+        "log_col": (-4.0, -2.0),
+        "lam": (3e-3, 1e-6),
+    },
+}
+VB_DEFAULTS: dict[str, dict[str, Any]] = {
+    "classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2},
+    "regression": {"members": 1},
+}
+
+
+def resolve(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
+    """The config with the defaults of its task, checked."""
+    defaults = DEFAULTS[task.kind]
+    if isinstance(config, MLConfig):
+        config = with_defaults(config, defaults)
+        _check(config)
+        _check_ml(config)
+        return config
+    config = with_defaults(config, defaults | VB_DEFAULTS[task.kind])
+    _check(config)
+    if config.objective not in ("elbo", "official", "joint"):
+        raise ValueError(f"objective is {config.objective!r}: use one of elbo, official, joint")
+    return config
+
+
+def _check(config: Any) -> None:
+    if config.samples < 1 or config.members < 1 or config.last_draws < 1:
+        raise ValueError("samples, members and last_draws must be at least 1")
+    if any(width < 1 for width in (*config.widths, *config.hyper)) or not config.hyper:
+        raise ValueError(f"widths {config.widths} and hyper {config.hyper} must be positive, hyper not empty")
+    if config.far < 0 or config.noise < 0:
+        raise ValueError(
+            f"far is {config.far} and noise {config.noise}: neither may be negative; "
+            "0 turns far noise off and learns the noise"
+        )
+    for name, allowed in (
+        ("parametrization", ("scaled", "paper")),
+        ("activation", ("relu", "tanh")),
+        ("basis", ("point", "map", "vmg")),
+    ):
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
+
+
+def _check_ml(config: Any) -> None:
+    if config.basis == "vmg":
+        raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
+    lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)
+    if len(lam) > 2 or min(lam) < 0 or (len(lam) == 2 and min(lam) == 0):
+        raise ValueError(f"lam is {config.lam}: give one number >= 0, or two > 0 for a path")

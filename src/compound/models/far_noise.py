@@ -1,0 +1,116 @@
+"""A model's predictive away from its training rows: bounded (`limits`), then with far noise (`compound.ood`).
+
+Classes: with log-odds t(x) the predictive is uniform, so the label never changes. Targets: the variance
+far_std² exp(t(x)), t <= 0, is added to every Gaussian; far_std is `strength` standard deviations of the
+target. What is added is epistemic.
+
+Both are fitted after training and change nothing that was learnt: the distance from the training rows, then
+the steepest ramp t whose cost in log-density on calibration rows is negligible.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.models.base import train_mask
+from compound.models.limits import Limits
+from compound.ood.noise import DistanceAwareNoise
+from compound.ood.ramp import GRIDS, choose_ramp
+from compound.ops.clamp import clamp_inputs
+from compound.predictive import GaussianPredictive, Predictive
+from compound.types import Batch, Task
+
+MAX_CALIBRATION_ROWS = 2000  # rows that the ramp is chosen on
+MAX_QUANTILES = 10  # distances that one of them represents
+
+
+class FarNoise(nn.Module):
+    """Bounds and far noise of one model; `strength` 0 leaves the bounds alone."""
+
+    far_std: Tensor  # (targets,) standard deviation far away; () and unused for classes
+
+    def __init__(self, inputs: int, task: Task, strength: float):
+        super().__init__()
+        if not strength >= 0:
+            raise ValueError(f"far is {strength}: it may not be negative; 0 turns far noise off")
+        self.task = task
+        self.strength = strength
+        self.noise = DistanceAwareNoise(inputs)
+        self.limits = Limits(task.size) if task.kind == "regression" else None
+        shape = (task.size,) if task.kind == "regression" else ()
+        self.register_buffer("far_std", torch.ones(shape, dtype=torch.float32))
+
+    @property
+    def fitted(self) -> bool:
+        return self.noise.fitted
+
+    def on_fit_start(self, y: Tensor) -> None:
+        """The scale of the targets of the training rows."""
+        if self.task.kind == "regression":
+            std = y.double().std(0, correction=0)
+            self.far_std.copy_(self.strength * torch.where(std > 0, std, 1.0))
+
+    def forward(self, predictive: Predictive, x: Tensor) -> Predictive:
+        """The predictive of rows x (rows, inputs) with bounds and far noise."""
+        predictive = self.bounded(predictive)
+        if not self.fitted:
+            return predictive
+        return predictive.with_far_noise(self.noise(clamp_inputs(x)), self.far_std)
+
+    def bounded(self, predictive: Predictive) -> Predictive:
+        return predictive if self.limits is None else cast(Predictive, self.limits(predictive))
+
+    def fit_limits(self, data: Batch, predictive: Predictive) -> None:
+        """From training targets and the network's own predictive of calibration rows."""
+        if self.limits is not None:
+            self.limits.fit(data.y[train_mask(data)], cast(GaussianPredictive, predictive))
+
+    def fit(
+        self,
+        data: Batch,
+        calibration: Tensor,
+        log_densities: Callable[[Tensor | None], Tensor],
+        generator: Generator,
+    ) -> None:
+        """Fit distance and ramp.
+
+        `log_densities` maps t to log-densities (scores, rows) of the calibration rows.
+        """
+        if self.strength:
+            distances = calibration_distances(self.noise, data, calibration, generator)
+            choose_ramp(self.noise, GRIDS[self.task.kind], distances, log_densities)
+
+
+def calibration_rows(data: Batch, held_out: Tensor, generator: Generator) -> Tensor:  # (rows',)
+    """Row numbers: those that some member held out, True in held_out (members, rows); any where none did."""
+    by_any = held_out.any(0)
+    order = torch.randperm(len(data), generator=generator)
+    return (order[by_any[order]] if bool(by_any.any()) else order)[:MAX_CALIBRATION_ROWS]
+
+
+def calibration_distances(
+    noise: DistanceAwareNoise, data: Batch, calibration: Tensor, generator: Generator
+) -> Tensor:  # (1 + quantiles, rows')
+    """Fit the distance; returns distances of the calibration rows, and others that they represent.
+
+    A few calibration rows may all be near by chance, and noise on other rows would seem to cost nothing. So
+    each also represents its part of all rows: by distance the farthest of 45 the farthest 1/45, at up to
+    MAX_QUANTILES of their quantiles.
+    """
+    trained_on = train_mask(data).nonzero().squeeze(-1)
+    distances = torch.full((len(data),), torch.nan, dtype=data.x.dtype)
+    distances[trained_on] = noise.fit(clamp_inputs(data.x[trained_on]), generator)
+    new = calibration[distances[calibration].isnan()]  # rows that no member trained on
+    distances[new] = noise.distance(clamp_inputs(data.x[new]))
+    actual = distances[calibration]
+    measured = distances[~distances.isnan()]
+    count = len(calibration)
+    quantiles = min(MAX_QUANTILES, MAX_CALIBRATION_ROWS // count, len(measured) // count)
+    if quantiles < 2:
+        return actual.unsqueeze(0)
+    levels = torch.arange(0.5, quantiles * count) / (quantiles * count)
+    represented = torch.quantile(measured.double(), levels.double()).to(measured.dtype)
+    by_rank = represented.reshape(-1, quantiles)  # (rows', quantiles)
+    return torch.cat([actual.unsqueeze(0), by_rank[actual.argsort(stable=True).argsort()].T])

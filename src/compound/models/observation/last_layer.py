@@ -1,0 +1,202 @@
+"""Observation models that know a Gaussian over the outputs f: a compound last layer, integrated or sampled.
+
+Training needs log-densities of y under `Gaussian(mean, std)` (members, draws, rows, outputs). Prediction
+keeps two arrays of every draw, (members, n_samples, n_inner, rows, outputs), from noise that all rows share:
+means and variances still to be integrated for targets, logits and standard deviations for classes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from compound.distributions import gaussian_log_prob, log_mean_exp
+from compound.models.observation.categorical import Categorical
+from compound.models.observation.gaussian import HomoscedasticGaussian
+from compound.nn import Gaussian
+from compound.ops.gaussian_noise import standard_normal
+from compound.ops.softmax import expected_entropy, expected_softmax
+from compound.predictive import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    Predictive,
+    log_uniform_mixture,
+    safe_log,
+    take_label,
+)
+from compound.random import Generators
+from compound.types import Task
+
+LastLayer = Literal["integrate", "sample"]
+Draws = tuple[Tensor, Tensor]  # (members, n_samples, n_inner, rows, outputs) each
+LogDensity = Callable[[Tensor | None], Tensor]  # of far noise t
+
+
+class LastLayerModel(ABC):
+    """What a compound density network asks of its observation model."""
+
+    @abstractmethod
+    def last_log_prob(
+        self, last: Gaussian, y: Tensor, generator: Generators
+    ) -> Tensor:  # (members, draws, rows)
+        """Log-densities of y under the last layer (members, draws, rows, outputs)."""
+
+    @abstractmethod
+    def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
+        """Noise (members, draws, ...) of the last layer for every draw, shared by all rows."""
+
+    @abstractmethod
+    def sample(self, last: Gaussian, noise: Tensor) -> Draws:
+        """The two arrays (members, draws', rows, outputs) that prediction keeps of the last layer."""
+
+    @abstractmethod
+    def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:  # (members, rows)
+        """Log-densities under each member's own predictive."""
+
+    @abstractmethod
+    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+        """The same as a function of far noise t (rows,), None for none."""
+
+    @abstractmethod
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+        """Correct the scale of the predictive on held-out rows, marked by 1 in held_out (members, rows)."""
+
+    @abstractmethod
+    def draws_predictive(self, draws: Draws) -> Predictive:
+        """The predictive of all members' draws."""
+
+
+def last_layer_model(
+    task: Task, members: int, last_layer: str, last_draws: int, noise: float
+) -> "LastLayerGaussian | LastLayerCategorical":
+    """The observation model of a task."""
+    if last_layer not in ("integrate", "sample"):
+        raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
+    if task.kind == "regression":
+        return LastLayerGaussian(task.size, members, noise, last_layer)  # type: ignore[arg-type]
+    return LastLayerCategorical(task.size, last_layer, last_draws)  # type: ignore[arg-type]
+
+
+class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
+    """Targets.
+
+    After training one factor τ <= 1, from held-out rows, may narrow the predictive about its mean.
+    """
+
+    tau: Tensor  # ()
+
+    def __init__(self, targets: int, members: int, noise: float, last_layer: LastLayer):
+        super().__init__(targets, members, noise)
+        self.integrate = last_layer == "integrate"
+        self.register_buffer("tau", torch.ones((), dtype=torch.float32))
+
+    def last_log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:
+        if self.integrate:
+            variance = last.std.square() + self._variance_like(last.mean)
+            return gaussian_log_prob(y, last.mean, variance).sum(-1)
+        return self.log_prob(last.draw(standard_normal(generator, last.mean.shape, last.mean)), y)
+
+    def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
+        return standard_normal(generator, (members, draws, 1, self.outputs), like)
+
+    def sample(self, last: Gaussian, noise: Tensor) -> Draws:
+        """Means, and variances of the integrated last layer."""
+        if self.integrate:
+            return last.mean, last.std.square()
+        return last.draw(noise), torch.zeros_like(last.mean)
+
+    def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
+        return self._log_prob(draws, y, float(self.tau), 0.0)
+
+    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+        def log_prob(t: Tensor | None) -> Tensor:
+            far = 0.0 if t is None else far_std.square() * t.exp().unsqueeze(-1)  # (rows, targets)
+            return self._log_prob(draws, y, float(self.tau), far)
+
+        return log_prob
+
+    def _log_prob(self, draws: Draws, y: Tensor, tau: float, far: Tensor | float) -> Tensor:
+        means, variances = (draw.flatten(1, 2) for draw in draws)  # (members, draws, rows, targets)
+        centre = means.mean(1, keepdim=True)
+        noise = self.noise_variance()[:, None, None]
+        variance = tau**2 * (variances + noise) + self.known_floor() + far
+        return log_mean_exp(gaussian_log_prob(y, centre + tau * (means - centre), variance).sum(-1), 1)
+
+    @torch.no_grad()
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+        grid = np.geomspace(0.1, 1.0, 47).tolist()
+        scores = [float((held_out * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
+        self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
+
+    def draws_predictive(self, draws: Draws) -> GaussianPredictive:
+        means, variances = draws
+        centre = means.mean((1, 2), keepdim=True)  # of each member, as in `calibrate`
+        means = (centre + self.tau * (means - centre)).flatten(0, 1)
+        square = self.tau.square()
+        n_samples = len(means) // len(variances)
+        noise = self.noise_variance().repeat_interleave(n_samples, 0)[:, None, None]  # of each draw's member
+        noise = square * noise + self.known_floor()
+        variances = square * variances.flatten(0, 1)
+        return GaussianPredictive.from_draws(means, noise, variances, members=len(centre))
+
+
+class LastLayerCategorical(Categorical, LastLayerModel):
+    """Classes; logits are sampled (antithetic draws per hidden draw) or integrated."""
+
+    def __init__(self, classes: int, last_layer: LastLayer, last_draws: int):
+        super().__init__(classes)
+        self.integrate = last_layer == "integrate"
+        self.last_draws = last_draws
+
+    def last_log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:
+        if self.integrate:
+            return take_label(safe_log(expected_softmax(last.mean, last.std)), y)
+        members, draws, rows, _ = last.mean.shape
+        noise = self._noise((members, draws), rows, generator, last.mean)
+        logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise)
+        return self.log_prob(logits, y).view(members, -1, rows)
+
+    def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
+        return self._noise((members, draws), 1, generator, like)
+
+    def _noise(self, draws: tuple[int, int], rows: int, generator: Generators, like: Tensor) -> Tensor:
+        pairs = (self.last_draws + 1) // 2
+        return antithetic(
+            standard_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws
+        )
+
+    def sample(self, last: Gaussian, noise: Tensor) -> Draws:
+        """Logits, and standard deviations still to be integrated over them."""
+        if self.integrate:
+            return last.mean, last.std
+        logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
+        return logits, logits.new_zeros(()).expand_as(logits)
+
+    def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
+        probs = expected_softmax(*draws) if self.integrate else torch.softmax(draws[0], -1)
+        return take_label(safe_log(probs.mean((1, 2))), y)
+
+    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+        log_prob = self.member_log_prob(draws, y)
+        return lambda t: log_prob if t is None else log_uniform_mixture(log_prob, t, self.outputs)
+
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+        """Nothing: probabilities are calibrated by estimators."""
+
+    def draws_predictive(self, draws: Draws) -> CategoricalPredictive:
+        members = len(draws[0])
+        logits, std = (draw.flatten(0, 1) for draw in draws)
+        if not self.integrate:
+            logs = torch.log_softmax(logits, -1)
+            return CategoricalPredictive.from_draws(logs, members, self.last_draws)
+        component = expected_entropy(logits, std).mean((0, 1))
+        logs = safe_log(expected_softmax(logits, std))
+        return CategoricalPredictive.from_draws(logs, members, component=component)
+
+
+def antithetic(noise: Tensor, count: int) -> Tensor:
+    """`count` draws along axis 2 from half as many: each with its mirror image."""
+    return noise if count == 1 else torch.cat([noise, -noise], 2)[:, :, :count]

@@ -1,0 +1,79 @@
+"""The choice of far noise's ramp: the steepest whose cost on calibration rows is negligible."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from compound.ood.noise import DistanceAwareNoise
+
+BUDGET = 0.003  # nats of held-out log-density that far noise may cost
+ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from chance
+
+
+class RampGrid(NamedTuple):
+    """Ramps to choose from."""
+
+    levels: tuple[float, ...]  # t at the median distance
+    kappas: tuple[float, ...]  # its rise from there to the 99% quantile
+    cap: float  # largest t
+
+
+# Classes: log-odds, a tenth of the budget at the median row. Targets: log-variances, relative to the cap.
+GRIDS = {
+    "classification": RampGrid(
+        (math.log(0.1 * BUDGET),), (20.0, 16.0, 12.0, 10.0, 9.0, *(0.25 * k for k in range(33, 1, -1))), 14.0
+    ),
+    "regression": RampGrid(
+        (-6.0, -9.0, -12.0, -15.0, -18.0),
+        (18.0, 16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0),
+        0.0,
+    ),
+}
+
+
+def choose_ramp(
+    noise: DistanceAwareNoise,
+    grid: RampGrid,
+    distances: Tensor,
+    log_densities: Callable[[Tensor | None], Tensor],
+) -> None:
+    """Set the steepest ramp that costs no more than the budget on the calibration rows.
+
+    Parameters
+    ----------
+    noise : DistanceAwareNoise
+        Its distance is fitted; its ramp is set.
+    grid : RampGrid
+    distances : Tensor of shape (1 + quantiles, rows)
+        Of the calibration rows themselves, and other distances that each of them represents.
+    log_densities : callable
+        Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
+
+    Notes
+    -----
+    No mean over rows, less its standard error, may fall by more than the budget below that without noise. Nor
+    may it fall by more than the budget below the best of such ramps: an overconfident network gains by far
+    noise, and that gain is not to be spent on a steeper ramp. Where no ramp is cheap enough the gentlest one
+    is set, for the sake of rows far away.
+    """
+    # steepest last, by t one more 50%-to-99% stretch beyond the 99% quantile
+    ramps = sorted(
+        ((level, kappa) for level in grid.levels for kappa in grid.kappas),
+        key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0]),
+    )
+    without = log_densities(None).double()
+    gains = []
+    for level, kappa in ramps:
+        noise.set_ramp(level, kappa, grid.cap)
+        actual, *represented = [log_densities(noise.at(d)).double() - without for d in distances]
+        gains.append(torch.cat([actual, torch.stack(represented).mean(0)]) if represented else actual)
+    gain = torch.stack(gains)  # (ramps, scores, rows)
+    mean = gain.mean(-1)
+    error = gain.std(-1, correction=0) / math.sqrt(max(1, gain.shape[-1] - 1))
+    safe = (mean - ERRORS * error >= -BUDGET).all(1)
+    best = mean[safe].amax(0).clamp_min(0) if bool(safe.any()) else 0.0
+    cheap = (safe & (best - mean <= BUDGET).all(1)).nonzero().squeeze(1).tolist()
+    noise.set_ramp(*ramps[cheap[-1] if cheap else 0], grid.cap)

@@ -1,0 +1,121 @@
+"""Predictive distributions of classes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from compound.predictive.base import Predictive
+from compound.predictive.decomposition import entropy, entropy_parts
+
+
+@dataclass(frozen=True)
+class CategoricalPredictive(Predictive):
+    """Classes: mean probabilities, with the parts of their entropy.
+
+    Parameters
+    ----------
+    component, mixing, posterior : Tensor of shape (rows,)
+        Parts of the entropy, in nats.
+    probs : Tensor of shape (rows, classes)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound import CategoricalPredictive
+    >>> logs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log().reshape(2, 1, 1, 2)  # two networks, one row
+    >>> p = CategoricalPredictive.from_draws(logs)
+    >>> p.probs
+    tensor([[0.7000, 0.3000]])
+    >>> p.label, p.total
+    (tensor([0]), tensor([0.6109]))
+    """
+
+    probs: Tensor
+
+    @classmethod
+    def from_draws(
+        cls, logs: Tensor, members: int = 1, paired: int = 1, component: Tensor | None = None
+    ) -> Self:
+        """From draws of the log-probabilities.
+
+        Parameters
+        ----------
+        logs : Tensor of shape (members * n_samples, n_inner * paired, rows, classes)
+        members : int, default=1
+        paired : int, default=1
+            Neighbouring draws that are not independent, such as antithetic ones.
+        component : Tensor of shape (rows,), optional
+            Mean entropy given θ, where it is known better than from these draws.
+        """
+        probs = logs.exp()
+        if component is None:
+            component = -(probs * logs).sum(-1).mean((0, 1))  # (rows,)
+        independent = probs.unflatten(1, (-1, paired)).mean(2)
+        nested = independent.unflatten(0, (members, -1))  # (members, n_samples, n_inner, rows, classes)
+        mean = nested.mean(2).mean((0, 1))
+        total = entropy(mean)
+        _, posterior = entropy_parts(nested, component, total)
+        component = torch.minimum(component, total)
+        posterior = torch.minimum(posterior.clamp_min(0), total - component)
+        return cls(component, total - component - posterior, posterior, mean)
+
+    def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
+        return self.mix_with_uniform(t)
+
+    def mix_with_uniform(self, log_odds: Tensor) -> Self:
+        """The mixture with the uniform distribution, whose weight π has these log-odds (rows,).
+
+        The label stays. Aleatoric parts count with the network's weight 1 - π. All other entropy is
+        epistemic: more data would remove it.
+        """
+        uniform = torch.full_like(self.probs, 1 / self.probs.shape[-1])
+        probs = torch.lerp(self.probs, uniform, torch.sigmoid(log_odds).unsqueeze(-1))
+        network_weight = torch.sigmoid(-log_odds)  # 1 - π, without rounding
+        component = network_weight * self.component
+        mixing = network_weight * self.mixing
+        posterior = (entropy(probs) - component - mixing).clamp_min(0)
+        return replace(self, component=component, mixing=mixing, posterior=posterior, probs=probs)
+
+    @property
+    def label(self) -> Tensor:  # (rows,)
+        """The most probable class."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:  # (rows,)
+        """Its probability."""
+        return self.probs.amax(-1)
+
+    def log_prob(self, y: Tensor) -> Tensor:  # (rows,)
+        return safe_log(take_label(self.probs, y))
+
+    def entropy(self) -> Tensor:  # (rows,)
+        return entropy(self.probs)
+
+    def sample(self, n: int, generator: Generator) -> Tensor:  # (n, rows)
+        return torch.multinomial(self.probs, n, replacement=True, generator=generator).T
+
+    def _concat(self, parts: Sequence[Self]) -> Self:
+        columns = ((p.component, p.mixing, p.posterior, p.probs) for p in parts)
+        return type(self)(*(torch.cat(column) for column in zip(*columns, strict=True)))
+
+
+def take_label(values: Tensor, y: Tensor) -> Tensor:
+    """The entry of each row's label y (rows,) along the last axis of values (..., rows, classes)."""
+    return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+def safe_log(probs: Tensor) -> Tensor:
+    """Logs of probabilities; one that underflowed is not an impossible event."""
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def log_uniform_mixture(log_prob: Tensor, log_odds: Tensor, classes: int) -> Tensor:
+    """log((1 - π) p + π / classes), π with these log-odds."""
+    network = log_prob + functional.logsigmoid(-log_odds)
+    return torch.logaddexp(network, functional.logsigmoid(log_odds) - math.log(classes))

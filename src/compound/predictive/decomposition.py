@@ -1,0 +1,51 @@
+"""Estimators of the mixing and posterior parts of uncertainty, from nested draws."""
+
+import torch
+from torch import Tensor
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Entropy of probabilities along the last axis; 0 log 0 = 0."""
+    return -torch.xlogy(probs, probs).sum(-1)
+
+
+def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
+    """Mixing and posterior variance of drawn means (members, n_samples, n_inner, rows, targets).
+
+    Both are without bias, and may be negative. Members are a complete list, not a sample. Within one, with v
+    the variance of inner draws and w that of the means of n_inner draws:
+
+        mixing = v
+        posterior = w - v / n_inner + (variance between members' means) - (1 - 1 / members) (w / n_samples)
+
+    With n_samples = 1 there is no w: the error of a member's mean is v / n_inner, and only members differ.
+    With n_inner = 1 there is no v: all is posterior, and the sum is right.
+    """
+    members, n_samples, n_inner = means.shape[:3]
+    inner_means = means.mean(2)
+    v = means.var(2).mean((0, 1)) if n_inner > 1 else torch.zeros_like(means[0, 0, 0])
+    w = inner_means.var(1).mean(0) if n_samples > 1 else v / n_inner  # of the mean of inner draws
+    between = inner_means.mean(1).var(0, correction=0) - (1 - 1 / members) * w / n_samples
+    return v, w - v / n_inner + between
+
+
+def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) each
+    """Mixing and posterior part of the total entropy.
+
+    From probabilities (members, n_samples, n_inner, rows, classes). Both may be negative. The entropy of a
+    mean of K draws is too low by about one K-th of its excess over the draws' own. The jackknife over inner
+    draws leaves an error of order 1 / n_inner² in the mixing part. `total`, the entropy of the mean of all
+    draws, is not corrected: it is too low by about (posterior within members + mixing / n_inner) / (members
+    n_samples), and so is the posterior part.
+    """
+    n_inner = probs.shape[2]
+    mean = probs.mean(2, keepdim=True)  # (members, n_samples, 1, rows, classes)
+    conditional = entropy(mean).mean((0, 1, 2))  # of y given ψ
+    if n_inner > 1:
+        # (n_inner - 1) (H(mean) - H(mean of all but one)) is on average a divergence between the two,
+        # computed without cancellation
+        tiny = torch.finfo(mean.dtype).tiny
+        change = ((mean - probs) / ((n_inner - 1) * mean.clamp_min(tiny))).clamp_min(-1)
+        divergence = (mean * (torch.special.xlog1py(1 + change, change) - change)).sum(-1).mean((0, 1, 2))
+        conditional = conditional + (n_inner - 1) * divergence
+    return conditional - component, total - conditional

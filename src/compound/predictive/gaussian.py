@@ -1,0 +1,156 @@
+"""Predictive distributions of real targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Generator, Tensor
+
+from compound.distributions import (
+    mixture_cdf,
+    mixture_entropy,
+    mixture_log_prob,
+    mixture_quantile,
+    weighted_mean,
+)
+from compound.predictive.base import Predictive
+from compound.predictive.decomposition import variance_parts
+
+
+@dataclass(frozen=True)
+class GaussianPredictive(Predictive):
+    """Targets: a mixture of Gaussians, with the parts of its variance.
+
+    Parameters
+    ----------
+    component, mixing, posterior : Tensor of shape (rows, targets)
+        Parts of the variance.
+    means, variances : Tensor of shape (draws, rows, targets)
+        Of the Gaussians.
+    log_weights : Tensor of shape (draws, rows, 1), optional
+        Of the Gaussians; equal weights by default.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound import GaussianPredictive
+    >>> means = torch.tensor([[[0.0]], [[2.0]]]).unsqueeze(1)  # two networks, one row, one target
+    >>> p = GaussianPredictive.from_draws(means, torch.ones(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
+    >>> p.mean, p.aleatoric, p.epistemic
+    (tensor([[1.]]), tensor([[1.]]), tensor([[2.]]))
+    """
+
+    means: Tensor
+    variances: Tensor
+    log_weights: Tensor | None = None
+
+    @classmethod
+    def from_draws(
+        cls,
+        means: Tensor,
+        noise: Tensor,
+        integrated: Tensor,
+        far: Tensor | None = None,
+        members: int = 1,
+    ) -> Self:
+        """From draws of the parameters.
+
+        Parameters
+        ----------
+        means : Tensor of shape (members * n_samples, n_inner, rows, targets)
+        noise : Tensor that broadcasts to this shape
+            Variance of y given the parameters.
+        integrated : Tensor that broadcasts to this shape
+            Variance of the mixing distribution that is integrated, not drawn.
+        far : Tensor of shape (rows, 1 or targets), optional
+            Variance that more data around x would remove; it is part of the posterior.
+        members : int, default=1
+        """
+        component = noise.expand_as(means).mean((0, 1))
+        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)))
+        drawn = mixing + posterior  # never negative
+        posterior = posterior.clamp_min(0)
+        added = torch.zeros_like(component) if far is None else far.expand_as(component)
+        variances = (noise + integrated + added).expand_as(means)
+        return cls(
+            component,
+            integrated.expand_as(means).mean((0, 1)) + drawn - posterior,
+            posterior + added,
+            means.flatten(0, 1),
+            variances.flatten(0, 1),
+        )
+
+    @property
+    def mean(self) -> Tensor:  # (rows, targets)
+        return weighted_mean(self.means, self.log_weights)
+
+    @property
+    def variance(self) -> Tensor:  # (rows, targets)
+        """Of y. That of the mixture of these draws is a little smaller: its mean varies with the draws."""
+        return self.total
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Joint log-density of all targets of a row."""
+        return mixture_log_prob(y, self.means, self.variances, self.log_weights)
+
+    def cdf(self, y: Tensor) -> Tensor:  # (rows, targets)
+        return mixture_cdf(y, self.means, self.variances, self.log_weights)
+
+    def quantile(self, q: float) -> Tensor:  # (rows, targets)
+        return mixture_quantile(q, self.means, self.variances, self.log_weights)
+
+    def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval that holds y with probability `coverage`."""
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
+        return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
+
+    def entropy(self) -> Tensor:
+        """Of each target's marginal mixture."""
+        return mixture_entropy(self.means, self.variances, self.log_weights)
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        rows, targets = self.means.shape[1:]
+        if self.log_weights is None:
+            index = torch.randint(len(self.means), (n, rows, 1), generator=generator)
+        else:
+            weights = self.log_weights[..., 0].T.exp()  # (rows, draws)
+            index = torch.multinomial(weights, n, replacement=True, generator=generator).T.unsqueeze(-1)
+        index = index.expand(n, rows, targets)
+        noise = torch.randn((n, rows, targets), generator=generator, dtype=self.means.dtype)
+        return self.means.gather(0, index) + self.variances.gather(0, index).sqrt() * noise
+
+    def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
+        """The predictive with the variance far_std² exp(t) added, t (rows,) at most 0, far_std (targets,).
+
+        What is added is epistemic: more data would remove it. exp(t) is also the part of the aleatoric
+        variance that becomes epistemic, since a network's noise variance is not known where there were no
+        rows.
+        """
+        unknown = t.exp().unsqueeze(-1)  # (rows, 1)
+        network_weight = -torch.expm1(t).unsqueeze(-1)  # 1 - exp(t)
+        added = far_std.square() * unknown
+        component = network_weight * self.component
+        mixing = network_weight * self.mixing
+        posterior = self.posterior + unknown * self.aleatoric + added
+        variances = self.variances + added
+        return replace(self, component=component, mixing=mixing, posterior=posterior, variances=variances)
+
+    def rescale(self, shift: Tensor | float, scale: Tensor | float) -> Self:
+        """The predictive of shift + scale * y: from standard units back to the original ones."""
+        square = scale * scale
+        parts = (self.component * square, self.mixing * square, self.posterior * square)
+        return type(self)(*parts, shift + scale * self.means, square * self.variances, self.log_weights)
+
+    def _concat(self, parts: Sequence[Self]) -> Self:
+        by_row = zip(*((p.component, p.mixing, p.posterior) for p in parts), strict=True)
+        draws = [(p.means, p.variances) for p in parts]
+        if self.log_weights is not None:
+            draws = [(p.means, p.variances, p.log_weights) for p in parts]  # type: ignore[misc]
+        by_draw = zip(*draws, strict=True)
+        return type(self)(*map(torch.cat, by_row), *(torch.cat(column, 1) for column in by_draw))
