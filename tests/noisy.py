@@ -63,7 +63,7 @@ def check_mean_of_the_posterior(model: Noisy, data: Batch, mean: Tensor) -> None
 
 
 def check_training(model: Noisy, data: Batch, basis: Tensor, slack: float) -> None:
-    """The mean of T steps lies within posterior sd / √T of the exact one: each step's noise is a posterior draw."""
+    """The mean of T steps lies within posterior sd / √T of the exact one."""
     optimizer = model.optimizer(TrainConfig(lr=0.2))
     (layer,) = model.layers
     stream, steps = named_generator(6), 600

@@ -92,7 +92,7 @@ def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> T
 
 
 class LinearGaussian:
-    """Bayesian linear regression y = [x; 1] w + noise in closed form: w ~ N(0, prior I), known noise variance."""
+    """Bayesian linear regression y = [x; 1] w + noise in closed form; w ~ N(0, prior I), known noise."""
 
     def __init__(self, x: Tensor, y: Tensor, noise: float = 0.25, prior: float = 1.0):
         h, rows = wide(x), len(x)

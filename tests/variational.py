@@ -195,7 +195,7 @@ def check_nll(model: Model) -> None:
 
 
 def check_gap_while_maximised(model: Model, prior: float = 1.0) -> LinearGaussian:
-    """The bound of a linear model lies below the evidence by the KL to the exact posterior, before and after."""
+    """A linear model's bound lies below the evidence by the KL to the exact posterior, before and after."""
     x, y = numbers(30, 3) @ numbers(3, 3, seed=1), numbers(30, model.task.size)
     exact = exact_posterior(model, x, y, prior)
     for _ in range(2):
