@@ -26,7 +26,7 @@ def publish(
             page.heading(load(name).title)
         group = [result for result in results if result.run.experiment == name]
         if group:
-            claims += load(name).draw(group, page)
+            claims += load(name).fill_page(group, page)
     if failures:
         page.heading("Runs that failed")
         page.text("All numbers above are without them. The same command tries them again.")

@@ -120,7 +120,7 @@ class FgsmExperiment(Experiment):
         curves["random signs"] = protocols.random_sign_attack(model, x, y, STRENGTHS, stream("random signs"))
         return curves
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.kind)
 
 
