@@ -64,7 +64,7 @@ class Model(nn.Module, ABC):
             setattr(cls, name, full_precision(vars(cls)[name]))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Once, before training: constants from the training rows."""
+        """Called once before training, to set constants that depend on the training rows; default: none."""
 
     @abstractmethod
     def loss(self, batch: Batch, generator: Generators) -> Loss:
