@@ -16,7 +16,10 @@ from compound.report.page import Claim, Page
 def publish(
     results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()
 ) -> list[Claim]:
-    """Write out/index.html, a page for one or more experiments, with figures and data as files beside it."""
+    """Write out/index.html, a page for one or more experiments; return the claims it makes.
+
+    Figures and data are files beside it.
+    """
     runs = [*(result.run for result in results), *(failure.run for failure in failures)]
     names = list(dict.fromkeys(run.experiment for run in runs))
     page = Page(title or load(names[0]).title)

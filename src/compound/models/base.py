@@ -90,7 +90,7 @@ class Model(nn.Module, ABC):
 
     @property
     def distance(self) -> Distance | None:
-        """The distance from the training rows, where far noise has fitted one."""
+        """The fitted distance to the training rows, an OOD score; None for a model without one."""
         return None
 
     def lr_multipliers(self) -> dict[str, float]:
