@@ -24,7 +24,7 @@ for axis, name in zip(axes.flat, names, strict=True):
     model = build(name, inputs=1, task=task, seed=0)
     held_out = holdout_weights(len(x), model.members, 0.1, seed=0)  # stops training in time
     fit(model, make_dataset(x, y, task, held_out), TrainConfig(steps=1500))
-    predictive = model.predict(grid, named_generator(0, "predict"))
+    predictive = model.predict(grid, named_generator(0, "predict"), n_samples=50, n_inner=2)
     mean, std = predictive.mean.squeeze(1), predictive.std.squeeze(1)
     epistemic = predictive.epistemic.sqrt().squeeze(1)
     axis.fill_between(grid.squeeze(1), mean - 2 * std, mean + 2 * std, alpha=0.18, linewidth=0)
