@@ -1,9 +1,9 @@
 """An out-of-distribution alarm on a table.
 
 `is_ood` flags rows that are farther from the training rows than all but 1% of ordinary rows
-(`false_positive_rate=0.01`). The threshold is part of the fitted model. Here: measurements of tumours, new ones,
-and the same with mistakes. A column in another unit is always found; two columns exchanged leave plausible
-values in each, and are found less often.
+(`false_positive_rate=0.01`). The threshold is part of the fitted model. Here: measurements of tumours, new
+ones, and the same with mistakes. A column in another unit is always found; two columns exchanged leave
+plausible values in each, and are found less often.
 """
 
 from pathlib import Path

@@ -1,6 +1,7 @@
 """For every method: a model driven to the limit in which it is the plain network, and that network.
 
-One function per method, named like it with _ for -; it returns (model, plain), or None where a task has no such limit.
+One function per method, named like it with _ for -; it returns (model, plain), or None where a task has no
+such limit.
 """
 
 import torch

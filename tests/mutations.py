@@ -1,7 +1,8 @@
 """Break each method on purpose and see which test notices: python tests/mutations.py [method ...]
 
-Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes `new`. The package
-is copied, the mistake made in the copy, and the method's own tests run against it, then the laws; a mistake of ops.toml has
+Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes
+`new`. The package is copied, the mistake made in the copy, and the method's own tests run against it, then
+the laws; a mistake of ops.toml has
 the tests of its operation, and other files have only their own tests.
 Their rows of the table in tests/README.md are written anew.
 """
@@ -85,7 +86,8 @@ def caught_by(mutant: Mutant) -> str | None:
             done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
             if done.returncode not in (0, 1):
                 raise RuntimeError(
-                    f"{mutant.method}, {mutant.words}: the tests did not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                    f"{mutant.method}, {mutant.words}: the tests did not run\n"
+                    f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
                 )
             if found := re.search(r"^(?:FAILED|ERROR) \S*?(?:::)?(test_\S+)", done.stdout, re.MULTILINE):
                 return found[1].split("::", 1)[-1]

@@ -63,7 +63,7 @@ def check_mean_of_the_posterior(model: Noisy, data: Batch, mean: Tensor) -> None
 
 
 def check_training(model: Noisy, data: Batch, basis: Tensor, slack: float) -> None:
-    """The mean of T steps lies within posterior sd / √T of the exact one, for every step's noise is a posterior draw."""
+    """The mean of T steps lies within posterior sd / √T of the exact one."""
     optimizer = model.optimizer(TrainConfig(lr=0.2))
     (layer,) = model.layers
     stream, steps = named_generator(6), 600
@@ -79,7 +79,7 @@ def check_training(model: Noisy, data: Batch, basis: Tensor, slack: float) -> No
 
 
 class Watched(NamedTuple):
-    """Two draws of a network 3-4-3-3 and seven rows that do not weigh the same, with scores that are known."""
+    """Two draws of a network 3-4-3-3 and seven rows of different weights, with known scores."""
 
     model: Noisy
     data: Batch
@@ -100,7 +100,10 @@ def watched(name: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def check_running_mean(
     model: Noisy, data: Batch, expected: Callable[[list[Tensor]], Table], kept: Callable[[], Table]
 ) -> None:
-    """What is kept after one batch, after two, and after one that is not looked at; expected: of drawn weights (2, in + 1, out) each."""
+    """Statistics after one batch, after two, and after one that is skipped.
+
+    Expected: those of drawn weights (2, in + 1, out) each.
+    """
 
     def drawn(stream: Generator) -> list[Tensor]:
         return [
@@ -149,7 +152,7 @@ def check_kl(layer: Layer, prior: Prior, covariance: Tensor) -> None:
 
 
 def check_loss(model: Noisy, data: Batch, f: Tensor) -> None:
-    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of the weights that named_generator(2) draws."""
+    """The tempered bound per row, λ = 0.3; f (4, rows, targets) of weights drawn by named_generator(2)."""
     loss = model.loss(data, named_generator(2))
     (layer,) = model.layers
     assert_close(loss.nll, -Normal(f, 0.3).log_prob(data.y).sum(-1).mean().detach())
@@ -187,7 +190,7 @@ def spread_out(name: str, fill: Callable[[int, Layer], object]) -> Noisy:
 
 
 def check_spread(model: Noisy, x: Tensor) -> None:
-    """Means and covariances of f, predicted and of drawn networks: 20,000 draws each way, within standard errors."""
+    """Means and covariances of f, predicted and of 20,000 drawn networks, within standard errors."""
     n = 20_000
     with torch.no_grad():
         first, last = (

@@ -15,7 +15,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def floored(module: M) -> M:
-    """With the smallest noise of targets that no training rows have told: none, or next to none where every row has its own."""
+    """With a noise floor as if fitted on no rows: 0, or next to 0 where every row has its own variance."""
     for part in module.modules():
         if isinstance(part, NoiseFloor):
             part.set_floor(
@@ -92,7 +92,7 @@ def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> T
 
 
 class LinearGaussian:
-    """Bayesian linear regression y = [x; 1] w + noise in closed form: w ~ N(0, prior I), noise variance known."""
+    """Bayesian linear regression y = [x; 1] w + noise in closed form; w ~ N(0, prior I), known noise."""
 
     def __init__(self, x: Tensor, y: Tensor, noise: float = 0.25, prior: float = 1.0):
         h, rows = wide(x), len(x)

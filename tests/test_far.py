@@ -122,12 +122,15 @@ def test_far_rows_get_full_noise_whatever_the_ramp():
     far.set_ramp(-8.0, 0.5, 14.0)
     d50, d99, edge = far.distance.quantiles
     assert_close(
-        far.at(torch.stack([d50, d99, edge])),
+        far.from_distance(torch.stack([d50, d99, edge])),
         torch.stack([d50 * 0 - 8.0, d50 * 0 - 7.5, -8 + 0.5 * (edge - d50) / (d99 - d50)]),
     )
     middle = (edge + 2.9 * d99) / 2
     assert_close(
-        far.at(torch.stack([middle, 3 * d99])), torch.tensor([8 - 6 * math.log(2), 8.0]), rtol=1e-4, atol=1e-4
+        far.from_distance(torch.stack([middle, 3 * d99])),
+        torch.tensor([8 - 6 * math.log(2), 8.0]),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 

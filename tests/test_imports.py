@@ -132,7 +132,8 @@ def test_door_and_help_leave_torch_alone():
         "print([name for name in ('torch', 'numpy', 'numba', 'matplotlib', 'pandas') if name in sys.modules])"
     )
     assert python(f"import sys, compound; {heavy}").strip() == "[]"
-    asked = f"import sys, compound.cli.app\ntry: compound.cli.app.main(['--help'])\nexcept SystemExit: pass\n{heavy}"
+    call = "try: compound.cli.app.main(['--help'])\nexcept SystemExit: pass"
+    asked = f"import sys, compound.cli.app\n{call}\n{heavy}"
     assert python(asked).strip().splitlines()[-1] == "[]"
 
 

@@ -1,4 +1,4 @@
-"""Slow, obvious versions of what networks with Gaussian weights do, their bound in closed form, and what all of them must fulfil."""
+"""Networks with Gaussian weights: slow, obvious versions, their bound in closed form, and shared checks."""
 
 import math
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def elbo(model: Model, x: Tensor, y: Tensor) -> Tensor:
 
 
 def maximise(model: Model, x: Tensor, y: Tensor) -> None:
-    """With a line search to the neighbourhood, then by gradients alone: values of the bound are good to 1e-7 in the parameters."""
+    """A line search, then gradients alone: values of the bound determine the parameters only to 1e-7."""
     for search in ("strong_wolfe", None):
         optimizer = torch.optim.LBFGS(
             model.stack.parameters(),
@@ -195,7 +195,7 @@ def check_nll(model: Model) -> None:
 
 
 def check_gap_while_maximised(model: Model, prior: float = 1.0) -> LinearGaussian:
-    """The bound of a linear model lies below the evidence by the distance to the exact posterior, before and after."""
+    """A linear model's bound lies below the evidence by the KL to the exact posterior, before and after."""
     x, y = numbers(30, 3) @ numbers(3, 3, seed=1), numbers(30, model.task.size)
     exact = exact_posterior(model, x, y, prior)
     for _ in range(2):

@@ -1,4 +1,7 @@
-"""Predictive uncertainty with compound density networks: `import compound` is light, torch comes with the first name you use."""
+"""Predictive uncertainty with compound density networks.
+
+`import compound` is light: torch is imported with the first name that is used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -125,23 +125,23 @@ def fpr95(in_dist: Tensor, ood: Tensor) -> float:
     return false_positive_rate[enough].item()
 
 
-def _counts(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """How many values lie below, and how many at or below, each entry of `at`."""
-    for scores in (values, at):
+def _counts(values: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """How many values lie below, and how many at or below, each threshold."""
+    for scores in (values, thresholds):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
             raise ValueError(
                 f"scores have shape {tuple(scores.shape)} or hold NaN: give one number for each row, "
                 "in-distribution rows and outliers alike"
             )
     ordered = values.sort().values
-    return torch.searchsorted(ordered, at), torch.searchsorted(ordered, at, right=True)
+    return torch.searchsorted(ordered, thresholds), torch.searchsorted(ordered, thresholds, right=True)
 
 
 def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
-    at = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
-    true_positives = len(ood) - _counts(ood, at)[0].double()
-    false_positives = len(in_dist) - _counts(in_dist, at)[0].double()
+    thresholds = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
+    true_positives = len(ood) - _counts(ood, thresholds)[0].double()
+    false_positives = len(in_dist) - _counts(in_dist, thresholds)[0].double()
     recall = true_positives / len(ood)
     precision = true_positives / (true_positives + false_positives)
     return recall, precision, false_positives / len(in_dist)

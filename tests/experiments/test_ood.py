@@ -11,7 +11,7 @@ from compound.datasets import images
 from compound.experiments import ood
 from compound.experiments.fgsm import page as fgsm_page
 from compound.experiments.fgsm.protocols import sound_protocol
-from compound.experiments.forms import Form
+from compound.experiments.forms import ModelForm
 from compound.experiments.identity import ONE_MEMBER, PUBLISHED, Run
 from compound.experiments.ood.page import grouped, mean_of
 from compound.experiments.pages import publish
@@ -155,5 +155,5 @@ def test_groups_and_means_over_seeds():
         "map, published",
         "map, published + far noise",
     ]
-    assert mean_of(groups[Form("map")], "nll").text(4) == "2.0000 ± 1.0000"
-    assert mean_of(groups[Form("map", PUBLISHED)], "nll").text(4) == "5.0000"
+    assert mean_of(groups[ModelForm("map")], "nll").text(4) == "2.0000 ± 1.0000"
+    assert mean_of(groups[ModelForm("map", PUBLISHED)], "nll").text(4) == "5.0000"

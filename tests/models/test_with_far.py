@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from compound.models import Method, build
 from compound.models.distance_aware import DistanceAware
-from compound.models.far_noise import calibration_distances
+from compound.models.extrapolation import calibration_distances
 from compound.models.files import load_model, save_model
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.ramp import BUDGET, GRIDS, choose_ramp
@@ -92,7 +92,7 @@ def test_the_ramp_is_the_steepest_within_the_budget_of_the_best(task, best):
     for level in levels:
         for kappa in kappas:
             far.set_ramp(level, kappa, cap)
-            tried[level, kappa] = scores(far.at(distance))
+            tried[level, kappa] = scores(far.from_distance(distance))
     ceiling = torch.stack([scores(None), *tried.values()]).amax(0)
     cheap = [ramp for ramp, score in tried.items() if bool((ceiling - score <= BUDGET).all())]
     assert chosen == pytest.approx(max(cheap, key=lambda ramp: (ramp[0] + 2 * ramp[1], ramp[0])))

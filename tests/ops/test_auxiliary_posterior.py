@@ -41,6 +41,6 @@ def test_log_precisions_are_clamped_to_their_bound():
     variance = torch.full((6, 5), 0.4)
     z, z_flowed = randn(2, 6).float(), randn(2, 6, seed=1).float()
     _, saved = forward(z, z_flowed, mean, variance, vectors, torch.zeros(2, 5))
-    log_precision = (saved.weighted / saved.residual).log()
+    log_precision = (saved.weighted_residual / saved.residual).log()
     assert_close(log_precision[:, :2].abs(), torch.full((2, 2), BOUND), rtol=1e-5, atol=0)
     assert (log_precision[:, 2:].abs() < 1).all()

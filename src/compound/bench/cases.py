@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compound.models import Method, Model, build
-from compound.models.far_noise import FarNoise
+from compound.models.extrapolation import ExtrapolationGuard
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -85,7 +85,7 @@ def _prediction_cases(x: Tensor) -> Iterator[Case]:
         call = prediction(build(method, FEATURES, TASK), x)
         yield Case(f"predict {method.name} 100 draws / 100 plain passes", call, passes, limit, divisor=8)
     without, with_far_noise = (build(_cdn("ml-cdn", 50), FEATURES, TASK) for _ in range(2))
-    fit_far_noise(cast(FarNoise, with_far_noise.far).noise)
+    fit_far_noise(cast(ExtrapolationGuard, with_far_noise.far).noise)
     calls = prediction(with_far_noise, x), prediction(without, x)
     yield Case("predict with far noise / without", *calls, 1.15, divisor=2)
 

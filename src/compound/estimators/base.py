@@ -188,8 +188,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
     def _fit_detector(self, x: Tensor, trained_on: Tensor) -> OODDetector:
         """The model's own distance with a threshold; a distance is fitted here where the model has none.
 
-        The threshold comes from distances of rows as if they were new: cross-fitted ones of rows that the model
-        was trained on, True in trained_on (rows,), and those of the others.
+        The threshold comes from distances of rows as if they were new: cross-fitted ones of rows that the
+        model was trained on, True in trained_on (rows,), and those of the others.
         """
         distance = self.model_.distance
         if distance is None or distance.cross_fitted is None:

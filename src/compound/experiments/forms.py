@@ -9,7 +9,7 @@ from compound.report.plot_styles import CDNS, family
 LABELS = {PUBLISHED: "published"}  # of variants, on pages
 
 
-class Form(NamedTuple):
+class ModelForm(NamedTuple):
     """Groups results on pages; as text it labels rows and curves."""
 
     method: str
@@ -18,7 +18,7 @@ class Form(NamedTuple):
     n_samples: int | None = None  # per training step, where runs differ in it
 
     @classmethod
-    def from_run(cls, run: Run, far_noise: bool = False, n_samples: int | None = None) -> "Form":
+    def from_run(cls, run: Run, far_noise: bool = False, n_samples: int | None = None) -> "ModelForm":
         return cls(run.method, run.variant, far_noise, n_samples)
 
     def __str__(self) -> str:
@@ -42,4 +42,4 @@ class Form(NamedTuple):
         return METHODS[self.method].needs_ood_rows
 
 
-Groups = dict[Form, list[dict[str, Any]]]  # metrics of the seeds of each form
+Groups = dict[ModelForm, list[dict[str, Any]]]  # metrics of the seeds of each form

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from compound.experiments.fgsm import page as fgsm_page
-from compound.experiments.forms import Form, Groups
+from compound.experiments.forms import Groups, ModelForm
 from compound.experiments.identity import PUBLISHED
 from compound.experiments.means import Mean
 from compound.experiments.ood import page as ood_page
@@ -18,7 +18,7 @@ MARGIN = 0.1  # what the paper calls "only marginally decreased"
 AT = {0.3: 3, 1.0: 10}  # strength -> index in a curve
 NO_RUNS = "no finished runs"
 ATTACKED = {"fgsm-mnist": "MNIST", "fgsm-fashion": "Fashion-MNIST", "fgsm-cifar": "CIFAR-10"}
-VB_CDN, VB_CDN_PUBLISHED = Form("vb-cdn"), Form("vb-cdn", PUBLISHED)
+VB_CDN, VB_CDN_PUBLISHED = ModelForm("vb-cdn"), ModelForm("vb-cdn", PUBLISHED)
 BASELINES = "VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC"
 
 
@@ -77,7 +77,7 @@ def _table_1(groups: Groups) -> list[Finding]:
     paper = paper_table_1()
     auroc = {form: ood_page.mean_of(group, "notmnist", "auroc") for form, group in groups.items()}
     names = [name for name in paper if name != VB_CDN.method]
-    baselines = {name: auroc[Form(name)] for name in names if Form(name) in auroc}
+    baselines = {name: auroc[ModelForm(name)] for name in names if ModelForm(name) in auroc}
     missing = [name for name in names if name not in baselines]
     findings = []
     for form, title in (
@@ -90,14 +90,16 @@ def _table_1(groups: Groups) -> list[Finding]:
             finding = finding._replace(detail=f"{finding.detail}; no runs of {', '.join(missing)}")
         findings.append(finding)
     for name, numbers in paper.items():
-        form = VB_CDN_PUBLISHED if name == VB_CDN.method else Form(name)
+        form = VB_CDN_PUBLISHED if name == VB_CDN.method else ModelForm(name)
         findings.append(_close_to_paper(form, groups.get(form), numbers))
     if VB_CDN_PUBLISHED in auroc and not missing:
         findings.append(_same_order({**baselines, VB_CDN.method: auroc[VB_CDN_PUBLISHED]}, paper))
     return findings
 
 
-def _close_to_paper(form: Form, group: Sequence[dict[str, Any]] | None, paper: Sequence[float]) -> Finding:
+def _close_to_paper(
+    form: ModelForm, group: Sequence[dict[str, Any]] | None, paper: Sequence[float]
+) -> Finding:
     claim = f"Table 1: {form} within {CLOSE} of the paper's MMC-in, MMC-out and AUROC"
     if group is None:
         return Finding(claim, None, NO_RUNS)
@@ -130,7 +132,7 @@ def _at(group: Sequence[dict[str, Any]], protocol: str, measure: str, index: int
 
 def _attacks(groups: Groups, data: str) -> list[Finding]:
     def compare(
-        protocol: str, measure: str, strength: float, others: Sequence[Form], title: str
+        protocol: str, measure: str, strength: float, others: Sequence[ModelForm], title: str
     ) -> list[Finding]:
         index = AT[strength]
         means = {form: _at(group, protocol, measure, index) for form, group in groups.items()}
@@ -153,7 +155,7 @@ def _figure_4(groups: Groups) -> list[Finding]:
     findings = []
     for method, variant in product(("ml-cdn", "vb-cdn"), (PUBLISHED, "")):
         bound = float(paper_accuracy_bounds()[method])
-        form = Form(method, variant)
+        form = ModelForm(method, variant)
         claim = (
             f"Figure 4, protocol published: accuracy of {form} with 10 samples in training above {bound} at "
             "every strength"

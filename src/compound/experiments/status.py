@@ -55,7 +55,7 @@ def run_states(runs: Sequence[Run], root: Path) -> list[State]:
 
 def run_state(run: Run, directory: Path) -> State:
     if (directory / METRICS).exists():
-        return _finished(run, directory)
+        return _is_finished(run, directory)
     position = progress.read(directory) or {}
     step = position.get("step")
     steps = position.get("steps")
@@ -67,7 +67,7 @@ def run_state(run: Run, directory: Path) -> State:
     return State(run, "waiting", f"stopped at {done}" if done else "")
 
 
-def _finished(run: Run, directory: Path) -> State:
+def _is_finished(run: Run, directory: Path) -> State:
     try:
         seconds = read_metrics(directory)["record"].get("seconds")
     except Damaged as error:

@@ -55,7 +55,7 @@ class Method:
         One of METHODS.
     **options
         Fields of the method's `Config`. Every method takes `far` besides: far noise on its predictive
-        (see `compound.models.far_noise`), 0 for bounds alone; CDNs have it by default, far=3.0.
+        (see `compound.models.extrapolation`), 0 for bounds alone; CDNs have it by default, far=3.0.
 
     Raises
     ------

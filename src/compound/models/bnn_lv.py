@@ -165,10 +165,12 @@ class BNNLV(Model):
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
         """S pairs (W, z), how well each explains its row, and their log-ratios of prior to posterior."""
-        local = self.latents.at(batch.index)
-        z = local.at(noise.latents)  # (S, rows, latents)
+        local = self.latents.select(batch.index)
+        z = local.transform(noise.latents)  # (S, rows, latents)
         posteriors = [layer.posterior for layer in self.layers]
-        weights = [q.at(eps) for q, eps in zip(posteriors, noise.weights, strict=True)]  # (S, in + 1, out)
+        weights = [
+            q.transform(eps) for q, eps in zip(posteriors, noise.weights, strict=True)
+        ]  # (S, in + 1, out)
         ratios = [
             q.log_ratio(w, eps).sum((-2, -1))
             for q, w, eps in zip(posteriors, weights, noise.weights, strict=True)
@@ -186,7 +188,7 @@ class BNNLV(Model):
             total = (
                 nll
                 + weights / batch.size
-                + weighted_row_mean(self.latents.at(batch.index).kl().sum(-1), batch.weight)
+                + weighted_row_mean(self.latents.select(batch.index).kl().sum(-1), batch.weight)
             )
         else:
             exponents = pairs.log_prob + (pairs.weights / batch.size).unsqueeze(-1) + pairs.latents
@@ -198,7 +200,8 @@ class BNNLV(Model):
         outer = []
         for _ in range(n_samples):
             weights = [
-                layer.posterior.at(standard_normal(generator, layer.mean.shape, x)) for layer in self.layers
+                layer.posterior.transform(standard_normal(generator, layer.mean.shape, x))
+                for layer in self.layers
             ]  # (in + 1, out)
             z = math.sqrt(self.config.latent_variance) * standard_normal(
                 generator, (n_inner, 1, self.config.latents), x

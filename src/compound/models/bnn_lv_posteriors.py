@@ -14,8 +14,8 @@ class Posterior(NamedTuple):
     rho: Tensor
     prior: float  # a variance
 
-    def at(self, noise: Tensor) -> Tensor:
-        """The values of standard normal noise."""
+    def transform(self, noise: Tensor) -> Tensor:
+        """Draws from standard normal noise, of the noise's shape."""
         return torch.addcmul(self.mean, (self.prior * torch.sigmoid(self.rho)).sqrt(), noise)
 
     def log_ratio(self, value: Tensor, noise: Tensor) -> Tensor:
@@ -61,7 +61,8 @@ class Latents(nn.Module):
         self._resize(rows)
         self.size.fill_(size)
 
-    def at(self, index: Tensor) -> Posterior:
+    def select(self, index: Tensor) -> Posterior:
+        """The posteriors of the latent inputs of these training rows."""
         return Posterior(self.mean.index_select(0, index), self.rho.index_select(0, index), self.prior)
 
     def _resize(self, rows: int) -> None:

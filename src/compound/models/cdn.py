@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from compound.distributions import log_mean_exp
 from compound.models.base import Loss, Model, train_mask, weighted_row_mean
 from compound.models.cdn_config import MLConfig, VBConfig, resolve
-from compound.models.far_noise import FarNoise, calibration_rows
+from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
 from compound.models.observation.last_layer import (
     LastLayerCategorical,
     LastLayerGaussian,
@@ -42,7 +42,7 @@ class _CDN(Model):
     bayes: ClassVar[bool]  # ψ has a posterior
     has_far_noise = True
     likelihood: LastLayerGaussian | LastLayerCategorical
-    far: FarNoise
+    far: ExtrapolationGuard
 
     def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
         super().__init__()
@@ -54,7 +54,7 @@ class _CDN(Model):
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
         )
-        self.far = FarNoise(inputs, task, self.config.far)
+        self.far = ExtrapolationGuard(inputs, task, self.config.far)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config

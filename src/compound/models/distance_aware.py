@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.models.base import Loss, Model, OptimizerSettings, train_mask
-from compound.models.far_noise import FarNoise, calibration_rows
+from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
 from compound.ood.distance import Distance
 from compound.predictive import Predictive
 from compound.random import Generators
@@ -26,7 +26,7 @@ class DistanceAware(Model):
         self.method = inner.method  # type: ignore[misc]
         self.needs_ood_rows = inner.needs_ood_rows  # type: ignore[misc]
         self.config = inner.config
-        self.far = FarNoise(inner.inputs, inner.task, far)
+        self.far = ExtrapolationGuard(inner.inputs, inner.task, far)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         self.inner.on_fit_start(data, generator)

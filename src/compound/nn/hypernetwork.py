@@ -43,6 +43,7 @@ class CompoundConfig:
 
     Examples
     --------
+    >>> from compound.nn import CompoundConfig
     >>> CompoundConfig(hyper=(20,), bayes=True).bound
     10.0
     """
@@ -83,6 +84,7 @@ class HyperNetwork(nn.Module):
     Examples
     --------
     >>> import torch
+    >>> from compound.nn import CompoundConfig, HyperNetwork
     >>> network = HyperNetwork(3, 2, CompoundConfig(), torch.Generator().manual_seed(0))
     >>> network(torch.ones(7, 4), torch.Generator()).shape  # 4 scales, 4 row and 2 column log-variances
     torch.Size([7, 10])

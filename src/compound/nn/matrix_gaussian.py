@@ -26,6 +26,7 @@ class Affine(nn.Module):
     Examples
     --------
     >>> import torch
+    >>> from compound.nn import Affine
     >>> layer = Affine(torch.ones(3, 2))
     >>> layer(torch.tensor([[1.0, 2.0, 1.0]]), torch.Generator()).tolist()
     [[4.0, 4.0]]
@@ -91,6 +92,7 @@ class MatrixGaussianLinear(nn.Module):
     Examples
     --------
     >>> import torch
+    >>> from compound.nn import MatrixGaussianLinear
     >>> layer = MatrixGaussianLinear(torch.zeros(4, 2))
     >>> layer(torch.ones(5, 4), torch.Generator().manual_seed(0)).shape
     torch.Size([5, 2])

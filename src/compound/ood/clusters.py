@@ -56,16 +56,18 @@ class Clusters(NamedTuple):
         return (gaps.square().sum(-1) + residual).sqrt()
 
 
-def cluster_whiten(gaps: Tensor, index: Tensor, roots: Tensor) -> Tensor:  # (rows, rank)
+def cluster_whiten(differences: Tensor, index: Tensor, precision_roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row's difference times the precision root of its centre."""
     if (
         len(index) < BLOCK or is_tracing()
     ):  # a trace may not depend on which centres these rows are nearest to
-        return torch.bmm(gaps.unsqueeze(1), roots[index]).squeeze(1)
+        return torch.bmm(differences.unsqueeze(1), precision_roots[index]).squeeze(1)
     order = index.argsort()  # one product per centre: a gathered root per row would move (rows, rank, rank)
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
-    parts = gaps[order].split(sizes.tolist())
-    products = torch.cat([_product(part, roots[k]) for k, part in zip(near.tolist(), parts, strict=True)])
+    parts = differences[order].split(sizes.tolist())
+    products = torch.cat(
+        [_product(part, precision_roots[k]) for k, part in zip(near.tolist(), parts, strict=True)]
+    )
     return torch.empty_like(products).index_copy(0, order, products)
 
 

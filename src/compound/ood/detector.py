@@ -52,20 +52,22 @@ class OODDetector:
     promised: bool = True
 
     @classmethod
-    def fit(cls, x: Tensor, false_alarms: float, generator: Generator) -> Self:
+    def fit(cls, x: Tensor, false_positive_rate: float, generator: Generator) -> Self:
         """From training rows (rows, features), for a rate of false alarms between 0 and 1."""
         distance = Distance(x.shape[1])
-        return cls.from_distances(distance, distance.fit(x, generator), false_alarms)
+        return cls.from_distances(distance, distance.fit(x, generator), false_positive_rate)
 
     @classmethod
-    def from_distances(cls, distance: Distance, cross_fitted: Tensor, false_alarms: float) -> Self:
+    def from_distances(cls, distance: Distance, cross_fitted: Tensor, false_positive_rate: float) -> Self:
         """From a fitted distance, and distances (rows,) of rows as if they were new.
 
         Cross-fitted, or new ones.
         """
         # a new distance is equally likely in each of the n + 1 gaps between n distances: method "weibull"
-        threshold = float(np.quantile(cross_fitted.double().numpy(), 1 - false_alarms, method="weibull"))
-        beyond = (len(cross_fitted) + 1) * false_alarms  # expected number of rows there
+        threshold = float(
+            np.quantile(cross_fitted.double().numpy(), 1 - false_positive_rate, method="weibull")
+        )
+        beyond = (len(cross_fitted) + 1) * false_positive_rate  # expected number of rows there
         return cls(distance, threshold / math.sqrt(min(beyond, 1.0)), beyond >= ENOUGH)
 
     @torch.no_grad()

@@ -61,9 +61,9 @@ class DistanceAwareNoise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
         """t(x)."""
-        return self.at(self.distance(x)) if self.fitted else x.new_full((len(x),), -torch.inf)
+        return self.from_distance(self.distance(x)) if self.fitted else x.new_full((len(x),), -torch.inf)
 
-    def at(self, distance: Tensor) -> Tensor:
+    def from_distance(self, distance: Tensor) -> Tensor:
         """t at these distances."""
         d50, d99, edge = self.distance.quantiles.unbind()
         level, kappa, cap = self.ramp.unbind()

@@ -68,7 +68,7 @@ def choose_ramp(
     gains = []
     for level, kappa in ramps:
         noise.set_ramp(level, kappa, grid.cap)
-        actual, *represented = [log_densities(noise.at(d)).double() - without for d in distances]
+        actual, *represented = [log_densities(noise.from_distance(d)).double() - without for d in distances]
         gains.append(torch.cat([actual, torch.stack(represented).mean(0)]) if represented else actual)
     gain = torch.stack(gains)  # (ramps, scores, rows)
     mean = gain.mean(-1)

@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     t: Tensor  # (groups, out)
     s: Tensor  # (groups,)
     residual: Tensor  # (groups, in): flow_r(z) - s b_1
-    weighted: Tensor  # (groups, in): residual times precision
+    weighted_residual: Tensor  # (groups, in): residual times precision
 
 
 class Gradients(NamedTuple):
@@ -69,9 +69,9 @@ def forward(
         t=torch.empty_like(noise),
         s=z.new_empty(len(z)),
         residual=torch.empty_like(z),
-        weighted=torch.empty_like(z),
+        weighted_residual=torch.empty_like(z),
     )
-    results = log_density, saved.std, saved.t, saved.s, saved.residual, saved.weighted
+    results = log_density, saved.std, saved.t, saved.s, saved.residual, saved.weighted_residual
     arrays = (z.contiguous(), z_flowed, mean, variance, vectors, noise, *results)
     launch(density_loop, arrays, len(z), *mean.shape, BOUND)
     return log_density, saved
@@ -80,13 +80,13 @@ def forward(
 def backward(saved: Saved, vectors: Tensor, d_bound: Tensor) -> Gradients:
     """Gradients of -1/2 `forward`, weighted by d_bound (groups,)."""
     gradients = Gradients(
-        torch.empty_like(saved.weighted),
+        torch.empty_like(saved.weighted_residual),
         torch.empty_like(saved.t),
         torch.empty_like(saved.std),
         torch.empty_like(vectors[:2]),
     )
     arrays = (d_bound.contiguous(), vectors, saved.noise, saved.std, *saved[2:], *gradients)
-    launch(density_backward_loop, arrays, *saved.weighted.shape, len(saved.std), BOUND)
+    launch(density_backward_loop, arrays, *saved.weighted_residual.shape, len(saved.std), BOUND)
     return gradients
 
 

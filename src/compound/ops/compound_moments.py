@@ -24,9 +24,19 @@ from compound.precision import once_differentiable
 class Gaussian(NamedTuple):
     """Independent Gaussians over a layer's pre-activations, and the KL of each row's weights to their prior.
 
+    Parameters
+    ----------
+    mean : Tensor of shape (*members, rows, out)
+        Means.
+    std : Tensor of shape (*members, rows, out)
+        Standard deviations.
+    kl : Tensor of shape (*members, rows)
+        KL of each row's weights to their prior; empty where it was not computed.
+
     Examples
     --------
     >>> import torch
+    >>> from compound.nn import Gaussian
     >>> out = Gaussian(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2))
     >>> out.draw(torch.full((2, 3), 0.5)).sum()
     tensor(3.)
@@ -74,6 +84,8 @@ def compound_moments(
         return reference(x_aug, heads, basis, options)
     if not overwrite_heads:
         heads = heads.clone(memory_format=torch.contiguous_format)
+    if not torch.is_grad_enabled():  # keeps nothing for a backward pass
+        return forward(x_aug.contiguous(), heads.contiguous(), basis, options)[0]
     return Gaussian(*_CompoundMoments.apply(x_aug.contiguous(), heads.contiguous(), basis, options))
 
 

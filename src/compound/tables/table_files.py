@@ -177,10 +177,12 @@ def _check_not_empty(path: Path, rows: int) -> None:
         raise ValueError(f"{path} has a header but no rows: give at least one")
 
 
-def _check_memory(path: Path, needed: int, max_bytes: int, rows: int, columns: int, fraction: float) -> None:
+def _check_memory(
+    path: Path, required: int, max_bytes: int, rows: int, columns: int, fraction: float
+) -> None:
     """Raise ValueError if the rows read so far do not fit, or the extrapolated table clearly does not."""
-    total = needed / fraction
-    if needed > max_bytes or total > EXTRAPOLATION * max_bytes:
+    total = required / fraction
+    if required > max_bytes or total > EXTRAPOLATION * max_bytes:
         raise ValueError(
             f"{path} holds about {rows / fraction:,.0f} rows of {columns:,} columns, "
             f"which take {total / 1e9:.1f} GB, {max_bytes / 1e9:.1f} GB are free: "

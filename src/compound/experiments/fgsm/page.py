@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from compound.experiments.forms import Form, Groups
+from compound.experiments.forms import Groups, ModelForm
 from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 from compound.report.plot_styles import (
@@ -30,7 +30,7 @@ CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 TOLERANCE = 0.02  # differences of accuracy that count as none
 AT_03 = 3  # index of strength 0.3 in a curve
 Metrics = dict[str, Any]
-Lines = dict[Form, dict[str, Any]]  # arguments of `plot`
+Lines = dict[ModelForm, dict[str, Any]]  # arguments of `plot`
 TEXT = (
     "An attack changes every pixel by the strength, in the direction of the sign of the gradient of the "
     "loss. published: as in the original code, each predictive draw gets an image of its own, made from one "
@@ -74,9 +74,9 @@ def grouped(results: Sequence[Result]) -> Groups:
     for result in results:
         run = result.run
         compared = run.experiment == "fgsm-samples" or (
-            Form.from_run(run).is_published and "samples" in run.options
+            ModelForm.from_run(run).is_published and "samples" in run.options
         )
-        form = Form.from_run(run, n_samples=run.options.get("samples", 1) if compared else None)
+        form = ModelForm.from_run(run, n_samples=run.options.get("samples", 1) if compared else None)
         groups.setdefault(form, []).append(result.metrics)
     return groups
 
@@ -116,7 +116,7 @@ def _draw_table(groups: Groups, protocol: str, page: Page) -> None:
 def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
     """A row of panels for each family of methods, the CDNs in the background of the others."""
 
-    def mean_accuracy(form: Form) -> float:
+    def mean_accuracy(form: ModelForm) -> float:
         return fmean(v for m in groups[form] for p in protocols if p in m for v in m[p]["accuracy"])
 
     rows: dict[str, Lines] = {}
@@ -147,7 +147,7 @@ def _by_samples(groups: Groups, protocols: Sequence[str]) -> Figure:
 
 
 def _panel_rows(
-    groups: Groups, protocols: Sequence[str], rows: dict[str, Lines], background: dict[str, list[Form]]
+    groups: Groups, protocols: Sequence[str], rows: dict[str, Lines], background: dict[str, list[ModelForm]]
 ) -> Figure:
     """In every row accuracy under each protocol, then entropy under each."""
     panels = [(protocol, measure) for measure in MEASURES for protocol in protocols]
@@ -189,7 +189,7 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
     return figure
 
 
-def _style(form: Form) -> dict[str, Any]:
+def _style(form: ModelForm) -> dict[str, Any]:
     return plot_style(form.method, "published" if form.is_published else "")
 
 
@@ -242,11 +242,11 @@ def _not_above(curve: Sequence[float], other: Sequence[float]) -> bool:
 def _claims(groups: Groups) -> list[Claim]:
     """Under the sound protocol, entropy of the default CDNs against baselines that saw no outliers."""
 
-    def entropy(form: Form) -> float:
+    def entropy(form: ModelForm) -> float:
         return mean_curve(groups[form], "sound", "entropy")[AT_03]
 
     baselines = [entropy(form) for form in groups if not (form.is_cdn or form.saw_outliers)]
     if not baselines:
         return []
-    cdns = [form for form in groups if form.is_cdn and form == Form(form.method)]
+    cdns = [form for form in groups if form.is_cdn and form == ModelForm(form.method)]
     return [Claim(f"{form}: entropy at strength 0.3", entropy(form), max(baselines)) for form in cdns]

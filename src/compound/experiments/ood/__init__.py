@@ -21,7 +21,7 @@ from compound.experiments.ood.page import draw_page
 from compound.experiments.run_files import Arrays
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
-from compound.models.far_noise import FarNoise
+from compound.models.extrapolation import ExtrapolationGuard
 from compound.ood.noise import DistanceAwareNoise
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
@@ -151,7 +151,7 @@ def without_far_noise(model: Model) -> Model:
     if model.distance is None:
         return model
     model = copy.deepcopy(model)
-    cast(FarNoise, model.far).noise = DistanceAwareNoise(model.inputs)
+    cast(ExtrapolationGuard, model.far).noise = DistanceAwareNoise(model.inputs)
     return model
 
 
@@ -161,7 +161,7 @@ def predict_forms(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPr
     plain = predict(plain_model, x, seed)
     if plain_model is model:
         return {"plain": plain}
-    log_odds = cast(FarNoise, model.far).noise(clamp_inputs(x))  # (rows,)
+    log_odds = cast(ExtrapolationGuard, model.far).noise(clamp_inputs(x))  # (rows,)
     return {"plain": plain, "far": plain.mix_with_uniform(log_odds)}
 
 

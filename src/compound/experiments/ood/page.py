@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from compound.experiments.forms import Form, Groups
+from compound.experiments.forms import Groups, ModelForm
 from compound.experiments.identity import ONE_MEMBER
 from compound.experiments.means import Mean
 from compound.experiments.published import paper_table_1
@@ -68,7 +68,7 @@ def grouped(results: Sequence[Result]) -> Groups:
     groups: Groups = {}
     for result in results:
         for key, metrics in result.metrics.items():
-            groups.setdefault(Form.from_run(result.run, far_noise=key == "far"), []).append(metrics)
+            groups.setdefault(ModelForm.from_run(result.run, far_noise=key == "far"), []).append(metrics)
     return groups
 
 
@@ -102,7 +102,7 @@ def _main_paths(main: str) -> list[tuple[str, ...]]:
     return [*((key,) for key in IN_DIST_METRICS), *((main, key) for key in OOD_METRICS)]
 
 
-def _paper_cells(form: Form, in_paper: bool) -> list[Cell]:
+def _paper_cells(form: ModelForm, in_paper: bool) -> list[Cell]:
     return [*paper_table_1().get(form.method, [None] * len(PAPER_METRICS))] if in_paper else []
 
 
@@ -129,7 +129,7 @@ def _main_data(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], li
 
 
 class _Curve(NamedTuple):
-    form: Form
+    form: ModelForm
     style: str  # form as `plot_style` has it
     seed: int
     accuracy: float
@@ -141,10 +141,10 @@ class _Curve(NamedTuple):
 
 def _curves(results: Sequence[Result], in_dist: str, main: str) -> list[_Curve]:
     """Cumulative distributions of the entropy, one curve for each form, of its first seed."""
-    curves: dict[Form, _Curve] = {}
+    curves: dict[ModelForm, _Curve] = {}
     for result in sorted(results, key=lambda result: result.run.seed):
         for key, metrics in result.metrics.items():
-            form = Form.from_run(result.run, far_noise=key == "far")
+            form = ModelForm.from_run(result.run, far_noise=key == "far")
             if form in curves or form.variant == ONE_MEMBER:
                 continue
             lines = {}
@@ -206,8 +206,8 @@ class Limit(NamedTuple):
     sense: Literal["at least", "at most"] = "at least"
 
 
-ML_CDN, VB_CDN = (Form(method, far_noise=True) for method in ("ml-cdn", "vb-cdn"))
-LIMITS: dict[str, dict[Form, tuple[Limit, ...]]] = {
+ML_CDN, VB_CDN = (ModelForm(method, far_noise=True) for method in ("ml-cdn", "vb-cdn"))
+LIMITS: dict[str, dict[ModelForm, tuple[Limit, ...]]] = {
     "mnist": {
         VB_CDN: (
             Limit(("accuracy",), 0.98),
@@ -243,7 +243,9 @@ def _claims(groups: Groups, in_dist: str) -> list[Claim]:
             if form in groups:
                 value = fmean(map(metric(*path), groups[form]))
                 claims.append(Claim(f"{form}: {metric_name(path)}", value, limit, sense))
-    if in_dist == "fashion-mnist" and {Form("map"), ML_CDN} <= set(groups):
-        accuracy, reference = (fmean(m["accuracy"] for m in groups[form]) for form in (ML_CDN, Form("map")))
+    if in_dist == "fashion-mnist" and {ModelForm("map"), ML_CDN} <= set(groups):
+        accuracy, reference = (
+            fmean(m["accuracy"] for m in groups[form]) for form in (ML_CDN, ModelForm("map"))
+        )
         claims.append(Claim(f"{ML_CDN}: accuracy below map", reference - accuracy, 0.005, "at most"))
     return claims

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from compound.datasets.toy import TOY_SETS
-from compound.experiments.forms import Form
+from compound.experiments.forms import ModelForm
 from compound.experiments.identity import Run
 from compound.experiments.published import paper_weight_variances
 from compound.experiments.runs import Result
@@ -50,7 +50,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     other_claims = []
     for method in dict.fromkeys(result.run.method for result in defaults):
         group = [result for result in defaults if result.run.method == method]
-        if Form(method).is_cdn:
+        if ModelForm(method).is_cdn:
             cdn_claims += _cdn_claims(method, group)
         else:
             other_claims += _baseline_claims(method, group)
@@ -63,7 +63,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         )
         page.claims(other_claims, caption)
         page.text(SETTINGS)
-        trained_outside = dict.fromkeys(r.run.method for r in results if Form(r.run.method).saw_outliers)
+        trained_outside = dict.fromkeys(r.run.method for r in results if ModelForm(r.run.method).saw_outliers)
         for method in trained_outside:
             page.text(
                 f"{method} trains on inputs from outside [-4, 4] as well, without targets: its band there "
@@ -75,7 +75,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
 
 
 def _title(run: Run) -> str:
-    return str(Form.from_run(run)) if run.variant else f"{run.method}, default"
+    return str(ModelForm.from_run(run)) if run.variant else f"{run.method}, default"
 
 
 def _data(results: Sequence[Result]) -> list[list[Cell]]:

@@ -26,7 +26,7 @@ MAX_CALIBRATION_ROWS = 2000  # rows that the ramp is chosen on
 MAX_QUANTILES = 10  # distances that one of them represents
 
 
-class FarNoise(nn.Module):
+class ExtrapolationGuard(nn.Module):
     """Bounds and far noise of one model; `strength` 0 leaves the bounds alone."""
 
     far_std: Tensor  # (targets,) standard deviation far away; () and unused for classes
