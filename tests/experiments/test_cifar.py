@@ -364,7 +364,7 @@ class TestExtractorAttacks:
         signs = torch.randint(
             -1, 2, (5, 7, 2), generator=named_generator(0), dtype=torch.int8
         )  # nine different ones: many are alike
-        distinct, rows, index = extractor_attacks._distinct(signs)
+        distinct, rows, index = extractor_attacks._unique_signs(signs)
         assert torch.equal(distinct[index], signs) and torch.equal(rows[index], torch.arange(7).expand(5, 7))
         assert (
             len(distinct)

@@ -190,7 +190,7 @@ def test_page_has_every_number(perform_on, tmp_path):
         for variant in ("", REGION)
     ]
     page = Page("UCI")
-    claims = EXPERIMENT.draw(results, page)
+    claims = EXPERIMENT.fill_page(results, page)
     text = page.html()
     assert all(claim.claim.replace("'", "&#x27;") in text for claim in claims)
     for number in (

@@ -66,12 +66,12 @@ class TestDirichlet:
         taught = torch.cat([likelihood.targets[y], torch.ones(5, 4, dtype=torch.float64)])
         ours, theirs = Dirichlet(f[0].exp()), Dirichlet(taught)
         expected = kl_divergence(theirs, ours) if divergence == "forward" else kl_divergence(ours, theirs)
-        nll, kl = likelihood.parts(f, y)
+        nll, kl = likelihood.nll_and_kl(f, y)
         assert_close(kl[0], expected, rtol=1e-11, atol=1e-10)
         assert_close(nll.mean(), torch.nn.functional.cross_entropy(f[0, :7], y))
-        _, none = likelihood.parts(taught.log().unsqueeze(0), y)
+        _, none = likelihood.nll_and_kl(taught.log().unsqueeze(0), y)
         assert none.abs().max() < 1e-10
-        assert torch.autograd.gradcheck(lambda f: likelihood.parts(f, y), (f.requires_grad_(),))
+        assert torch.autograd.gradcheck(lambda f: likelihood.nll_and_kl(f, y), (f.requires_grad_(),))
 
     @pytest.mark.parametrize("divergence", ["forward", "reverse"])
     def test_loss_is_the_weighted_sum_of_both_kinds_of_rows(self, divergence):
@@ -273,7 +273,9 @@ class TestNormalWishart:
         model, data = constant(method, torch.zeros(9, 1, dtype=torch.float64), y, Task("regression", 1))
         shifted = replace(data, y=y + 3)  # the prior has seen other rows
         to_the_minimum(model, shifted)
-        law = NormalWishart(*(part[0].detach() for part in model.likelihood.law(model.network(data.x)[0])))
+        law = NormalWishart(
+            *(part[0].detach() for part in model.likelihood.normal_wishart(model.network(data.x)[0]))
+        )
         m0, m, a0 = y.mean(), shifted.y.mean(), 0.5 * kappa + 1.5
         assert_close(law.kappa, torch.tensor([kappa + strength], dtype=torch.float64), rtol=1e-5, atol=0)
         assert_close(law.a, torch.tensor([a0 + strength / 2], dtype=torch.float64), rtol=1e-5, atol=0)
@@ -294,7 +296,7 @@ class TestNormalWishart:
         assert_close(prior.mean, y[8:].mean(0))
         assert_close(prior.precision(), 1 / y[8:].var(0, correction=0))
         assert_close(2 * prior.a + 2, torch.tensor([0.01 + 3 + 2], dtype=torch.float64))  # ν = κ + D + 2
-        nll, kl = model.likelihood.parts(torch.zeros(1, 4, 8, dtype=torch.float64), y[:1])
+        nll, kl = model.likelihood.nll_and_kl(torch.zeros(1, 4, 8, dtype=torch.float64), y[:1])
         assert kl.abs().max() < 1e-7  # but for the floor of the variance
         assert_close(nll[0], -prior.expected_log_prob(y[:1]), rtol=1e-6, atol=0)
 
@@ -304,7 +306,9 @@ class TestNormalWishart:
         ).double()
         batch = make_dataset(numbers(1, 7, 3), numbers(2, 7, 2), model.task, x_ood=numbers(3, 5, 3))
         model.on_fit_start(batch, named_generator(0))
-        inside, outside = (model.likelihood.law(model.network(x)[0]) for x in (batch.x, batch.x_ood))
+        inside, outside = (
+            model.likelihood.normal_wishart(model.network(x)[0]) for x in (batch.x, batch.x_ood)
+        )
         prior = model.likelihood.prior()
         nll = -inside.expected_log_prob(batch.y).mean()
         loss = model.loss(batch, named_generator(0))
@@ -315,14 +319,14 @@ class TestNormalWishart:
             atol=0,
         )
         f = numbers(4, 1, 6, 6).requires_grad_()
-        assert torch.autograd.gradcheck(lambda f: model.likelihood.parts(f, batch.y[:4]), (f,))
+        assert torch.autograd.gradcheck(lambda f: model.likelihood.nll_and_kl(f, batch.y[:4]), (f,))
 
     def answer(self, targets: int):
         model = build(Method("dpn", widths=(6,)), 3, Task("regression", targets), seed=3).double()
         x, y = numbers(1, 12, 3), numbers(2, 12, targets)
         model.on_fit_start(make_dataset(x, y, model.task, x_ood=x), named_generator(0))
         return (
-            model.likelihood.law(model.network(x)[0].detach()),
+            model.likelihood.normal_wishart(model.network(x)[0].detach()),
             model.predict(x, named_generator(0), 1, 1),
             y,
         )

@@ -108,7 +108,10 @@ def find_source(checkout: Path) -> Path:
 
 
 def compare(new: Path, old: Path, pairs: int = PAIRS, quick: bool = False) -> Iterator[Ratio]:
-    """Ratios new / old of the cases that both sources have."""
+    """Time all cases that both source folders have; yields ratios of times, new / old, over `pairs` pairs.
+
+    `quick` takes shorter measurements, and leaves out slow cases.
+    """
     with start_worker(new) as new_worker, start_worker(old) as old_worker:
         for case in new_worker.cases:
             if case not in old_worker.cases:

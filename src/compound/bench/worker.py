@@ -17,15 +17,16 @@ MIN_CALLS = {"train noisy-kfac / plain": 50}  # its factors are decomposed every
 
 
 def load_cases() -> dict[str, Call]:
-    """Name -> call. Earlier checkouts have no `bench.cases`: there `bench.speed` calls `compare` for each."""
+    """The function to time of each benchmark case, by the name of the case; works for old checkouts too."""
     try:
         from compound.bench.cases import cases
-    except ImportError:
+    except ImportError:  # a checkout from before `bench.cases`
         return dict(_collect_from_compare())
     return {case.name: case.ours for case in cases()}
 
 
 def _collect_from_compare() -> Iterator[tuple[str, Call]]:
+    """Names and functions that `bench.speed` of an old checkout passes to `compare`."""
     from compound.bench import speed
 
     def compare(name: str, ours: Call, *_: Any) -> tuple[str, Call]:

@@ -69,7 +69,7 @@ def run(
     planned = experiments.plan(name, preset, seeds, _split_names(methods))
     options.check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
-    with _resumable():
+    with _exit_on_interrupt():
         selection = select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
         grid = experiments.run_grid(selection.runs, runs, data_dir, jobs)
     _publish([*grid.results, *selection.results], grid.failures, out / name, "", json_path)
@@ -88,7 +88,7 @@ def demo(out: Path, runs: Path, jobs: int | None) -> None:
 
     options.check_outputs(out, runs)
     planned = [*experiments.plan("toy", "quick", 1), *experiments.plan("digits", "quick", 1)]
-    with _resumable():
+    with _exit_on_interrupt():
         grid = experiments.run_grid(planned, runs, None, jobs)
     title = "Predictive uncertainty of compound density networks"
     _publish(grid.results, grid.failures, out, title)
@@ -177,8 +177,8 @@ def _split_names(text: str) -> list[str]:
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the command with a sentence."""
+def _exit_on_interrupt() -> Iterator[None]:
+    """Context: Ctrl-C and SIGTERM exit with the message that the same command resumes, not a traceback."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -33,5 +33,5 @@ class Experiment(ABC):
         """Train and evaluate one run."""
 
     @abstractmethod
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         """Put figures, tables and claims on the page; return the claims."""

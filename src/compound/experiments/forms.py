@@ -10,7 +10,7 @@ LABELS = {PUBLISHED: "published"}  # of variants, on pages
 
 
 class ModelForm(NamedTuple):
-    """Groups results on pages; as text it labels rows and curves."""
+    """One method in one form. Its runs differ by seed and are averaged; as text it labels rows and curves."""
 
     method: str
     variant: str = ""
@@ -19,6 +19,7 @@ class ModelForm(NamedTuple):
 
     @classmethod
     def from_run(cls, run: Run, far_noise: bool = False, n_samples: int | None = None) -> "ModelForm":
+        """The form of a run; far noise and samples are shown only where the caller gives them."""
         return cls(run.method, run.variant, far_noise, n_samples)
 
     def __str__(self) -> str:

@@ -202,7 +202,7 @@ def _draw_sections(page: Page, sections: Sequence[Section]) -> tuple[list[list[C
         page.heading(f"{load(name).title} ({section.preset_title})")
         page.prefix = section.file_prefix
         try:
-            claims += [[name, preset, *_claim_cells(claim)] for claim in load(name).draw(results, page)]
+            claims += [[name, preset, *_claim_cells(claim)] for claim in load(name).fill_page(results, page)]
         except Exception as error:
             errors.append(f"{name} ({preset}) could not be drawn: {error_line(error)}")
             page.text(errors[-1])

@@ -16,7 +16,10 @@ from compound.report.page import Claim, Page
 def publish(
     results: Sequence[Result], out: Path, title: str = "", failures: Sequence[Failure] = ()
 ) -> list[Claim]:
-    """Write out/index.html, a page for one or more experiments, with figures and data as files beside it."""
+    """Write out/index.html, a page for one or more experiments; return the claims it makes.
+
+    Figures and data are files beside it.
+    """
     runs = [*(result.run for result in results), *(failure.run for failure in failures)]
     names = list(dict.fromkeys(run.experiment for run in runs))
     page = Page(title or load(names[0]).title)
@@ -26,7 +29,7 @@ def publish(
             page.heading(load(name).title)
         group = [result for result in results if result.run.experiment == name]
         if group:
-            claims += load(name).draw(group, page)
+            claims += load(name).fill_page(group, page)
     if failures:
         page.heading("Runs that failed")
         page.text("All numbers above are without them. The same command tries them again.")

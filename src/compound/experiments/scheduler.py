@@ -113,7 +113,10 @@ class Scheduler:
 def attempt(
     number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, send: Callable[[Message], None]
 ) -> Message:
-    """Perform one run without waiting for others; steps go to `send`, the end is returned."""
+    """Carry out one run, number `number` of the grid; `send` gets its progress.
+
+    Returns Finished, Failed, or Held where another process works on the same run.
+    """
     last_report = 0.0
 
     def on_progress(state: FitProgress) -> None:

@@ -64,7 +64,7 @@ class Model(nn.Module, ABC):
             setattr(cls, name, full_precision(vars(cls)[name]))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Once, before training: constants from the training rows."""
+        """Called once before training, to set constants that depend on the training rows; default: none."""
 
     @abstractmethod
     def loss(self, batch: Batch, generator: Generators) -> Loss:
@@ -90,7 +90,7 @@ class Model(nn.Module, ABC):
 
     @property
     def distance(self) -> Distance | None:
-        """The distance from the training rows, where far noise has fitted one."""
+        """The fitted distance to the training rows, an OOD score; None for a model without one."""
         return None
 
     def lr_multipliers(self) -> dict[str, float]:

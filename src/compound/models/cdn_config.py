@@ -150,6 +150,7 @@ def _check(config: Any) -> None:
 
 
 def _check_ml(config: Any) -> None:
+    """Raise ValueError for a basis or a λ that `ml-cdn` cannot use."""
     if config.basis == "vmg":
         raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
     lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)

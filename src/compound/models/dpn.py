@@ -13,7 +13,7 @@ Targets: a Normal-Wishart with diagonal scale over the mean μ and the precision
 observations weigh against a prior (κ₀, and the mean and variance of the training targets). Malinin,
 Chervontsev, Provilkov and Gales (2020).
 
-    -E log N(y; μ, 1/Λ) + (KL[law(x) || prior] + γ KL[law(x_out) || prior]) / T
+    -E log N(y; μ, 1/Λ) + (KL[NW(x) || prior] + γ KL[NW(x_out) || prior]) / T
 
     μ | Λ ~ N(m, 1/(κΛ)),   Λ ~ Wishart(1/(2B), ν = 2A + D - 1);   D = 1: Λ ~ Gamma(A, B)
 
@@ -32,7 +32,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.dpn_laws import DirichletLaw, NormalWishartLaw, PriorLaw
+from compound.models.dpn_outputs import DirichletOutput, NormalWishartOutput, PriorNetworkOutput
 from compound.nn.networks import Network
 from compound.ops.clamp import LIMIT
 from compound.predictive import Predictive
@@ -93,10 +93,10 @@ class DPN(Model):
         strength = 100.0 if task.kind == "classification" and config.divergence == "reverse" else 1000.0
         self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
-        self.likelihood: PriorLaw = (
-            DirichletLaw(task.size, self.config)
+        self.likelihood: PriorNetworkOutput = (
+            DirichletOutput(task.size, self.config)
             if task.kind == "classification"
-            else NormalWishartLaw(task.size, self.config)
+            else NormalWishartOutput(task.size, self.config)
         )
         self.network = Network(
             (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
@@ -111,7 +111,7 @@ class DPN(Model):
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_ood_rows(batch), -LIMIT, LIMIT, out=x[len(batch) :])
         f = self.network.forward_clamped(x)  # (1, rows + rows', outputs)
-        each, divergence = self.likelihood.parts(f, batch.y)
+        each, divergence = self.likelihood.nll_and_kl(f, batch.y)
         in_dist, ood = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
         kl = (

@@ -51,7 +51,7 @@ class Limits(nn.Module):
         self.aleatoric = torch.minimum(MULTIPLE * predictive.aleatoric.amax(0), self.total)
 
     def forward(self, p: GaussianPredictive) -> GaussianPredictive:
-        """The predictive within the bounds."""
+        """Clip means and variances of a predictive to the bounds; rows within them are unchanged."""
         tiny = torch.finfo(p.means.dtype).tiny
         clamped = p.means.clamp(self.low, self.high)
         # a mean that had to be moved is wrong by at least about as much

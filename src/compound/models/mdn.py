@@ -92,7 +92,7 @@ class MDN(Model):
         ).transpose(0, 1)
 
     def gaussians(self, components: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances, (K, rows, targets)."""
+        """Outputs of the components (K, rows, 2 targets) as means and variances, (K, rows, targets) each."""
         mean, rho = components.split(self.task.size, -1)
         return mean, functional.softplus(rho) + self.floor
 

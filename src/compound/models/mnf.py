@@ -108,6 +108,7 @@ class MNF(Model):
         return cast(list[MultiplicativeLinear], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:

@@ -17,15 +17,15 @@ NODES = 40  # Gaussians that a Student-t is made of
 
 
 class NormalWishart(NamedTuple):
-    """Laws of the mean and precision of D targets; D = 1 is the Normal-Gamma."""
+    """Distributions of the mean and precision of D targets; D = 1 is the Normal-Gamma."""
 
     mean: Tensor  # (..., D)
     kappa: Tensor  # (..., 1)
     a: Tensor  # (..., 1) half the degrees of freedom of y
     b: Tensor  # (..., D)
 
-    def _half(self) -> Tensor:  # (D,)
-        """0, 1/2, 1, ..: how far above A the gamma functions of a Wishart are taken."""
+    def _gamma_offsets(self) -> Tensor:  # (D,)
+        """0, 1/2, ..., (D - 1) / 2: the normaliser of a Wishart is a product of Γ(a + offset)."""
         return 0.5 * torch.arange(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
 
     def precision(self) -> Tensor:  # (..., D)
@@ -35,10 +35,12 @@ class NormalWishart(NamedTuple):
     def expected_log_prob(self, y: Tensor) -> Tensor:
         """E log N(y; μ, 1/Λ)."""
         squares = 1 / self.kappa + (y - self.mean).square() * self.precision()
-        return 0.5 * (torch.digamma(self.a + self._half()) - self.b.log() - LOG_2PI - squares).sum(-1)
+        return 0.5 * (torch.digamma(self.a + self._gamma_offsets()) - self.b.log() - LOG_2PI - squares).sum(
+            -1
+        )
 
     def kl(self, other: "NormalWishart") -> Tensor:
-        half, ratio = self._half(), other.kappa / self.kappa
+        half, ratio = self._gamma_offsets(), other.kappa / self.kappa
         wishart = (
             (self.a - other.a) * torch.digamma(self.a + half)
             - torch.lgamma(self.a + half)

@@ -24,7 +24,7 @@ from compound.random import Generators
 
 
 class CompoundLinear(nn.Module):
-    """A linear layer whose weights are drawn anew for every input, from a law given by its own hypernetwork.
+    """A linear layer with weights drawn anew for every input, as its own hypernetwork says for that input.
 
     `layer(x, generator)` returns the exact Gaussian over pre-activations; draw from it with `.draw(noise)`.
     Inside `torch.utils.checkpoint`, which computes the layer twice, create the generator in the checkpointed
@@ -50,7 +50,7 @@ class CompoundLinear(nn.Module):
     >>> out = layer(x, torch.Generator())
     >>> out.mean.shape, out.std.shape, out.kl.shape
     (torch.Size([5, 2]), torch.Size([5, 2]), torch.Size([5]))
-    >>> layer.weight_distribution(x, torch.Generator()).batch_shape  # one law per row
+    >>> layer.weight_distribution(x, torch.Generator()).batch_shape  # one per row
     torch.Size([5])
     """
 
@@ -79,16 +79,17 @@ class CompoundLinear(nn.Module):
     def forward(
         self, x: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True
     ) -> Gaussian:
-        """The law of the pre-activations of x, with ψ drawn per row.
+        """The Gaussian of the pre-activations of x, with hypernetwork weights ψ drawn for every row.
 
         Parameters
         ----------
         x : Tensor of shape (*members, rows, in)
             Inputs.
         generator : torch.Generator or sequence of torch.Generator
-            Source of the noise of ψ: one, or one per member; not used without a posterior.
+            Source of the draws of ψ: one, or one per member; not used where ψ has no posterior.
         shared : tuple of two int, default (1, 1)
-            The number of equal parts of the rows that share ψ, for the hidden maps and for the heads.
+            The rows come in this many equal parts, and row b of every part uses the same ψ: in the hidden
+            layers of the hypernetwork, and in its last layer.
         kl : bool, default True
             Whether to compute the KL of each row's weights to their prior.
 
@@ -127,7 +128,7 @@ class CompoundLinear(nn.Module):
 
     @full_precision
     def forward_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
-        """The law of the pre-activations for ψ from `draw`, the same for all rows; without KL."""
+        """The Gaussian of the pre-activations for ψ from `draw`, the same for all rows; without KL."""
         weights, basis = psi
         x_aug = append_ones(x)
         heads = self.hyper.forward_given(x_aug, weights)
@@ -136,7 +137,7 @@ class CompoundLinear(nn.Module):
 
     @full_precision
     def weight_distribution(self, x: Tensor, generator: Generators) -> MatrixNormal:
-        """The law of the weights given each row, with ψ drawn per row and V at its mean.
+        """The distribution of the weights given each row, with ψ drawn per row and V at its mean.
 
         Parameters
         ----------

@@ -28,15 +28,15 @@ class Flow(nn.Module):
     op: flow.Flow
 
     def forward(self, z: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """z' and the log-determinant of its Jacobian."""
+        """The transformed z (draws, d), and the log-determinants of its Jacobians (draws,)."""
         return self.forward_given(z, self.masks(len(z), generator))
 
     def forward_given(self, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` with the random numbers of `masks`."""
+        """`forward` with masks that `masks` has drawn."""
         return self.op.apply(z, masks, *self.parameters())
 
     def masks(self, draws: int, generator: Generator) -> Tensor:  # (steps, draws, d)
-        """The random numbers of the flow itself; empty unless it has masks."""
+        """Draw the random masks of every step; empty for a flow without masks."""
         return torch.empty(0, draws, 0, dtype=torch.float32)
 
 

@@ -108,7 +108,7 @@ class HyperNetwork(nn.Module):
 
     @full_precision
     def forward(self, x_aug: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1)) -> Tensor:
-        """The heads' values at h~, with a draw of ψ per row.
+        """The values (s, lr, lc) of the heads for every row, each with its own draw of ψ.
 
         Parameters
         ----------
@@ -117,7 +117,8 @@ class HyperNetwork(nn.Module):
         generator : torch.Generator or sequence of torch.Generator
             Source of the noise of ψ; not used without a posterior.
         shared : tuple of two int, default (1, 1)
-            The number of equal parts of the rows that share ψ, for the hidden maps and for the heads.
+            The rows come in this many equal parts, and row b of every part uses the same ψ: in the hidden
+            layers, and in the last layer.
 
         Returns
         -------
@@ -133,7 +134,7 @@ class HyperNetwork(nn.Module):
 
     @full_precision
     def forward_given(self, x_aug: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The heads' values for weights from `draw`, the same for all rows."""
+        """The heads' values, as from `forward`, with one ψ for all rows: `weights` from `draw`."""
         return self._chain(x_aug, (partial(matmul, b=weight) for weight in weights))
 
     def _chain(self, x_aug: Tensor, maps: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
@@ -205,7 +206,10 @@ def _init_heads(
 def _init_published(
     inputs: int, outputs: int, config: CompoundConfig, generator: Generators, members: tuple[int, ...]
 ) -> Affine:
-    """Published maximum-likelihood initial values: torch's own, or with weights near 0."""
+    """An affine map with the published initial values of maximum likelihood.
+
+    Those of `nn.Linear`; with `config.small`, its weights (not its biases) are scaled to near 0.
+    """
     high = 1 / math.sqrt(inputs)
     weight = _uniform(generator, (*members, inputs + 1, outputs), high)
     if config.small:

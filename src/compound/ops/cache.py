@@ -27,7 +27,7 @@ class LoopCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
         stamp = _source_stamp(Path(function.__code__.co_filename).parent)
-        self._cache_file = _CheckedFiles(self.cache_path, self._impl.filename_base + SUFFIX, stamp)
+        self._cache_file = _ChecksummedFiles(self.cache_path, self._impl.filename_base + SUFFIX, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -46,7 +46,7 @@ class LoopCache(FunctionCache):
             )
 
 
-class _CheckedFiles(IndexDataCacheFile):
+class _ChecksummedFiles(IndexDataCacheFile):
     """Index and data files, each a digest followed by its content."""
 
     def _load_index(self) -> dict[Any, str]:
@@ -58,6 +58,7 @@ class _CheckedFiles(IndexDataCacheFile):
         self._write(self._index_path, (self._version, self._source_stamp, overloads))
 
     def load(self, key: Any) -> Any:
+        """The data saved under a key; None where there are none, or the file is damaged or out of date."""
         name = self._load_index().get(key)
         content = None if name is None else self._read(Path(self._data_path(name)))
         # two processes may have given one file name to two keys

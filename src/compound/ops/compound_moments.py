@@ -138,7 +138,10 @@ def forward(x_aug: Tensor, heads: Tensor, basis: Tensor, options: MomentOptions)
 def backward(
     saved: Saved, options: MomentOptions, d_mean: Tensor, d_std: Tensor, d_kl: Tensor, needs_input: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients with respect to h~ (if `needs_input`), heads (overwrites saved.heads) and V."""
+    """Gradients with respect to x_aug (None unless `needs_input`), heads and basis.
+
+    The gradient of the heads overwrites saved.heads.
+    """
     x_aug, heads, basis, scaled, std, sums, norms = saved
     *members, r, c = basis.shape
     d_scaled = matmul(d_mean, basis.mT)

@@ -38,11 +38,11 @@ def is_tracing() -> bool:
     return bool(compat.dispatch_modes()) or compat.transforms() is not None
 
 
-def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(fastmath: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: compile a function at its first call, cached on disk until a file of this folder changes."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Any = njit(fastmath=flags, error_model="numpy")(function)
+        compiled: Any = njit(fastmath=fastmath, error_model="numpy")(function)
         with suppress(RuntimeError):  # no folder can be written: compiled again in every process
             compiled._cache = LoopCache(function)
         return compiled
@@ -50,9 +50,12 @@ def kernel(flags: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return wrap
 
 
-def loop(flags: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop]:
-    """Decorator: a kernel that `launch` calls with addresses of arrays; `writes` names those it writes to."""
-    return lambda function: Loop(function, kernel(flags)(function), writes)
+def loop(fastmath: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop]:
+    """Decorator: compile a loop over arrays, for `launch` to call, with numba's `fastmath` options.
+
+    `writes` names the arrays that the loop writes to, separated by spaces.
+    """
+    return lambda function: Loop(function, kernel(fastmath)(function), writes)
 
 
 def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:

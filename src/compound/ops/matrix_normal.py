@@ -28,7 +28,10 @@ def matrix_normal_kl(
     blocks: tuple[int, ...],  # columns of each block
     prior_variance: tuple[float, ...],  # of each block
 ) -> Tensor:  # (*members,)
-    """The KL summed over blocks: compiled where possible, differentiable."""
+    """KL of each member's matrix normal to its prior, summed over blocks of columns; differentiable.
+
+    Compiled where possible.
+    """
     if can_use_kernel(mean, log_row, log_col, prior_mean):
         return _MatrixNormalKL.apply(mean, log_row, log_col, prior_mean, blocks, prior_variance)
     means = (mean - prior_mean).split(blocks, -1)
@@ -52,7 +55,7 @@ def block_offsets(blocks: tuple[int, ...]) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _as_doubles(values: tuple[float, ...]) -> Any:
+def _float64_array(values: tuple[float, ...]) -> Any:
     return np.array(values, dtype=np.float64)
 
 
@@ -70,7 +73,7 @@ class _MatrixNormalKL(torch.autograd.Function):
         *members, n_blocks, r = log_row.shape
         sums = mean.new_empty((*members, n_blocks, 2))
         total = mean.new_empty(members)
-        ctx.numbers = block_offsets(blocks), _as_doubles(prior_variance), math.prod(members), r
+        ctx.numbers = block_offsets(blocks), _float64_array(prior_variance), math.prod(members), r
         launch(kl_loop, (mean, prior_mean, log_row, log_col, sums, total), *ctx.numbers)
         ctx.save_for_backward(mean, prior_mean, log_row, log_col, sums)
         return total

@@ -54,18 +54,21 @@ class GaussianPredictive(Predictive):
         far: Tensor | None = None,
         members: int = 1,
     ) -> Self:
-        """From draws of the parameters.
+        """The equally weighted mixture of one Gaussian per draw of the network's weights.
 
         Parameters
         ----------
         means : Tensor of shape (members * n_samples, n_inner, rows, targets)
+            Means of y: n_samples draws from the posterior of each member, and for each of them n_inner draws
+            from the mixing distribution.
         noise : Tensor that broadcasts to this shape
-            Variance of y given the parameters.
+            Variance of y given the weights; counts as `component`.
         integrated : Tensor that broadcasts to this shape
-            Variance of the mixing distribution that is integrated, not drawn.
+            Variance of the mean that was integrated over, not sampled; counts as `mixing`.
         far : Tensor of shape (rows, 1 or targets), optional
-            Variance that more data around x would remove; it is part of the posterior.
+            Variance of the mean that draws do not show, larger far from the data; counts as `posterior`.
         members : int, default=1
+            Number of networks in the ensemble.
         """
         component = noise.expand_as(means).mean((0, 1))
         mixing, posterior = variance_parts(means.unflatten(0, (members, -1)))

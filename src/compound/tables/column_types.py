@@ -72,8 +72,8 @@ def parse_numbers(column: pa.Array) -> ParsedNumbers:
 
 
 def _parse_text(column: pa.Array) -> ParsedNumbers:
-    for null_values in (_null_empty, _null_missing):  # the first is faster, and enough for most columns
-        text = null_values(column)
+    for to_null in (_empty_to_null, _missing_to_null):  # the first is faster, and enough for most columns
+        text = to_null(column)
         if (values := _try_cast(text, pa.float64())) is not None:
             return ParsedNumbers(values, np.zeros(len(column), bool), 0)
     is_true = pc.is_in(text, TRUE)
@@ -94,11 +94,11 @@ def _try_cast(text: pa.Array, dtype: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _null_empty(column: pa.Array) -> pa.Array:
+def _empty_to_null(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
-def _null_missing(column: pa.Array) -> pa.Array:
+def _missing_to_null(column: pa.Array) -> pa.Array:
     text = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.is_in(text, MISSING), pa.scalar(None, text.type), text)
 

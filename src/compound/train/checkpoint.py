@@ -159,7 +159,9 @@ def _check_state(state: TrainState, initial: TrainState, model: Model, config: T
 
 def _check_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError unless a saved state has the optimizer's groups, options and shapes."""
-    if _group_options(saved["param_groups"]) != _group_options(optimizer.state_dict()["param_groups"]):
+    if _comparable_options(saved["param_groups"]) != _comparable_options(
+        optimizer.state_dict()["param_groups"]
+    ):
         raise ValueError("its optimizer has other groups or options")
     order = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     if not saved["state"].keys() <= set(range(len(order))):
@@ -204,8 +206,11 @@ def _check_moment_bound(moments: dict[str, Tensor], group: dict[str, Any]) -> No
         raise ValueError("its optimizer has a mean of gradients larger than their squares allow")
 
 
-def _group_options(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """All options but the learning rate, which is set at every step; entries may be tensors."""
+def _comparable_options(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The options of an optimizer's parameter groups, to be compared by ==: tensors become a digest.
+
+    Without the learning rate, which is set at every step.
+    """
     options = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
     config, tensors = pack(options)
     return config, digest("", tensors)

@@ -79,7 +79,7 @@ class DigitsExperiment(Experiment):
         }
         return Outcome(numbers, arrays)
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
 
 

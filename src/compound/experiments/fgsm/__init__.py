@@ -59,19 +59,21 @@ class FgsmExperiment(Experiment):
         rows = torch.randperm(len(test.x), generator=named_generator(run.seed, "attacked"))[: IMAGES[preset]]
         x, y, draws = test.x[rows], test.y[rows], DRAWS[preset]
 
-        def stream(*names: str | int) -> Generator:
+        def generator_for(*names: str | int) -> Generator:
             return named_generator(run.seed, *names)
 
         if self.kind == "strong":
-            curves = self._strong_attacks(run, context, model, x, y, draws, stream)
+            curves = self._strong_attacks(run, context, model, x, y, draws, generator_for)
         else:
             surrogate = protocols.to_double(ood.without_far_noise(model))
             curves = {
-                "published": protocols.published_protocol(model, x, y, STRENGTHS, stream("published"), draws),
-                "sound": protocols.sound_protocol(model, surrogate, x, y, STRENGTHS, stream("sound")),
+                "published": protocols.published_protocol(
+                    model, x, y, STRENGTHS, generator_for("published"), draws
+                ),
+                "sound": protocols.sound_protocol(model, surrogate, x, y, STRENGTHS, generator_for("sound")),
             }
         metrics: dict[str, Any] = {name: curve._asdict() for name, curve in curves.items()}
-        metrics["silent"] = protocols.zero_gradient_fraction(model, x, y, stream("silent"))
+        metrics["silent"] = protocols.zero_gradient_fraction(model, x, y, generator_for("silent"))
         return Outcome(metrics, {})
 
     def _strong_attacks(
@@ -82,8 +84,12 @@ class FgsmExperiment(Experiment):
         x: Tensor,
         y: Tensor,
         draws: int,
-        stream: Callable[..., Generator],
+        generator_for: Callable[..., Generator],
     ) -> dict[str, Curve]:
+        """Accuracy under stronger attacks, and under those that reveal masked gradients, by name.
+
+        `generator_for(name, ...)` makes the generator of each attack.
+        """
         config = replace(ood.TRAIN_CONFIG, steps=ood.STEPS[ood.preset_of(run)])
         map_run = replace(run, method="map", options=ood.OPTIONS["map"], settings=asdict(config))
         map_model, _ = self.source.fit(map_run, context)
@@ -94,13 +100,13 @@ class FgsmExperiment(Experiment):
         for passes, counts in PASSES.items():
             n_draws = max(2, draws // passes)  # about the same number of passes in all
             curves[f"published, {passes} passes"] = protocols.published_protocol(
-                model, x, y, STRENGTHS, stream("published", passes), n_draws, passes
+                model, x, y, STRENGTHS, generator_for("published", passes), n_draws, passes
             )
             curves[f"sound, {passes} draws"] = protocols.sound_protocol(
-                model, surrogate, x, y, STRENGTHS, stream("sound", passes), counts
+                model, surrogate, x, y, STRENGTHS, generator_for("sound", passes), counts
             )
         curves["single precision"] = protocols.sound_protocol(
-            model, single_precision, x, y, STRENGTHS, stream("sound", 10), loss=protocols.nll_loss
+            model, single_precision, x, y, STRENGTHS, generator_for("sound", 10), loss=protocols.nll_loss
         )
         first = slice(PGD_IMAGES)
         curves["many steps"] = protocols.pgd_attack(
@@ -109,18 +115,20 @@ class FgsmExperiment(Experiment):
             x[first],
             y[first],
             PGD_STRENGTHS,
-            stream("many steps"),
+            generator_for("many steps"),
             (5, 1),
             steps=20,
             restarts=2,
         )
         curves["transferred"] = protocols.sound_protocol(
-            model, transfer_surrogate, x, y, STRENGTHS, stream("transferred")
+            model, transfer_surrogate, x, y, STRENGTHS, generator_for("transferred")
         )
-        curves["random signs"] = protocols.random_sign_attack(model, x, y, STRENGTHS, stream("random signs"))
+        curves["random signs"] = protocols.random_sign_attack(
+            model, x, y, STRENGTHS, generator_for("random signs")
+        )
         return curves
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.kind)
 
 

@@ -99,7 +99,7 @@ class CifarExperiment(Experiment):
             numbers[form] = ood.evaluate(predictive, sets.y_test, by_set)
         return Outcome({**_attack(run, model, sets, scale), OOD_KEY: numbers}, {})
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
 
 

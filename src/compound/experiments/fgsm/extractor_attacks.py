@@ -97,7 +97,7 @@ def published_protocol(
             gradients.append(gradient(loss, z))
         return gradients
 
-    signs, rows, index = _distinct(pixel_gradient_signs(extractor, x, y, feature_gradients))
+    signs, rows, index = _unique_signs(pixel_gradient_signs(extractor, x, y, feature_gradients))
     probs = []
     for strength in strengths:
         if strength:
@@ -115,8 +115,12 @@ def _attacked_features(
     return extract(extractor, (x + strength * signs).clamp(*RANGE))
 
 
-def _distinct(signs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct signs of each row (n, ...), their rows (n,), and the index of every sign (draws, rows)."""
+def _unique_signs(signs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The unique gradient signs of each row of signs (draws, rows, ...): draws often agree.
+
+    Returns the unique ones of all rows (n, ...), the row of each (n,), and which one each draw and row has,
+    (draws, rows).
+    """
     distinct: list[Tensor] = []
     rows: list[int] = []
     index = []

@@ -39,7 +39,7 @@ class FeatureExtractor:
 
     @classmethod
     def fit(cls, extractor: nn.Module, features: Tensor) -> "FeatureExtractor":
-        """Standardised by these rows; a constant feature becomes 0."""
+        """Standardise by the mean and deviation of `features` (rows, features); a constant one becomes 0."""
         mean, scale = features.double().mean(0), features.double().std(0, correction=0)
         scale = torch.where(scale > 1e-6 * mean.abs(), scale, 1.0)
         return cls(extractor, mean.float(), scale.float())

@@ -61,7 +61,9 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
         _draw_table(groups, protocol, page)
     if kind == "strong":
         columns = ("form", *CHECKS, "rows without gradient")
-        page.table(columns, _check_rows(groups), "Are gradients masked? What the attacks should show")
+        page.table(
+            columns, _gradient_masking_rows(groups), "Are gradients masked? What the attacks should show"
+        )
     claims = _claims(groups) if kind == "methods" else []
     if claims:
         page.claims(claims, "Against the baselines that saw no outliers")
@@ -213,8 +215,11 @@ CHECKS = (
 )
 
 
-def _check_rows(groups: Groups) -> list[list[Cell]]:
-    """A row of CHECKS for each form. One that fails is a sign of masked gradients."""
+def _gradient_masking_rows(groups: Groups) -> list[list[Cell]]:
+    """A table row per model: whether each of CHECKS holds, and the fraction of inputs without gradient.
+
+    A check that fails is a sign of masked gradients.
+    """
     rows: list[list[Cell]] = []
     for form, group in groups.items():
         accuracy = {name: mean_curve(group, name, "accuracy") for name in group[0] if name != ZERO_GRADIENT}

@@ -86,7 +86,10 @@ def gradient_signs(
 def fixed_draws_loss(
     model: Model, y: Tensor, draws: Counts, generator: Generator, state: Tensor, loss: Loss
 ) -> Function:
-    """The loss of the mean over draws as a function of x, always with the draws that begin at `state`."""
+    """The loss of the predictive as a function of x, (rows,). Every call uses the same draws.
+
+    `state` is the state of `generator` from which they are drawn.
+    """
 
     def function(x: Tensor) -> Tensor:  # (rows,)
         generator.set_state(state)

@@ -130,7 +130,7 @@ class OodExperiment(Experiment):
             return torch.rand(in_dist.shape, generator=named_generator(seed, "noise pictures"))
         return images.load(name, "test" if "test" in images.PARTS[name] else "all", data_dir).x
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.in_dist, self.ood_sets, self.in_paper)
 
 

@@ -45,7 +45,7 @@ class SelectExperiment(Experiment):
         accuracy = metrics.accuracy(predictive, y)
         return Outcome({"lam": lambda_of(run), "accuracy": accuracy, "nll": metrics.nll(predictive, y)}, {})
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         best = best_lambdas(results)
         page.text(
             f"Each form of {METHOD} was fitted with every λ below, with one seed, and evaluated on the "

@@ -133,7 +133,7 @@ class ToyExperiment(Experiment):
         arrays = {name: column.squeeze(1).numpy() for name, column in columns.items()}
         return Outcome(metrics, {**arrays, "rows": torch.cat([toy.x, toy.y], 1).numpy()})
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
 
 

@@ -100,7 +100,7 @@ class UciExperiment(Experiment):
         evaluate = evaluate_region if run.variant == REGION else evaluate_split
         return evaluate(run, context, split)
 
-    def draw(self, results: Sequence[Result], page: Page) -> list[Claim]:
+    def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
 
 

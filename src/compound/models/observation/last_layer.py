@@ -54,7 +54,7 @@ class LastLayerModel(ABC):
 
     @abstractmethod
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:  # (members, rows)
-        """Log-densities under each member's own predictive."""
+        """log p(y) under the predictive of each member, the mixture of its draws."""
 
     @abstractmethod
     def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
@@ -176,6 +176,7 @@ class LastLayerCategorical(Categorical, LastLayerModel):
         return logits, logits.new_zeros(()).expand_as(logits)
 
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
+        """Log-probability of each label under the mean over each member's draws, (members, rows)."""
         probs = expected_softmax(*draws) if self.integrate else torch.softmax(draws[0], -1)
         return take_label(safe_log(probs.mean((1, 2))), y)
 

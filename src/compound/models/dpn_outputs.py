@@ -13,8 +13,11 @@ from compound.models.observation import noise_floor
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
 
 
-class PriorLaw(nn.Module, ABC):
-    """The meaning of outputs f. Divergences of nearly equal, sharp distributions need float64."""
+class PriorNetworkOutput(nn.Module, ABC):
+    """The distribution whose parameters are the outputs f.
+
+    Divergences of nearly equal, sharp distributions need float64.
+    """
 
     outputs: int
     nll_weight: float  # in the loss
@@ -23,15 +26,19 @@ class PriorLaw(nn.Module, ABC):
         """Constants from the targets of the training rows."""
 
     @abstractmethod
-    def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # (1, rows), (1, rows + rows')
-        """Negative log-likelihoods of the training rows, which come first, and divergences of all rows."""
+    def nll_and_kl(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Two terms of the loss, for outputs f (1, rows + OOD rows, outputs) and y of the rows.
+
+        Negative log-likelihoods of y, (1, rows), and the KL between each row's distribution and the one it is
+        taught, (1, rows + OOD rows).
+        """
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:
         """The predictive of outputs f (rows, outputs)."""
 
 
-class DirichletLaw(PriorLaw):
+class DirichletOutput(PriorNetworkOutput):
     """Classes."""
 
     targets: Tensor  # (classes + 1, classes) b_y of training rows with label y, and last that of OOD rows
@@ -60,7 +67,7 @@ class DirichletLaw(PriorLaw):
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
-    def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def nll_and_kl(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.set_grad_enabled(self.nll_weight > 0):  # otherwise it is only reported
             nll = functional.cross_entropy(f[0, : len(y)], y, reduction="none").unsqueeze(0)
         alpha = concentrations(f.double())
@@ -85,7 +92,7 @@ class DirichletLaw(PriorLaw):
         return CategoricalPredictive(*(part.to(f.dtype) for part in parts))
 
 
-class NormalWishartLaw(PriorLaw):
+class NormalWishartOutput(PriorNetworkOutput):
     """Targets. Outputs are log-factors on the prior's 1 / E Λ, κ and A - 1, so that f = 0 is the prior."""
 
     mean: Tensor  # (targets,) of the training rows
@@ -119,7 +126,8 @@ class NormalWishartLaw(PriorLaw):
             self.mean.double(), kappa, a, (a + 0.5 * (self.targets - 1)) * self.variance.double()
         )
 
-    def law(self, f: Tensor) -> NormalWishart:
+    def normal_wishart(self, f: Tensor) -> NormalWishart:
+        """Outputs f (..., outputs) as a distribution."""
         prior = self.prior()
         mean, scale, kappa, a = f.split([self.targets, self.targets, 1, 1], -1)
         a = 1 + (prior.a - 1) * bounded(a, -2.0, 15.0).exp()
@@ -134,18 +142,18 @@ class NormalWishartLaw(PriorLaw):
             b,
         )
 
-    def parts(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        law = self.law(f.double())
-        inside = NormalWishart(*(part[:, : len(y)] for part in law))
-        return -inside.expected_log_prob(y.double()), law.kl(self.prior())
+    def nll_and_kl(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.normal_wishart(f.double())
+        inside = NormalWishart(*(part[:, : len(y)] for part in output))
+        return -inside.expected_log_prob(y.double()), output.kl(self.prior())
 
     def predictive(self, f: Tensor) -> GaussianPredictive:
-        law = self.law(f.double())
+        output = self.normal_wishart(f.double())
         dtype = f.dtype
-        component = law.b / (law.a - 1)
-        posterior = component / law.kappa
-        log_weights, ratios = student_nodes(law.a)  # (nodes, rows, 1)
+        component = output.b / (output.a - 1)
+        posterior = component / output.kappa
+        log_weights, ratios = student_nodes(output.a)  # (nodes, rows, 1)
         variances = ratios * (component + posterior)  # (nodes, rows, targets)
-        means = law.mean.to(dtype).expand(len(ratios), -1, -1)
+        means = output.mean.to(dtype).expand(len(ratios), -1, -1)
         parts = (component.to(dtype), torch.zeros_like(component, dtype=dtype), posterior.to(dtype))
         return GaussianPredictive(*parts, means, variances.to(dtype), log_weights.to(dtype))
