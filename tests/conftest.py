@@ -10,7 +10,7 @@ import torch
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 NO_DATA = "no data"
 SLOW = Path(__file__).with_name("slow.txt")  # test functions, one per line, without parameters
-SLOW_SECONDS = 0.15  # of processor time, the mean over a function's parameters
+SLOW_SECONDS = 0.1  # of processor time, the mean over a function's parameters
 CPU_TIMES: dict[str, list[float]] = defaultdict(list)  # by test function
 
 
