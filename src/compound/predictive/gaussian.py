@@ -136,7 +136,7 @@ class GaussianPredictive(Predictive):
         rows.
         """
         unknown = t.exp().unsqueeze(-1)  # (rows, 1)
-        network_weight = -torch.expm1(t).unsqueeze(-1)  # 1 - exp(t)
+        network_weight = torch.expm1(t).abs().unsqueeze(-1)  # 1 - exp(t), t <= 0; never -0.0
         added = far_std.square() * unknown
         component = network_weight * self.component
         mixing = network_weight * self.mixing
