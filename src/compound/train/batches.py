@@ -1,4 +1,4 @@
-"""Which rows are trained on, and the batch of each step."""
+"""Selection of rows during a fit: those that are trained on, and the mini-batch of each step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,14 +32,17 @@ def training_rows(model: Model, data: Batch) -> Tensor:  # (training rows,)
 
 
 def batch_sampler(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> Callable[[int], Batch]:
-    """A function from a step to its batch; the batch depends on data, configuration, seed and step only."""
+    """A function that maps a step to its mini-batch of `rows` (training rows,), indices into `data`.
+
+    The batch depends on the arguments and the step only, not on earlier calls, so a fit can be resumed.
+    """
     if len(rows) <= config.batch_size:
         return _full_batches(data, rows, config, seed)
     return _mini_batches(data, rows, config, seed)
 
 
 def _full_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> Callable[[int], Batch]:
-    """All training rows at every step."""
+    """A function that returns all training rows at every step; only `x_ood` and `progress` change."""
     batch = data if len(rows) == len(data) else data.take(rows)
     return lambda step: replace(
         batch, x_ood=_ood_rows(data, step, len(rows), seed), progress=step / config.steps
@@ -47,7 +50,10 @@ def _full_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> 
 
 
 def _mini_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> Callable[[int], Batch]:
-    """Slices of one permutation per epoch; its incomplete last slice is dropped."""
+    """A function that returns slices of a permutation of `rows`, a new one for each epoch.
+
+    An incomplete last slice is dropped.
+    """
     size = config.batch_size
     per_epoch = len(rows) // size
     order = rows
@@ -71,7 +77,7 @@ def _mini_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> 
 
 
 def _ood_rows(data: Batch, step: int, count: int, seed: int) -> Tensor | None:  # (count, features)
-    """As many out-of-distribution inputs as the batch has rows; None where the data have none."""
+    """Draw `count` rows of `data.x_ood`, with replacement; None where the data have none."""
     if data.x_ood is None:
         return None
     chosen = torch.randint(len(data.x_ood), (count,), generator=named_generator(seed, "outside", step))

@@ -1,8 +1,8 @@
 """Checkpoints of a fit: all that the next step reads, so that a resumed fit ends with the same bits.
 
-A file is validated before it is used: it must be of the same run (`identity`), and all of its tensors must
-fit the model and the optimizer. A fused optimizer step reads as many numbers as the parameter has, so sizes
-must agree.
+A file is validated before it is used: it must be of the same run (`identity`), and its tensors must have the
+types and shapes of the model and the optimizer. A fused optimizer step does not compare sizes: with a moment
+that is smaller than its parameter, it would read beyond the end.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ RUNNING = object_of({"optimizer": OPTIMIZER, "state": STATE}, additional=True)
 
 
 class Checkpoint:
-    """The checkpoint file of one fit, for which model, data, configuration and seed are fixed."""
+    """The checkpoint file of one fit: of one model, data set, configuration and seed."""
 
     def __init__(self, path: str | Path, model: Model, data: Batch, config: TrainConfig, seed: int):
         self.path = Path(path)
@@ -66,7 +66,11 @@ class Checkpoint:
         self.identity = _identity(model, data, config, seed)
 
     def load(self) -> dict[str, Any] | None:
-        """The validated content of the file, None without one; ValueError for a file of another run."""
+        """The validated content of the file; None if there is no file, ValueError if it is of another run.
+
+        `finished` says whether the fit is complete. A complete one has `model` and `history`, another one
+        `model`, `optimizer` and `state`.
+        """
         if not self.path.exists():
             return None
         bundle = load_checkpoint(self.path)
@@ -84,7 +88,7 @@ class Checkpoint:
         return content
 
     def restore_model(self, content: dict[str, Any]) -> None:
-        """Copy the saved tensors into the model."""
+        """Copy the tensors of `content`, from `load`, into the model."""
         try:
             load_tensors(self.model, content["model"])
         except ValueError as error:
@@ -93,7 +97,10 @@ class Checkpoint:
     def restore_state(
         self, content: dict[str, Any], optimizer: torch.optim.Optimizer, initial: TrainState
     ) -> TrainState:
-        """The saved state of the fit; that of the optimizer is copied into it. `initial` gives the shapes."""
+        """Load the saved state into `optimizer`, and return the saved `TrainState`.
+
+        `initial`, the state before the first step, has the shapes that saved tensors must have.
+        """
         try:
             _check_optimizer(content["optimizer"], optimizer)
             state = TrainState(**content["state"])
@@ -106,7 +113,7 @@ class Checkpoint:
     def check_result(self) -> None:
         """Raise ValueError if a resumed fit has ended with a model that cannot predict.
 
-        The numbers of a file may all be valid and yet lead nowhere.
+        An edited file can pass all checks of `load` and still make the remaining steps diverge.
         """
         if defect := model_defect(self.model):
             raise ValueError(
@@ -115,7 +122,7 @@ class Checkpoint:
             )
 
     def save_running(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Write what is needed to resume."""
+        """Write model, optimizer and state of a fit in progress, from which it can be resumed."""
         self._save(finished=False, optimizer=optimizer.state_dict(), state=vars(state))
 
     def save_finished(self, history: History) -> None:
@@ -131,7 +138,7 @@ class Checkpoint:
 
 
 def _identity(model: Model, data: Batch, config: TrainConfig, seed: int) -> dict[str, Any]:
-    """What must be equal for a run to be resumed."""
+    """Model, seed, configuration and a digest of the data: a run is resumed only where all are equal."""
     tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
     description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
     return {
@@ -143,7 +150,9 @@ def _identity(model: Model, data: Batch, config: TrainConfig, seed: int) -> dict
 
 
 def _check_state(state: TrainState, initial: TrainState, model: Model, config: TrainConfig) -> None:
-    """Raise ValueError unless tensors have the shapes of `initial` and the history fits the step."""
+    """Raise ValueError unless the tensors of `state` have the shapes of those of `initial` and of the model,
+    its history has columns of one length, and no step in it is beyond `state.step`.
+    """
     expected_best = model_tensors(model) if state.best else []
     for tensors, expected in (
         (state.ema, initial.ema),
@@ -158,7 +167,7 @@ def _check_state(state: TrainState, initial: TrainState, model: Model, config: T
 
 
 def _check_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless a saved state has the optimizer's groups, options and shapes."""
+    """Raise ValueError unless `saved`, a state dict, has the optimizer's groups, options and shapes."""
     if _comparable_options(saved["param_groups"]) != _comparable_options(
         optimizer.state_dict()["param_groups"]
     ):
@@ -181,7 +190,10 @@ def _check_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) ->
 def _check_moment_specs(
     moments: dict[str, Tensor], parameter: Tensor, group: dict[str, Any], is_adam: bool
 ) -> None:
-    """Moments have the parameter's shape. Adam needs all three; other optimizers create what is missing."""
+    """Raise ValueError for moments of another type or shape than the parameter, or that are missing.
+
+    Adam needs exp_avg, exp_avg_sq and step; other optimizers create what is missing.
+    """
     names = ("exp_avg", "exp_avg_sq", "step") if is_adam else moments
     expected = {name: TensorSpec(parameter.dtype, tuple(parameter.shape)) for name in names}
     if "step" in expected:
@@ -192,9 +204,10 @@ def _check_moment_specs(
 
 
 def _check_moment_bound(moments: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """Raise ValueError for moments that no sequence of gradients has: the next step would be unbounded.
+    """Raise ValueError for moments of Adam that no sequence of gradients has: they make steps of any size.
 
-    By the Cauchy-Schwarz inequality |m| <= (1 - β₁) / sqrt((1 - β₂) (1 - β₁² / β₂)) sqrt(v).
+    By the Cauchy-Schwarz inequality |m| <= (1 - β₁) / sqrt((1 - β₂) (1 - β₁² / β₂)) sqrt(v), where m is
+    exp_avg and v is exp_avg_sq.
     """
     beta1, beta2 = group["betas"]
     if not beta1**2 < beta2 < 1:
@@ -209,7 +222,7 @@ def _check_moment_bound(moments: dict[str, Tensor], group: dict[str, Any]) -> No
 def _comparable_options(groups: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """The options of an optimizer's parameter groups, to be compared by ==: tensors become a digest.
 
-    Without the learning rate, which is set at every step.
+    The learning rate is left out: it is set at every step.
     """
     options = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
     config, tensors = pack(options)

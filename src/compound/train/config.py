@@ -10,7 +10,7 @@ MINIMA = {"steps": 1, "batch_size": 1, "n_evals": 0, "patience": 0, "eval_sample
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The configuration of a fit; `default_train_config` suits it to a task and a number of rows.
+    """The configuration of a fit; `default_train_config` chooses one for a task and a number of rows.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class TrainConfig:
             raise ValueError(f"ema_decay is {self.ema_decay!r}: give a decay of at least 0 and below 1")
 
     def lr_at(self, progress: float) -> float:
-        """The learning rate when the fraction `progress` of the steps is done."""
+        """The learning rate when a fraction `progress`, between 0 and 1, of the steps is done."""
         return self.lr * (
             self.final_lr_ratio + (1 - self.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
         )
@@ -83,7 +83,8 @@ class TrainConfig:
 def default_train_config(task: Task, rows: int) -> TrainConfig:
     """A configuration for a task and a number of rows.
 
-    For classification it is the published one, for regression that of trials on nine UCI tables.
+    For classification it is that of the published experiments; for regression it was chosen on nine UCI
+    tables.
 
     Parameters
     ----------

@@ -18,7 +18,11 @@ LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-
 
 
 def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
-    """Up to `eval_rows` held-out rows of each member, marked by weight 1; None where no row is held out."""
+    """The rows on which a fit is evaluated: up to `config.eval_rows` held-out rows of each member.
+
+    Weight 1, in (rows,) or (members, rows), marks the rows of a member. None where no row is held out, or
+    `config.n_evals` is 0.
+    """
     if not config.n_evals or data.weight is None or not bool((data.weight == 0).any()):
         return None
     held_out = data.weight.reshape(-1, len(data)) == 0  # (members or 1, rows)
@@ -32,7 +36,10 @@ def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
 
 
 def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> float:
-    """Mean over members of their NLL on their own held-out rows; NaN where a matrix has no factor."""
+    """Mean over members of their NLL on their own held-out rows, a batch of `held_out_batch`.
+
+    NaN where a matrix cannot be factorised (LinAlgError), as after divergence.
+    """
     try:
         values = model.nll(batch, config.eval_samples, named_generator(seed, "check"))  # (members,)
     except LinAlgError:
@@ -43,7 +50,10 @@ def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> 
 
 
 def update_best(state: TrainState, tensors: list[Tensor], nll: float) -> None:
-    """Store copies of the model's tensors if `nll` is the lowest so far; all members share one best step."""
+    """Record an evaluation in `state`; if the held-out `nll` is the lowest so far, copy the model's tensors.
+
+    All members share one best step.
+    """
     state.held_out = nll
     state.stale += 1
     if nll < state.best_nll:
@@ -55,7 +65,7 @@ def update_best(state: TrainState, tensors: list[Tensor], nll: float) -> None:
 
 @contextmanager
 def swapped(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
-    """The parameters at other values inside the block; without values they stay as they are."""
+    """Set the parameters to `values` within a `with` block; no change if `values` is empty."""
     if not values:
         yield
         return
@@ -68,7 +78,10 @@ def swapped(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
 
 
 def check_not_diverged(model: Model, data: Batch, config: TrainConfig, seed: int, step: int) -> None:
-    """Raise ValueError for a model whose predictive on a sample of the rows is not finite."""
+    """Raise ValueError if total uncertainty or NLL, on a random sample of the rows, is not finite.
+
+    `step` is the number of steps done, for the message.
+    """
     rows = torch.randperm(len(data), generator=named_generator(seed, "sample"))[: config.eval_rows]
     sample = data.take(rows)
     nll = math.nan

@@ -15,10 +15,11 @@ FLUSH_BELOW = 1e-30  # numbers of smaller absolute value become 0
 def make_clipper(
     parameters: Sequence[Tensor], members: int, clip_value: float | None, clip_norm: float | None
 ) -> Callable[[], int]:
-    """A function that clips the gradients of the parameters, and returns how many groups were not finite.
+    """A function that clips the gradients of the parameters in place, as `clip_gradients` does.
 
-    Parameters whose first axis has one entry per member are clipped member by member; the others, which
-    members share, are one more group.
+    The gradients of parameters (members, ...) are clipped member by member; those of all other parameters,
+    which members share, are clipped together. The function returns how many of these gradients were not
+    finite.
     """
     stacked = [p for p in parameters if members > 1 and p.ndim > 0 and p.shape[0] == members]
     stacked_ids = {id(p) for p in stacked}
@@ -36,7 +37,7 @@ def make_clipper(
 def clip_gradients(
     gradients: list[Tensor], members: int, clip_value: float | None, clip_norm: float | None
 ) -> int:
-    """Clip gradients (members, ...) in place, each member separately, by norm and by value.
+    """Clip gradients (members, ...) in place, each member separately, first by norm, then by value.
 
     The gradient of a member with a non-finite entry becomes 0. Returns the number of such members.
     """

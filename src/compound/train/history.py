@@ -10,10 +10,11 @@ COLUMNS = ("step", "lr", "nll", "kl", "held_out", "skipped")
 
 @dataclass
 class History:
-    """The learning curve, one entry per evaluation; NLL and KL are means since the entry before.
+    """The learning curve of a fit, with one entry per evaluation in each column.
 
-    `history["held_out"]` is the column of held-out NLL; the others are step, lr, nll, kl and skipped, the
-    number of members' gradients that were not finite.
+    `history["held_out"]` is the column of held-out NLL. The others are step, lr, nll and kl (means over the
+    training steps since the entry before), and skipped, the number of members' gradients since then that were
+    not finite.
     """
 
     columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})

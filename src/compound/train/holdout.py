@@ -1,4 +1,4 @@
-"""Which rows are held out from training: by member, or stratified by class."""
+"""Choice of the rows that are held out from training: different ones by member, or stratified by class."""
 
 import torch
 from torch import Tensor
@@ -49,17 +49,21 @@ def holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tens
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows are held out: of six or more at least two, as one is a poor stopping criterion."""
+    """How many of `rows` rows are held out for a fraction.
+
+    With a fraction above 0, at least two of six or more rows: one alone is a poor stopping criterion.
+    """
     least = min(2, rows // 3) if fraction > 0 else 0
     return min(rows - 1, max(int(rows * fraction + 1e-9), least))
 
 
 def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows,) bool
-    """Draw `count` rows, each with probability count / rows, of each class its proportion (rounded).
+    """Draw `count` rows, stratified by labels (rows,): integers from 0. True marks the rows drawn.
 
-    Systematic sampling: the rows are ordered by class, and every (rows / count)-th is taken from a random
-    start. In a sample of a tenth, a class of 6 rows has one row with probability 0.6, so small classes are as
-    frequent in the sample as in the table, in expectation.
+    Each row is drawn with probability count / rows, and each class has its proportion of the sample, rounded
+    up or down. This is systematic sampling: the rows are ordered by class, and every (rows / count)-th is
+    taken from a random start. In a sample of a tenth, a class of 6 rows has one row with probability 0.6, so
+    in expectation small classes are as frequent in the sample as in the table.
     """
     generator = named_generator(seed, "stratified sample")
     rows = len(labels)
@@ -75,7 +79,10 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:  # (rows
 
 
 def last_of_class(labels: Tensor, drawn: Tensor) -> Tensor:  # (rows,) bool
-    """One drawn row of each class all of whose rows were drawn: without it the class could not be learnt."""
+    """Mark one row of each class whose rows have all been drawn to be held out; drawn is (rows,) bool.
+
+    The caller trains on it nevertheless: otherwise no row of the class would be trained on.
+    """
     index = torch.arange(len(labels))
     classes = int(labels.max()) + 1
     first = index.new_zeros(classes).scatter_reduce_(

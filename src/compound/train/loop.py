@@ -114,7 +114,10 @@ def fit(
 
 
 class _Trainer:
-    """A fit in progress: model, optimizer and state, with the steps that change them."""
+    """A fit in progress: model, optimizer and state, and the methods that change them.
+
+    `rows` (training rows,) are indices into `data`.
+    """
 
     def __init__(
         self,
@@ -145,7 +148,10 @@ class _Trainer:
         self.nll_sum, self.kl_sum = state.sums.unbind()  # views, (members,) each
 
     def run(self, file: Checkpoint | None, save_every: float, callback: FitCallback | None) -> None:
-        """Train until the last step, early stopping or divergence."""
+        """Train until the last step, early stopping or divergence.
+
+        The checkpoint `file` is saved every `save_every` seconds.
+        """
         state = self.state
         reporter = None if callback is None else ProgressReporter(callback, self.config.steps, state.step)
         last_save = time.monotonic()
@@ -170,7 +176,7 @@ class _Trainer:
         return self.state.step >= self.config.steps or self.state.out_of_patience(self.config)
 
     def train_step(self) -> Loss:
-        """One optimizer step."""
+        """Do one optimizer step, and return the loss of its batch before the step."""
         state = self.state
         step = state.step
         lr = self.config.lr_at(step / self.config.steps)
@@ -195,7 +201,7 @@ class _Trainer:
         return loss
 
     def evaluate(self) -> None:
-        """Evaluate the averaged weights on the held-out rows, and extend the history."""
+        """Evaluate the averaged weights on the held-out rows, if there are any, and extend the history."""
         if self.eval_batch is not None:
             with swapped(self.parameters, self.state.ema):
                 nll = held_out_nll(self.model, self.eval_batch, self.config, self.seed)
@@ -203,7 +209,10 @@ class _Trainer:
         self.state.record(self.config.lr_at((self.state.step - 1) / self.config.steps))
 
     def restore_best(self) -> None:
-        """Give the model its final weights: those of the best evaluation, or the last averaged ones."""
+        """Set the model to its final weights: those of the best evaluation, or else the last averaged ones.
+
+        Raises ValueError if there is no finite evaluation and the last weights have diverged.
+        """
         state = self.state
         self.optimizer.zero_grad(set_to_none=True)
         if state.best:

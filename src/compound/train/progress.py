@@ -11,7 +11,7 @@ QUIET_SECONDS = 2  # before a progress bar appears
 
 
 class FitProgress(NamedTuple):
-    """How far a fit has come."""
+    """The progress of a fit, as a callback receives it."""
 
     step: int  # steps done
     steps: int  # steps at most
@@ -24,7 +24,10 @@ FitCallback = Callable[[FitProgress], None]
 
 
 class ProgressReporter:
-    """Calls a callback at most every INTERVAL seconds, and after the last step."""
+    """Calls a callback at most every INTERVAL seconds, and after the last step.
+
+    `steps` is the number of the last step, `step` that of the steps already done.
+    """
 
     def __init__(self, callback: FitCallback, steps: int, step: int):
         self.callback = callback
@@ -33,7 +36,7 @@ class ProgressReporter:
         self.last_time = time.monotonic()
 
     def is_due(self, now: float, step: int) -> bool:
-        """Whether the callback is to be called now."""
+        """Whether the callback is to be called at the time `now`, of `time.monotonic`."""
         return now - self.last_time >= INTERVAL or step == self.steps
 
     def report(self, now: float, step: int, nll: float, held_out: float) -> None:
@@ -46,7 +49,7 @@ class ProgressReporter:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[FitCallback]:
-    """A callback for `fit` that draws a progress bar on stderr; fits of less than two seconds show none."""
+    """A callback for `fit` that shows a progress bar on stderr; fits of less than two seconds show none."""
     from rich import progress
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The state of a fit, as far as it is in neither model nor optimizer; a checkpoint holds all three."""
+"""The state of a fit that is in neither model nor optimizer; a checkpoint holds all three."""
 
 import math
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ class TrainState:
         return cls(ema if config.ema_decay else [], [], sums, History().columns)
 
     def out_of_patience(self, config: TrainConfig) -> bool:
-        """Whether early stopping applies."""
+        """Whether `config.patience` evaluations without a better held-out NLL have passed."""
         return config.patience > 0 and self.stale >= config.patience
 
     def record(self, lr: float) -> None:
-        """Append an entry to the history."""
+        """Append an entry to the history, with `lr` as learning rate, and reset the sums."""
         steps = self.columns["step"]
         count = self.step - (steps[-1] if steps else 0)
         nll, kl = (self.sums.mean(1) / count).tolist()
@@ -59,12 +59,12 @@ def trained_parameters(model: Model) -> list[Tensor]:
 
 
 def model_tensors(model: Model) -> list[Tensor]:
-    """Trained parameters and buffers: a method may keep running estimates in buffers."""
+    """Trained parameters and all buffers (some methods keep running estimates there): what a fit changes."""
     return [*trained_parameters(model), *model.buffers()]
 
 
 @torch.no_grad()
 def copy_tensors(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Copy values into tensors in place."""
+    """Copy values into the tensors of `targets`, one by one, in place."""
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)
