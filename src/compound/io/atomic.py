@@ -1,8 +1,8 @@
 """Atomic replacement of files and directories: a reader sees the old or the new one, also after a crash.
 
 A file is replaced by one rename. A directory needs two: the former one is renamed to `.name.<id>.old`, then
-the new one, `.name.<id>.new`, to `name`. Between the two, `locate` finds the former one by the pair of these
-names.
+the new one, `.name.<id>.new`, to `name`. Between the two renames both exist with the same id; by that
+`locate` finds the former directory.
 """
 
 import errno
@@ -21,7 +21,7 @@ FORMER = ".old"
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file that at every moment is the old one or the new one, also after a power failure."""
+    """Replace a file, or create it with its folders; at every moment `path` is the old or the new file."""
     path = real_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary(path) as fresh:
@@ -50,7 +50,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_directory(fresh: Path, path: Path) -> None:
-    """Rename `fresh`, made by `temporary`, to `path`; a directory that is there is renamed aside first."""
+    """Rename `fresh`, made by `temporary`, to `path`; a directory at `path` is first renamed to `.old`."""
     former = fresh.with_suffix(FORMER)
     for _ in range(ATTEMPTS):
         try:
@@ -66,17 +66,17 @@ def replace_directory(fresh: Path, path: Path) -> None:
 
 
 class Location(NamedTuple):
-    """Where a directory is, and its identity, which changes when it is replaced; None: it is missing."""
+    """Where a directory is, and numbers that change when it is replaced."""
 
     path: Path
-    identity: tuple[int, ...] | None
+    identity: tuple[int, ...] | None  # device, inode and times; None where the directory is missing
 
 
 def locate(path: Path) -> Location:
-    """Where the directory is now: at `path`, or renamed aside by a replacement that is not complete.
+    """Where the directory is now: at `path`, or at the `.old` name of a replacement that is not complete.
 
-    A former directory without a new one beside it is garbage of a save interrupted later, and is not a
-    candidate: a model deleted by its owner must not come back.
+    An `.old` directory without its `.new` one is left over from a complete replacement, and is ignored: a
+    model deleted by its owner must not come back.
     """
     interrupted = (old for old in _former_directories(path) if old.with_suffix(SUFFIX).exists())
     for candidate in (path, *interrupted):
@@ -87,7 +87,7 @@ def locate(path: Path) -> Location:
 
 
 def restore_interrupted(path: Path) -> None:
-    """Rename back a directory that a replacement, interrupted between its two renames, has left aside."""
+    """Undo a replacement that was interrupted between its two renames: rename the `.old` one to `path`."""
     former = locate(path).path
     if former != path:
         with suppress(OSError):  # another call was faster
@@ -95,14 +95,14 @@ def restore_interrupted(path: Path) -> None:
 
 
 def remove_former(path: Path) -> None:
-    """Delete former directories of complete replacements; running ones have a new one beside them."""
+    """Delete the `.old` directories of complete replacements: those without a `.new` one of the same id."""
     for old in (*_former_directories(path), path.with_name(f".{path.name}{FORMER}")):
         if not old.with_suffix(SUFFIX).exists():
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _former_directories(path: Path) -> list[Path]:
-    """Directories that replacements of `path` have renamed aside."""
+    """The `.old` directories of replacements of `path`, complete or not."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{ID_LENGTH}}}{re.escape(FORMER)}")
     try:
         return sorted(entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name))

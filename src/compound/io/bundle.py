@@ -1,7 +1,7 @@
-"""A bundle, i.e. a JSON configuration and named tensors, as bytes; for model directories and checkpoints.
+"""Bundles: a JSON configuration and named tensors, as model directories and checkpoints store them.
 
-Only JSON and safetensors are read: loading executes no code. Sizes are bounded, and a header is validated
-before the tensors are read.
+Only JSON and safetensors are read, so loading executes no code. Sizes are bounded, and the header of a
+safetensors file is validated before its tensors are read.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ class Bundle(NamedTuple):
 class Header(NamedTuple):
     """The header of a safetensors file."""
 
-    metadata: Any
+    metadata: Any  # of "__metadata__", not validated; None without one
     specs: dict[str, TensorSpec]
 
 
 def canonical_json(config: Any) -> bytes:
-    """JSON with sorted keys and without spaces: equal content gives equal bytes."""
+    """JSON with sorted keys and without spaces, so that equal content gives equal bytes."""
     try:
         return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
     except (TypeError, RecursionError) as error:
@@ -74,17 +74,20 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """The bytes of a safetensors file; `tensors` are those of `storable`."""
+    """The bytes of a safetensors file; `tensors` must come from `storable`."""
     return tensor_bytes(dict(tensors), metadata)
 
 
 def from_safetensors(data: bytes) -> dict[str, Tensor]:
-    """Tensors in memory allocated by torch: another alignment may change the last bit of products."""
+    """The tensors of a safetensors file, by name.
+
+    They are copied to memory that torch allocates: another alignment may change the last bit of products.
+    """
     return {name: tensor.clone() for name, tensor in read_tensors(data).items()}
 
 
 def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU, none of which share memory: safetensors refuses those."""
+    """The tensors as safetensors accepts them: contiguous, on the CPU, and without shared memory."""
     pointers: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
@@ -96,7 +99,7 @@ def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Read and validate the header of a safetensors file, and that the file is as long as it says."""
+    """Read and validate the header of a safetensors file; ValueError unless its sizes add up to the file's."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_JSON_BYTES, size - 8):
@@ -119,7 +122,10 @@ def read_header(file: BinaryIO) -> Header:
 
 
 def check_format(path: Path, frame: Any, expected: str) -> None:
-    """Refuse a file of another format, or of a version that this library does not know."""
+    """Raise ValueError for a file of another format than `expected`, or of a later version.
+
+    `frame` is the JSON value of the file that must hold `format` and `version`; `path` is for the message.
+    """
     if (
         not isinstance(frame, dict)
         or frame.get("format") != expected

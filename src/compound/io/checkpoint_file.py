@@ -1,6 +1,7 @@
-"""Checkpoint files: one safetensors file whose metadata holds a configuration and a checksum over all of it.
+"""Checkpoint files: one safetensors file, with a configuration and a checksum of all content as metadata.
 
-`pack` and `unpack` convert nested dicts, lists and tuples with tensors, such as the state of an optimizer.
+`pack` and `unpack` convert nested dicts, lists and tuples with tensors, such as the state of an optimizer, to
+and from a configuration with named tensors.
 """
 
 import json
@@ -65,7 +66,7 @@ def load_checkpoint(path: str | Path) -> Bundle:
 
 
 def pack(tree: Any) -> Bundle:
-    """A tree of dicts, lists, tuples, tensors and plain values as a bundle; `unpack` inverts it."""
+    """Convert a tree of dicts, lists, tuples, tensors and plain values to a bundle; `unpack` inverts it."""
     tensors: dict[str, Tensor] = {}
 
     def encode(value: Any, name: str) -> Any:
@@ -96,7 +97,7 @@ def pack(tree: Any) -> Bundle:
 
 
 def unpack(packed: Bundle) -> Any:
-    """The tree that `pack` has converted."""
+    """The tree from which `pack` made a bundle; ValueError for any other bundle."""
 
     def decode(node: Any) -> Any:
         if not isinstance(node, dict):

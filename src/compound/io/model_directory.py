@@ -1,7 +1,7 @@
 """Model directories: `config.json`, `tensors.safetensors` and sometimes `report.html`, with checksums.
 
-A checksum is no validation: what configuration and tensors must be, the caller's `check` says, before the
-tensors are read.
+Checksums detect accidental damage only. Whether configuration and tensors are valid is decided by a function
+`check` of the caller, before the tensors are read.
 """
 
 import hashlib
@@ -47,7 +47,11 @@ Check = Callable[[Any, Mapping[str, TensorSpec]], None]  # (configuration, tenso
 def save_directory(
     path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], report: bytes | None = None
 ) -> None:
-    """Write a model directory, which replaces a former one as a whole; the last of several writers wins."""
+    """Write a model directory with an optional report.html; a model at `path` is replaced as a whole.
+
+    Of several processes that write at once, the last one's model remains. ValueError for a directory that
+    holds other files, and for a model that is too large.
+    """
     path = real_path(path)
     _refuse_foreign(path)
     data = bundle.to_safetensors(bundle.storable(tensors), {"format": "pt"})
@@ -73,7 +77,7 @@ def save_directory(
 def load_directory(path: str | Path, check: Check | None = None) -> Bundle:
     """Read a model directory; ValueError for anything but exactly what was saved.
 
-    `check` sees the configuration and the specs of the tensors before the tensors are read.
+    `check` is called with the configuration and the specs of the tensors before the tensors are read.
     """
     path = real_path(path)
     for _ in range(ATTEMPTS):
@@ -95,7 +99,10 @@ def foreign_files(names: Iterable[str]) -> list[str]:
 
 
 def _config_text(config: Mapping[str, Any], data: bytes) -> bytes:
-    """The content of config.json: format, versions, configuration and checksums of it and of the tensors."""
+    """The content of config.json: format, versions, configuration, and checksums of itself and of `data`.
+
+    `data` is the content of tensors.safetensors.
+    """
     frame = {
         "format": FORMAT,
         "version": bundle.VERSION,
@@ -109,7 +116,7 @@ def _config_text(config: Mapping[str, Any], data: bytes) -> bytes:
 
 
 def _read(path: Path, check: Check | None) -> Bundle:
-    """One attempt to read a directory, which another process may be replacing."""
+    """Read and check a model directory; ValueError also where another process replaces it meanwhile."""
     frame = _read_config(path / CONFIG)
     file_path = path / TENSORS
     with open_regular_file(file_path, MAX_TENSOR_BYTES) as file:
@@ -153,7 +160,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise ValueError for a directory with files of others: to replace it would delete them."""
+    """Raise ValueError for a file, or a directory with files not of a model: replacing would delete them."""
     try:
         names = os.listdir(path)
     except FileNotFoundError:

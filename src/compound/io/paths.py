@@ -1,4 +1,4 @@
-"""Checks of paths before any work: whether a file can be written there, and safe opening of files to read."""
+"""Checks of paths: whether a file can be written there, and whether one is safe to open and read."""
 
 import os
 import stat
@@ -37,9 +37,9 @@ def real_path(path: str | Path) -> Path:
 
 @contextmanager
 def open_regular_file(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """A regular file of bounded size, opened for reading.
+    """Open a file for reading; ValueError unless it is a regular file of at most `max_bytes`.
 
-    Its type is checked first: opening a pipe may block for ever, and opening a device may have effects.
+    Its type is checked before it is opened: a pipe may block for ever, and a device may act on opening.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):

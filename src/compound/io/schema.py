@@ -1,6 +1,6 @@
 """Validation of JSON read from a file: types and ranges, checked before the values are used.
 
-A checksum excludes accidental changes only: anybody can compute one that fits. The names follow JSON Schema.
+Checksums do not replace it: anybody can compute one for an edited file. The names follow JSON Schema.
 `object_of({"rows": integer(1, 100)}).check(config, "config")` raises a ValueError that names the entry, its
 value and what was expected.
 """
@@ -17,14 +17,14 @@ MAX_NUMBER = 1e150  # its square is finite in float64
 
 @dataclass(frozen=True)
 class Schema:
-    """What a value must be: a description for error messages, and the check itself."""
+    """A condition on a value: its description for error messages, and a function that checks it."""
 
     expected: str
     check: Callable[[Any, str], None]  # (value, its path in the file): raises ValueError
 
 
 def scalar(expected: str, accepts: Callable[[Any], bool]) -> Schema:
-    """A value for which `accepts` is true."""
+    """A value for which `accepts` returns true; `expected` describes such values in error messages."""
 
     def check(value: Any, path: str) -> None:
         if not accepts(value):
@@ -49,7 +49,7 @@ def number(low: float = -MAX_NUMBER, high: float = MAX_NUMBER) -> Schema:
 
 
 def string(max_length: int = MAX_LENGTH) -> Schema:
-    """Text that can be encoded as UTF-8."""
+    """Text of at most `max_length` characters that can be encoded as UTF-8."""
     return scalar(
         "text", lambda value: isinstance(value, str) and len(value) <= max_length and _is_utf8(value)
     )
@@ -85,7 +85,7 @@ def any_of(*schemas: Schema) -> Schema:
 
 
 def array_of(items: Schema, min_items: int = 0, max_items: int = MAX_LENGTH) -> Schema:
-    """A list or tuple whose entries all have the schema `items`."""
+    """A list or tuple of `min_items` to `max_items` entries that all fit the schema `items`."""
     expected = f"a list of {min_items} to {max_items} entries, each {items.expected}"
 
     def check(value: Any, path: str) -> None:
@@ -100,7 +100,10 @@ def array_of(items: Schema, min_items: int = 0, max_items: int = MAX_LENGTH) -> 
 def object_of(
     required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, additional: bool = False
 ) -> Schema:
-    """A dict with these entries; `additional`: unknown ones are ignored, as later versions may add some."""
+    """A dict with all `required` and any of the `optional` entries, each of which fits its schema.
+
+    With `additional`, other entries are ignored, as later versions may add some; without, they are refused.
+    """
     properties = {**required, **(optional or {})}
 
     def check(value: Any, path: str) -> None:
@@ -121,7 +124,7 @@ def object_of(
 
 
 def dict_of(values: Schema) -> Schema:
-    """A dict with any keys whose values all have one schema."""
+    """A dict with keys of any type whose values all fit the schema `values`."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
@@ -133,7 +136,7 @@ def dict_of(values: Schema) -> Schema:
 
 
 def mapping_of(values: Schema) -> Schema:
-    """A dict with text keys whose values all have one schema."""
+    """A dict with text keys whose values all fit the schema `values`."""
     key = scalar("text as a name", lambda value: isinstance(value, str))
 
     def check(value: Any, path: str) -> None:
@@ -145,7 +148,7 @@ def mapping_of(values: Schema) -> Schema:
 
 
 def shortened(error: BaseException) -> str:
-    """The message of an error in one line of at most 500 characters: it may quote the file."""
+    """The message of an error, which may quote a long file, in one line of at most 500 characters."""
     return textwrap.shorten(str(error), 500)
 
 

@@ -1,7 +1,7 @@
-"""Temporary names beside the final one, under which a file is written until it is complete.
+"""Temporary files and folders beside the final one, for what is renamed once it is complete.
 
-A temporary file is locked while it is in use, and a lock ends with its process: unlocked leftovers of killed
-processes are recognised by that and removed by the next call.
+A temporary file is locked while it is in use, and a lock ends with its process. So one without a lock is left
+over from a killed process, and the next call removes it.
 """
 
 import os
@@ -17,7 +17,7 @@ ID_LENGTH = 8  # hexadecimal digits of a temporary name: .report.html.0123abcd.n
 
 
 def is_temporary(name: str, target: str = "") -> bool:
-    """Whether a file name has the form that `temporary` gives (for the file `target`, if one is named)."""
+    """Whether a file name is of the form that `temporary` gives to any file, or to the file `target`."""
     stem = name[: -len(SUFFIX) - ID_LENGTH]
     identifier = name[-len(SUFFIX) - ID_LENGTH : -len(SUFFIX)]
     matches = stem == f".{target}." if target else stem.startswith(".") and stem.endswith(".")
@@ -26,7 +26,10 @@ def is_temporary(name: str, target: str = "") -> bool:
 
 @contextmanager
 def temporary(path: Path, folder: bool = False) -> Iterator[Path]:
-    """An empty file (or folder) beside `path`, to be filled and renamed; removed at the end otherwise."""
+    """Create an empty file (or folder) beside `path`, to be written and renamed within the `with` block.
+
+    If it has not been renamed at the end of the block, it is removed.
+    """
     remove_stale(path)
     fresh, handle = _create_locked(path, folder)
     try:
@@ -50,7 +53,7 @@ def remove_stale(path: Path) -> None:
 
 
 def _create_locked(path: Path, folder: bool) -> tuple[Path, int]:
-    """A fresh temporary file or folder, and the handle that locks it."""
+    """Create a temporary file or folder for `path`; return it with the file descriptor that locks it."""
     while True:
         # not by tempfile, which would make it unreadable for other users
         fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:ID_LENGTH]}{SUFFIX}")
@@ -71,7 +74,10 @@ def _remove(path: Path) -> None:
 
 
 def _lock(handle: int, wait: bool) -> bool:
-    """Whether this process now holds the lock; False too where the system or the disk has none."""
+    """Lock a file descriptor, and return whether this process holds the lock.
+
+    Without `wait`, False while another process holds it. False also where the system has no locks.
+    """
     if sys.platform == "win32":
         return False
     import fcntl

@@ -1,4 +1,4 @@
-"""Names, types and shapes of tensors, compared before tensors are read or copied."""
+"""Types and shapes of named tensors, compared before the tensors are read or copied."""
 
 import reprlib
 from collections.abc import Mapping
