@@ -1,4 +1,4 @@
-"""What both estimators share: fitting a model to a table, and predicting the rows of another."""
+"""The base class of both estimators: parameters, and fitting a model to a table."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ FEW_ROWS = 100  # below, a fit takes fewer steps
 
 
 class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
-    """A method with scikit-learn's interface. The parameters are documented in the two estimators."""
+    """Base class of the estimators; `CompoundRegressor` and `CompoundClassifier` document the parameters."""
 
     history_: History
     n_features_in_: int
@@ -97,19 +97,29 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
 
     @abstractmethod
     def _check_y(self, y: Any) -> Array:
-        """y as a clean array; ValueError for an invalid one."""
+        """Validate y: an array (rows,) or (rows, targets); ValueError for missing or invalid values."""
 
     @abstractmethod
     def _fit_target(self, y: Any) -> tuple[Task, Tensor]:
-        """The task, and y as the model takes it; stores how to invert the transformation."""
+        """The task, and y as the model takes it: standardised (rows, targets), or class indices (rows,).
+
+        Sets the attributes that invert this: `shift_` and `scale_`, or `classes_`.
+        """
 
     @abstractmethod
     def _holdout_weights(self, y: Tensor, members: int) -> Tensor:
-        """Training weights 1 and 0 (held out), (rows,) or (members, rows)."""
+        """Training weights, 1 or 0 for held-out rows: (rows,), or (members, rows) if members differ.
+
+        y is that of `_fit_target`.
+        """
 
     @abstractmethod
     def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
-        """Calibrate on held-out rows, a mask (rows,) or (members, rows), with sample weights (rows,)."""
+        """Fit intervals, or temperature and sets, to the rows that the mask `held_out` marks.
+
+        x (rows, width) is encoded, y is that of `_fit_target`, held_out is (rows,) or (members, rows) and
+        weights, the sample weights, (rows,).
+        """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model to a table; a part of the rows is held out for early stopping and calibration.
@@ -158,17 +168,20 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
     @property
     @abstractmethod
     def n_calibration_(self) -> float:
-        """Effective number of held-out rows that calibrate intervals or sets; fewer where weights differ."""
+        """Effective number of held-out rows that calibrate intervals or sets (see `effective_size`)."""
 
     def _validate(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> TrainingTable:
-        """Validate what `fit` gets; `reset`: names and number of columns are learnt, otherwise compared."""
+        """Validate the arguments of `fit`.
+
+        With `reset`, names and number of columns are stored; without, they must equal those of the last fit.
+        """
         table = validate_table(self, X, reset)
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         return apply_sample_weight(table, self._check_y(y), sample_weight)
 
     def _train_config(self, task: Task, rows: int) -> TrainConfig:
-        """The default configuration with the estimator's parameters."""
+        """The default for the task and the number of rows, changed by the estimator's parameters."""
         default = default_train_config(task, rows)
         batch_size = int(self.batch_size or default.batch_size)
         steps = default.steps
@@ -186,10 +199,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         )
 
     def _fit_detector(self, x: Tensor, trained_on: Tensor) -> OODDetector:
-        """The model's own distance with a threshold; a distance is fitted here where the model has none.
+        """An out-of-distribution detector that uses the model's distance, or fits one if the model has none.
 
-        The threshold comes from distances of rows as if they were new: cross-fitted ones of rows that the
-        model was trained on, True in trained_on (rows,), and those of the others.
+        Its threshold is set by distances as new rows would have them: cross-fitted distances of the rows that
+        the model was trained on, True in trained_on (rows,), and plain distances of the others.
         """
         distance = self.model_.distance
         if distance is None or distance.cross_fitted is None:
@@ -198,7 +211,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         return OODDetector.from_distances(distance, distances, self.false_positive_rate)
 
     def _fit_model(self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig) -> Batch:
-        """Train the model on encoded rows; returns the training set."""
+        """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.
+
+        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows.
+        """
         x_ood = None
         if self.model_.needs_ood_rows:
             x_ood = synthetic_outliers(x, named_generator(self.seed_, "outside"))
@@ -212,7 +228,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
 
 
 def synthetic_outliers(x: Tensor, generator: Generator, distance: float = 5.0) -> Tensor:  # (rows, features)
-    """Rows moved by `distance` in random directions: outliers for methods that need some in training."""
+    """The rows of x (rows, features), each moved by `distance` in a random direction.
+
+    They are the outliers for methods that need some in training.
+    """
     step = torch.randn(x.shape, generator=generator, dtype=torch.float32)
     return x + distance * step / step.norm(dim=1, keepdim=True)
 

@@ -44,14 +44,17 @@ PRIOR_STD = 0.5  # standard deviation of the prior of log T
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Scores |z| of held-out rows, with weights."""
+    """Conformal prediction intervals: the scores |z| of held-out rows, with weights."""
 
     scores: Tensor  # (rows, targets) float64, ascending
     weights: Tensor  # (rows, targets) float64, of each target in the order of its scores
 
     @classmethod
     def fit(cls, scores: Iterable[Tensor], targets: int, weights: Tensor | None = None) -> Self:
-        """From blocks of scores (rows, targets) and weights (rows,)."""
+        """Sort scores, given as blocks of rows (some rows, targets), with the weights (rows,) of all rows.
+
+        Weights are 1 by default.
+        """
         ordered, order = torch.cat([torch.zeros(0, targets, dtype=torch.float64), *scores]).sort(0)
         return cls(ordered, torch.ones_like(ordered) if weights is None else weights.double()[order])
 
@@ -61,7 +64,7 @@ class ConformalIntervals:
         return effective_size(self.weights[:, 0])
 
     def conformal_quantile(self, coverage: float) -> Tensor:  # (targets,)
-        """The s for which the interval from quantile Φ(-s) to Φ(s) has this coverage."""
+        """The s for which the interval from the predictive's quantile Φ(-s) to Φ(s) has this coverage."""
         n = self.effective_rows
         gaussian = float(ndtri((1 + coverage) / 2))
         quantiles = torch.full((self.scores.shape[1],), gaussian, dtype=torch.float64)
@@ -79,14 +82,14 @@ class ConformalIntervals:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Scores of held-out labels (the probability of all likelier classes), with weights."""
+    """Conformal prediction sets: the scores `aps_score` of the labels of held-out rows, with weights."""
 
     scores: Tensor  # (rows,) float64, ascending
-    weights: Tensor  # (rows,) float64
+    weights: Tensor  # (rows,) float64, in the order of the scores
 
     @classmethod
     def fit(cls, scores: Tensor, weights: Tensor | None = None) -> Self:
-        """From scores (rows,) and weights (rows,)."""
+        """Sort scores (rows,) with their weights (rows,), 1 by default."""
         ordered, order = scores.double().sort()
         return cls(ordered, torch.ones_like(ordered) if weights is None else weights.double()[order])
 
@@ -96,20 +99,23 @@ class ConformalSets:
         return effective_size(self.weights)
 
     def conformal_quantile(self, coverage: float) -> float:
-        """The largest score of a class in the set of this coverage; infinite where rows are too few."""
+        """The set of this coverage holds the classes of at most this score; infinite if rows are too few."""
         rank = _conformal_rank(self.weights, coverage)
         return float(self.scores[rank - 1]) if rank <= len(self.scores) else np.inf
 
 
 @dataclass(frozen=True)
 class TemperatureScaler:
-    """Probabilities p^(1/T), normalised."""
+    """Temperature scaling: probabilities p become p^(1/T), normalised."""
 
     value: float = 1.0  # T
 
     @classmethod
     def fit(cls, probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
-        """The T of highest posterior density on a grid; probs (rows, classes), labels (rows,)."""
+        """The T of highest posterior density on a grid, given predictions and labels of held-out rows.
+
+        probs is (rows, classes), labels (rows,), weights (rows,) or 1. The prior of log T is N(0, PRIOR_STD²).
+        """
         if len(labels) == 0:
             return cls()
         log_probs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()  # (rows, classes)
@@ -126,11 +132,11 @@ class TemperatureScaler:
         return cls(float(grid[int(costs.argmin())].exp()))
 
     def scale_probs(self, probs: Tensor) -> Tensor:  # (rows, classes)
-        """Probabilities at this temperature."""
+        """Probabilities (rows, classes) at this temperature."""
         return torch.softmax(probs.clamp_min(torch.finfo(probs.dtype).tiny).log() / self.value, -1)
 
     def __call__(self, predictive: CategoricalPredictive) -> CategoricalPredictive:
-        """The predictive at this temperature; the components of its entropy keep their proportions."""
+        """The predictive at this temperature; component, mixing and posterior keep their proportions."""
         probs = self.scale_probs(predictive.probs)
         factor = entropy(probs) / predictive.total.clamp_min(torch.finfo(probs.dtype).tiny)
         return replace(
@@ -143,14 +149,14 @@ class TemperatureScaler:
 
 
 def effective_size(weights: Tensor) -> float:
-    """Kish's effective sample size (Σw)² / Σw²: the number of rows where all weights are equal."""
+    """Kish's effective sample size (Σw)² / Σw² of weights (rows,): the number of rows if all are equal."""
     return float(weights.sum().square() / weights.square().sum()) if len(weights) else 0.0
 
 
 def _conformal_rank(weights: Tensor, coverage: float) -> int:
-    """The rank of the score, in ascending order, that gives the coverage: ceil((n + 1) c) for equal weights.
+    """The rank, from 1, of the ascending score that gives the coverage c: ceil((n + 1) c) for equal weights.
 
-    A rank beyond n means that there are too few rows.
+    weights (rows,) are in the order of the scores. A rank beyond their number means too few rows.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")

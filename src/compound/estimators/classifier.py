@@ -242,24 +242,24 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         return Task("classification", len(classes)), torch.from_numpy(labels.astype(np.int64))
 
     def _drawn_rows(self, y: Tensor) -> Tensor:  # (rows,) bool
-        """Rows drawn to be held out, stratified by class."""
+        """Draw the rows to hold out, stratified by the class indices y (rows,); the same at every call."""
         count = held_out_count(len(y), self.validation_fraction)
         return stratified_sample(y, count, derive_seed(self.seed_, "hold out"))
 
     def _holdout_weights(self, y: Tensor, members: int) -> Tensor:  # (rows,)
-        """All members hold out the same rows: their probabilities are one mixture.
+        """1 for training rows, 0 for held-out ones, the same for all members: their mixture is calibrated.
 
-        Held-out rows must have small classes as often as the table does. The last row of a class is trained
-        on nevertheless; `_calibrate` gives it the worst score.
+        Classes have their proportions among the rows drawn. If all rows of a class are drawn, one of them is
+        trained on nevertheless; `_calibrate` gives it the worst score.
         """
         drawn = self._drawn_rows(y)
         return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
 
     def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
-        """Fit temperature and sets; a row drawn but trained on, as the last of its class, has the score 1.
+        """Fit temperature and sets; a row drawn but trained on (see `last_of_class`) has the score 1.
 
-        No model trained without it could know the class: nor does a model know classes missing from the
-        table, and rows of these are about as frequent as such last rows among those drawn.
+        A model trained without that row would not know its class. Nor does the model know classes that are
+        missing from the table; among new rows, these are about as frequent as such rows among those drawn.
         """
         rows = (held_out | self._drawn_rows(y)).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))

@@ -15,7 +15,7 @@ _INTEGRAL = re.compile(r"-?(0|[1-9]\d*)\.0*")
 
 
 def as_frame(X: Any) -> pd.DataFrame | None:
-    """A data frame of pandas, polars or pyarrow as one of pandas; None where X has no named columns."""
+    """Convert a data frame of pandas, polars or pyarrow to one of pandas; None if X is not a data frame."""
     if isinstance(X, pd.DataFrame):
         return X
     if hasattr(X, "columns") and hasattr(X, "to_pandas"):  # polars, pyarrow
@@ -24,7 +24,7 @@ def as_frame(X: Any) -> pd.DataFrame | None:
 
 
 def is_categorical(column: "pd.Series[Any]") -> bool:
-    """Whether a column is one-hot encoded: text, categories, objects that are not all numbers."""
+    """Whether a column is to be one-hot encoded: text, categories, or objects that are not all numbers."""
     if (
         dtypes.is_numeric_dtype(column)
         or dtypes.is_datetime64_any_dtype(column)
@@ -61,7 +61,10 @@ def refuse_times(table: pd.DataFrame) -> None:
 
 
 def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) float64, NaN = missing
-    """The values of a numeric column; times become days. ValueError for a value that is no finite number."""
+    """The values of a numeric column; times become days. ValueError for text that is no number, and infinity.
+
+    `name` is that of the column, for the message.
+    """
     if dtypes.is_datetime64_any_dtype(column):
         naive = column.dt.tz_convert(None) if getattr(column.dt, "tz", None) is not None else column
         return ((naive - pd.Timestamp(0)) / pd.Timedelta(days=1)).to_numpy(np.float64)
@@ -85,14 +88,17 @@ def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) flo
 
 
 def category_values(column: "pd.Series[Any]") -> Array:  # (rows,) of text, None = missing
-    """The values of a categorical column as text."""
+    """The values of a categorical column as text: "1" for 1 and for 1.0."""
     codes, distinct = pd.factorize(column)
     labels = np.array([*(_label(value) for value in distinct), None], dtype=object)
     return labels[codes]  # the code of a missing value is -1, the last
 
 
 def canonical_label(label: str | None) -> str | None:
-    """What an unknown label may stand for: "1.0" and "True" for "1", "false" for "0"."""
+    """A spelling shared by equal values: "1" for "1.0" and "True", "0" for "false"; else the label itself.
+
+    It identifies labels that training had in another spelling.
+    """
     if label is None:
         return None
     if label.lower() in ("true", "false"):
@@ -101,7 +107,7 @@ def canonical_label(label: str | None) -> str | None:
 
 
 def _label(value: Any) -> str:
-    """One spelling for a code, whether a table holds it as 1, 1.0 or "1"."""
+    """A value as text; a whole number has the same text whether a table holds it as 1, 1.0 or "1"."""
     if isinstance(value, float | np.floating | Decimal) and value == value // 1:  # false for infinity
         return str(int(value))
     return str(value)

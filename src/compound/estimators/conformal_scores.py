@@ -1,8 +1,8 @@
 """Nonconformity scores of regression and classification, and the quantiles that invert them.
 
-Regression (Chernozhukov, Wüthrich and Zhu 2021): a y that is the predictive's quantile Φ(z) has the score
-|z|. Classification (Romano, Sesia and Candès 2020): a label has as score the probability of all likelier
-classes.
+Regression (Chernozhukov, Wüthrich and Zhu 2021): the score of y is |z|, where y is the quantile of level Φ(z)
+of the predictive. Classification (adaptive prediction sets, APS; Romano, Sesia and Candès 2020): the score of
+a label is the total probability of all likelier classes.
 """
 
 import math
@@ -20,22 +20,25 @@ MAX_ITERATIONS = 100
 
 
 def aps_score(probs: Tensor) -> Tensor:  # (rows, classes)
-    """For each class the probability of all likelier ones; of equal ones the first is likelier."""
+    """The score of each class: the total probability of all likelier classes; probs is (rows, classes).
+
+    Of classes with equal probabilities, the first counts as likelier.
+    """
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)
 
 
 def z_score(predictive: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
-    """|z|, where y (rows, targets) is the predictive's quantile Φ(z); accurate in both tails."""
+    """|z|, where y (rows, targets) is the predictive's quantile of level Φ(z); accurate in both tails."""
     lower_tail = _log_cdf(predictive, y)
     upper_tail = _log_cdf(replace(predictive, means=-predictive.means), -y)
     return torch.from_numpy(-ndtri_exp(torch.minimum(lower_tail, upper_tail).numpy())).clamp_min(0)
 
 
 def z_quantile(predictive: GaussianPredictive, z: Tensor) -> Tensor:  # (rows, targets)
-    """The predictive's quantile Φ(z), z (targets,), by bracketed Newton steps on the log of the cdf.
+    """The predictive's quantile of level Φ(z), z (targets,), by bracketed Newton steps on the log of the cdf.
 
-    An upper quantile is a lower one of -y, where the log of the cdf keeps its digits.
+    An upper quantile (z > 0) is computed as a lower one of -y: near 1 the log of the cdf loses its digits.
     """
     sign = torch.where(z > 0, -1.0, 1.0).double()
     means = sign * predictive.means  # (draws, rows, targets)

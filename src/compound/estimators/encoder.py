@@ -1,9 +1,9 @@
-"""A table's columns as standardised numbers. What was learnt is a few numbers and labels, saved as JSON.
+"""Encoding of a table as standardised numbers. A fitted encoder is a few numbers and labels, saved as JSON.
 
 Numeric columns: missing values become the median, with an indicator column where training had missing values;
 then they are standardised in float64. Text, categories and other objects are one-hot encoded; values seen
-once, unseen ones and those beyond the most frequent share a last column. scikit-learn's transformers learn
-all of it.
+once, unseen ones and those beyond the most frequent share a last column. Medians, means, scales and
+categories are fitted by scikit-learn's transformers.
 """
 
 import warnings
@@ -32,14 +32,14 @@ Table: TypeAlias = "pd.DataFrame | Array"
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers, booleans (0, 1) or times (days)."""
+    """The fitted encoding of a column of numbers, booleans (0, 1) or times (days)."""
 
     name: str
     mean: float
     scale: float  # standard deviation; 1 where the column was constant
     fill: float  # the median, which replaces missing values
     has_missing: bool  # training had missing values: an indicator column follows
-    boolean: bool = False
+    boolean: bool = False  # the column held booleans in training
 
     @property
     def width(self) -> int:
@@ -47,7 +47,7 @@ class NumericColumn:
         return 1 + self.has_missing
 
     def encode(self, out: Array, values: Array) -> None:
-        """Write values (rows,) into out (rows, width)."""
+        """Write values (rows,), NaN where missing, into out (rows, width), before standardisation."""
         missing = np.isnan(values)
         out[:, 0] = np.where(missing, self.fill, values)
         if self.has_missing:
@@ -56,10 +56,10 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """A column of labels; None stands for a missing value, which is a category too."""
+    """The fitted one-hot encoding of a column of labels; None is a missing value, which is a category too."""
 
     name: str
-    values: tuple[str | None, ...]
+    values: tuple[str | None, ...]  # those with an indicator column of their own
     has_other: bool  # a last indicator column for all other values
 
     @property
@@ -68,7 +68,7 @@ class CategoricalColumn:
         return len(self.values) + self.has_other
 
     def encode(self, out: Array, values: Array) -> None:
-        """Write values (rows,) into out (rows, width) as indicators."""
+        """Write labels (rows,) as indicators into out (rows, width), which holds zeros."""
         index = {canonical_label(value): i for i, value in reversed(list(enumerate(self.values)))}
         index |= {value: i for i, value in enumerate(self.values)}  # exact labels have priority
         other = len(self.values) if self.has_other else -1
@@ -83,13 +83,13 @@ class CategoricalColumn:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What was learnt from the training table; `transform` encodes any table with the same columns."""
+    """The encoding fitted to a training table; `transform` encodes any table with the same columns."""
 
     columns: tuple[NumericColumn | CategoricalColumn, ...]
 
     @classmethod
     def fit(cls, table: Table, names: Sequence[str] | None = None) -> "Encoder":
-        """Learn from a table. `names` are those of an array's columns, x0, x1 and so on without them."""
+        """Fit an encoder to a table. `names` are those of an array's columns; x0, x1 and so on by default."""
         if isinstance(table, np.ndarray):
             return cls(tuple(_fit_numeric(names or [f"x{i}" for i in range(table.shape[1])], table)))
         columns: list[NumericColumn | CategoricalColumn | None] = [
@@ -128,7 +128,7 @@ class Encoder:
 
     @property
     def names(self) -> list[str]:
-        """Names of the encoded numbers: age, age missing, colour = red, colour = other."""
+        """Names of the `width` encoded columns, such as: age, age missing, colour = red, colour = other."""
         names = []
         for column in self.columns:
             if isinstance(column, NumericColumn):
@@ -139,7 +139,7 @@ class Encoder:
         return names
 
     def types(self) -> dict[str, str]:
-        """How each column must be read from a file: number, boolean or text."""
+        """The type as which each column, by name, must be read from a file: number, boolean or text."""
         numeric = {True: "boolean", False: "number"}
         return {c.name: numeric[c.boolean] if isinstance(c, NumericColumn) else "text" for c in self.columns}
 
@@ -158,7 +158,7 @@ class Encoder:
         return out
 
     def standardize(self, numbers: Array) -> Array:  # (rows, width) float32
-        """Shift and scale encoded numbers, and clip them to ±LIMIT."""
+        """Standardise encoded numbers (rows, width), and clip them to ±LIMIT."""
         with np.errstate(over="ignore"):  # 1e308 over a tiny scale is clipped like any other large value
             return np.clip((numbers - self.shift) / self.scale, -LIMIT, LIMIT).astype(np.float32)
 
@@ -172,7 +172,7 @@ class Encoder:
 
     @classmethod
     def from_config(cls, config: Sequence[dict[str, Any]]) -> "Encoder":
-        """The encoder of a configuration."""
+        """The encoder of which `to_config` gave this configuration."""
         return cls(
             tuple(
                 CategoricalColumn(entry["name"], tuple(entry["values"]), entry["has_other"])
@@ -183,7 +183,7 @@ class Encoder:
         )
 
     def _values(self, table: Table) -> list[Array]:
-        """The values of each column: numbers, or labels."""
+        """The values (rows,) of each column: float64 numbers, or labels as text."""
         if isinstance(table, np.ndarray):
             if not self.is_numeric:
                 name = next(column.name for column in self.columns if isinstance(column, CategoricalColumn))
@@ -201,7 +201,7 @@ class Encoder:
 
 
 def _fit_categorical(name: str, column: "pd.Series[Any]") -> CategoricalColumn:
-    """Choose the values that get an indicator column."""
+    """Fit a categorical column: choose the values that have an indicator column of their own."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(
@@ -215,7 +215,7 @@ def _fit_categorical(name: str, column: "pd.Series[Any]") -> CategoricalColumn:
 
 
 def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:
-    """Means, scales and medians of columns (rows, columns)."""
+    """Fit numeric columns to values (rows, columns); ValueError for numbers too large to square."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -236,7 +236,7 @@ def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:
 
 
 def _expand(column: NumericColumn | CategoricalColumn, field: str, indicator: float) -> list[float]:
-    """A field of a numeric column and `indicator` for each of its indicator columns."""
+    """One number per encoded column, (width,): `field` of a numeric column, `indicator` for indicators."""
     if isinstance(column, CategoricalColumn):
         return [indicator] * column.width
     return [getattr(column, field), indicator][: column.width]
