@@ -114,7 +114,7 @@ class TemperatureScaler:
     def fit(cls, probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
         """The T of highest posterior density on a grid, given predictions and labels of held-out rows.
 
-        probs is (rows, classes), labels (rows,), weights (rows,) or 1. The prior of log T is N(0, PRIOR_STD²).
+        probs is (rows, classes), labels and weights (rows,). The prior of log T is N(0, PRIOR_STD²).
         """
         if len(labels) == 0:
             return cls()

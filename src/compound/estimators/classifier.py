@@ -1,4 +1,4 @@
-"""Classification: calibrated probabilities and prediction sets of two classes or many."""
+"""The estimator for classification: calibrated probabilities and prediction sets of two or more classes."""
 
 from collections.abc import Iterator
 from typing import Any, cast

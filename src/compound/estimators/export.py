@@ -33,17 +33,15 @@ if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
 MAX_ROWS = 4096  # of a program: more make it no faster
-TRACE_FACTOR = (
-    32  # memory of a trace over that of a prediction: it stores intermediate results (measured: 1 to 26)
-)
+TRACE_FACTOR = 32  # times the memory of a prediction: a trace keeps intermediate results (measured: 1 to 26)
 UNCERTAINTY_OUTPUTS = ("total", "aleatoric", "epistemic", "distance")
 
 
 class _ConstantNoise(TorchFunctionMode):
-    """In a trace, makes random numbers constants and branches independent of the data.
+    """Makes random numbers constants of a trace, and its branches independent of the data.
 
-    Whatever takes a generator is computed outside the trace. `dpn` clamps its outputs only where some are out
-    of bounds: an infinite range from `aminmax` makes it clamp always.
+    Functions with a generator as argument are computed outside the trace. The method `dpn` clamps its outputs
+    only where `aminmax` finds some out of bounds; here `aminmax` returns -∞ and ∞, so that it always clamps.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +56,11 @@ class _ConstantNoise(TorchFunctionMode):
 
 
 def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
-    """Write the program to `path` (.pt2). It takes exactly `rows` rows at a time: pad the last block."""
+    """Write a fitted estimator as a program to `path` (.pt2).
+
+    The program takes exactly `rows` rows at a time: pad the last block. ValueError for a model whose
+    program gives other predictions than the model.
+    """
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
@@ -88,7 +90,7 @@ def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
 
 
 def _check_rows(rows: int, model: Model) -> None:
-    """Raise ValueError before any work: a trace runs with as many rows as its program will take."""
+    """Raise ValueError where a program for `rows` rows is too large, or tracing it needs too much memory."""
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(
             f"rows is {rows:,}: a program takes between 1 and {MAX_ROWS:,} rows at a time, "
@@ -105,7 +107,7 @@ def _check_rows(rows: int, model: Model) -> None:
 
 
 def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The prediction of a block of rows as a function of the encoded numbers."""
+    """A function from encoded numbers (rows, width) to the program's outputs, in the order given above."""
     model = copy.deepcopy(estimator.model_).requires_grad_(False)
     shift = torch.from_numpy(estimator.encoder_.shift)
     scale = torch.from_numpy(estimator.encoder_.scale)
@@ -125,7 +127,7 @@ def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 
 def _metadata(estimator: Any, rows: int) -> dict[str, Any]:
-    """What a user of the program must know, as JSON."""
+    """What a user of the program must know: names of inputs, outputs and classes, and the OOD threshold."""
     is_regression = estimator.model_.task.kind == "regression"
     outputs = ["mean", "std"] if is_regression else ["probabilities"]
     metadata: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the files of an estimator must hold: types and ranges, and agreement of configuration and tensors."""
+"""Validation of an estimator's files: types, ranges, and agreement of configuration and tensors."""
 
 import reprlib
 from collections.abc import Mapping
@@ -104,7 +104,10 @@ CLASSIFICATION = object_of(
 
 
 def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise ValueError for invalid values, and for configuration and tensors that do not agree."""
+    """Raise ValueError for an invalid configuration, and for tensors that do not agree with it.
+
+    `specs` are those of all tensors, by their names in the file.
+    """
     CONFIG.check(config, "it")
     kind = TASK_KINDS[config["estimator"]]
     (REGRESSION if kind == "regression" else CLASSIFICATION).check(config, "it")
@@ -121,12 +124,15 @@ def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def without_prefix(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """The entries whose name starts with the prefix, which is removed."""
+    """The entries whose name starts with the prefix, under their names without it."""
     return {name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)}
 
 
 def _check_method(config: dict[str, Any]) -> None:
-    """The parameters' method is that of the next fit: its model must not be much larger."""
+    """Raise ValueError if the method among the parameters is invalid, or much larger than the saved model.
+
+    It may be another than the model's, since `set_params` after `fit` changes it for the next fit.
+    """
     method = config["parameters"]["method"]
     check_options(method["name"], method["options"])
     next_model = {**config["model"], "method": method["name"], "options": method["options"]}
@@ -135,7 +141,10 @@ def _check_method(config: dict[str, Any]) -> None:
 
 
 def _check_lengths(config: dict[str, Any], kind: str) -> None:
-    """Columns, names, targets and classes must be as many as the model and the encoder have."""
+    """Raise ValueError unless columns, names, targets and classes are as many as model and encoder have.
+
+    `kind` is that of the estimator's task, regression or classification.
+    """
     task = config["model"]["task"]
     columns = len(config["encoder"])
     expected = {"names": columns, "shift": task["size"], "scale": task["size"], "classes": task["size"]}
@@ -155,7 +164,7 @@ def _check_lengths(config: dict[str, Any], kind: str) -> None:
 
 
 def _check_calibration(specs: Mapping[str, TensorSpec], targets: tuple[int, ...]) -> None:
-    """Scores and weights are float64 of shape (rows, *targets)."""
+    """Raise ValueError unless the tensors scores and weights are float64 of one shape (rows, *targets)."""
     for name in CALIBRATION:
         spec = specs.get(name)
         if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != targets:

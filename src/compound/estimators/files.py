@@ -1,7 +1,7 @@
-"""Estimators on disk: a model directory that holds all that a prediction needs.
+"""Estimators on disk: saving to, and loading from, a model directory.
 
-That is the model's configuration and weights, the encoder's columns, units of y or classes, calibration,
-threshold, parameters and history.
+It holds the model's configuration and weights, the encoder's columns, units of y or classes, calibration,
+OOD threshold, parameters and history.
 """
 
 import json
@@ -145,11 +145,11 @@ def _config(estimator: Any) -> dict[str, Any]:
         return config | {"shift": shift, "scale": estimator.scale_.tolist(), "y_is_1d": estimator.y_is_1d_}
     classes = estimator.classes_
     temperature = estimator.temperature_.value
-    return config | {"classes": _labels(classes), "dtype": classes.dtype.str, "temperature": temperature}
+    return config | {"classes": _json_labels(classes), "dtype": classes.dtype.str, "temperature": temperature}
 
 
 def _tensors(estimator: Any) -> dict[str, Tensor]:
-    """Tensors of the model, of the out-of-distribution detector and of the calibration."""
+    """Tensors of model, out-of-distribution detector and calibration, by their names in the file."""
     model = estimator.model_.state_dict()
     distance = estimator.ood_detector_.distance.state_dict()
     is_regression = estimator.model_.task.kind == "regression"
@@ -175,8 +175,8 @@ def _parameters(estimator: "Estimator") -> dict[str, Any]:
     return saved | {"method": {"name": method.name, "options": method.options}}
 
 
-def _labels(classes: Array) -> list[Any]:
-    """Classes as JSON values."""
+def _json_labels(classes: Array) -> list[Any]:
+    """The array `classes_` as a list of JSON values; ValueError for labels that JSON cannot hold."""
     values = classes.tolist()
     if not all(isinstance(value, str | int | float | bool) for value in values):
         raise ValueError(
@@ -186,14 +186,14 @@ def _labels(classes: Array) -> list[Any]:
 
 
 def _restore(bundle: Bundle) -> Any:
-    """The estimator of a bundle that `check_estimator` has accepted."""
+    """The fitted estimator of a bundle that `check_estimator` has accepted."""
     config = bundle.config
     check_finite(bundle.tensors)
     estimator = _unfitted(config)
     check_parameters(estimator)
     estimator.model_ = rebuild(Bundle(config["model"], without_prefix(bundle.tensors, MODEL_PREFIX)))
     estimator.encoder_ = Encoder.from_config(config["encoder"])
-    estimator.ood_detector_ = _detector(bundle)
+    estimator.ood_detector_ = _restore_detector(bundle)
     estimator.seed_ = config["seed"]
     estimator.n_features_in_ = config["columns"]
     if config["names"]:
@@ -208,7 +208,7 @@ def _restore(bundle: Bundle) -> Any:
 
 
 def _unfitted(config: dict[str, Any]) -> Any:
-    """The estimator with its parameters."""
+    """The estimator with its saved parameters, before its fitted attributes are set."""
     from compound.estimators.classifier import CompoundClassifier
     from compound.estimators.regressor import CompoundRegressor
 
@@ -223,8 +223,8 @@ def _unfitted(config: dict[str, Any]) -> Any:
     )
 
 
-def _detector(bundle: Bundle) -> OODDetector:
-    """The out-of-distribution detector; ValueError unless its distances are finite."""
+def _restore_detector(bundle: Bundle) -> OODDetector:
+    """The saved out-of-distribution detector; ValueError unless its scores of probe inputs are finite."""
     inputs = bundle.config["model"]["inputs"]
     distance = Distance(inputs)
     distance.load_state_dict(without_prefix(bundle.tensors, DISTANCE_PREFIX))
@@ -236,7 +236,7 @@ def _detector(bundle: Bundle) -> OODDetector:
 
 
 def _restore_calibration(estimator: Any, bundle: Bundle) -> None:
-    """Set the calibration, and the units of y or the classes."""
+    """Set the attributes of calibration, and the units of y or the classes; ValueError for invalid ones."""
     config = bundle.config
     scores, weights = (bundle.tensors[name] for name in CALIBRATION)
     if bool((scores < 0).any()) or bool((weights < 0).any()) or bool((scores[1:] < scores[:-1]).any()):
@@ -249,13 +249,13 @@ def _restore_calibration(estimator: Any, bundle: Bundle) -> None:
         estimator.y_is_1d_ = config["y_is_1d"]
         estimator.intervals_ = ConformalIntervals(scores, weights)
     else:
-        estimator.classes_ = _classes(config["classes"], np.dtype(config["dtype"]))
+        estimator.classes_ = _restore_classes(config["classes"], np.dtype(config["dtype"]))
         estimator.temperature_ = TemperatureScaler(config["temperature"])
         estimator.sets_ = ConformalSets(scores, weights)
 
 
-def _classes(values: list[Any], dtype: "np.dtype[Any]") -> Array:
-    """Labels of the dtype they had; ValueError where the conversion changes them."""
+def _restore_classes(values: list[Any], dtype: "np.dtype[Any]") -> Array:
+    """The array `classes_` of saved labels and their dtype; ValueError if the conversion changes labels."""
     if dtype.kind not in "biufUO" or dtype.itemsize > 4 * max(
         MAX_LABEL_LENGTH, *(len(str(value)) for value in values)
     ):

@@ -15,16 +15,16 @@ from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 from compound.train.holdout import holdout_weights
 
-COMMON_FROM = 5000  # rows from which on members hold out some rows in common
+COMMON_FROM = 5000  # with at least so many rows, some are held out by all members
 MIN_COMMON = 500  # such rows at least: the coverage of a 90% interval then has the standard deviation 1.3%
 
 
 def member_holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
-    """Training weights 1 and 0 (held out).
+    """Training weights: 1, or 0 for rows that a member holds out, about `fraction` of `rows`.
 
     Each member holds out different rows, so that together they train on all. A single member has larger
-    errors than the mixture, so its scores make intervals somewhat too wide. Of many rows a few hundred are
-    held out by all members, and score the mixture itself.
+    errors than the mixture, so intervals calibrated by its errors are somewhat too wide. From COMMON_FROM
+    rows on, some hundreds are held out by all members; intervals are then calibrated by the mixture's errors.
     """
     weight = holdout_weights(rows, members, fraction, seed)
     if rows < COMMON_FROM or members == 1:
@@ -40,10 +40,11 @@ def member_holdout_weights(rows: int, members: int, fraction: float, seed: int) 
 
 
 def calibration_rows(held_out: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (rows',) each
-    """Members and rows to calibrate on, from the mask held_out (rows,) or (members, rows).
+    """Choose the rows to calibrate on, and the member that scores each: a pair of indices (members, rows).
 
-    Rows that all members hold out are scored by the mixture (members None). Where there are none, each row is
-    scored by the first member that holds it out, so that it counts once.
+    held_out is a mask (rows,) or (members, rows). If some rows are held out by all members, these are scored,
+    by the mixture: members is None. Otherwise each held-out row is scored by the first member that holds it
+    out, so that it counts once. At most MAX_ROWS rows are chosen, at random.
     """
     held_out = held_out.reshape(-1, held_out.shape[-1])  # (1 or members, rows)
     common = held_out.all(0)
@@ -59,7 +60,10 @@ def calibration_rows(held_out: Tensor, seed: int) -> tuple[Tensor | None, Tensor
 def calibration_scores(
     model: Model, x: Tensor, y: Tensor, held_out: Tensor, seed: int
 ) -> Iterator[Tensor]:  # (some rows, targets) each
-    """Scores |z| of the rows of `calibration_rows`, in their order."""
+    """Scores |z| of the rows of `calibration_rows`, in their order, in blocks.
+
+    x (rows, width) is encoded, y (rows, targets) standardised; held_out is (rows,) or (members, rows).
+    """
     members, rows = calibration_rows(held_out, seed)
     start = 0
     for block in predictives(model, x[rows], seed):
@@ -72,7 +76,10 @@ def calibration_scores(
 
 
 def member_predictive(predictive: GaussianPredictive, index: Tensor, members: int) -> GaussianPredictive:
-    """For each row the mixture of one member, index (rows,); draws are ordered by member."""
+    """The predictive of row i with only the draws of member index[i]; index is (rows,).
+
+    The draws of `predictive` must be ordered by member, equally many of each.
+    """
     if members == 1:
         return predictive
 

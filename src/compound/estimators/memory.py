@@ -1,4 +1,4 @@
-"""The memory that a fit will need, estimated before it starts."""
+"""Estimates of the memory that a fit will need, to refuse one that is too large before it starts."""
 
 import os
 from pathlib import Path
@@ -28,23 +28,26 @@ def skeleton(method: Method, inputs: int, task: Task) -> Model:
 
 
 def estimate(method: Method, rows: int, width: int, task: Task, batch_size: int, members: int) -> int:
-    """Bytes at the peak of a fit."""
+    """Estimated peak memory of a fit, in bytes; `width` is the number of encoded columns."""
     table = rows * width * 28  # in float64 and float32, with the copies that encoding and distances make
     labels = rows * (8 * task.size + 8 * members)
     model = 6 * 4 * n_numbers(method, width, task)  # weights, gradients, two moments, averages, best weights
     steps = 16 * 4 * members * min(batch_size, rows) * (3 * width + 500)
-    return table + labels + model + steps + whitening(width)
+    return table + labels + model + steps + whitening_bytes(width)
 
 
-def whitening(width: int) -> int:
-    """Bytes for whitening encoded rows of `width` numbers."""
+def whitening_bytes(width: int) -> int:
+    """Memory, in bytes, for the whitening of rows of `width` numbers by the out-of-distribution distance."""
     return 5 * 8 * width**2
 
 
 def check(
     method: Method, rows: int, width: int, task: Task, batch_size: int, members: int, free: int | None = None
 ) -> None:
-    """Raise ValueError for a fit that needs more memory than is free, and say how many rows would fit."""
+    """Raise ValueError for a fit that needs more memory than is free, with advice such as fewer rows.
+
+    `width` is the number of encoded columns, `free` the free memory in bytes, by default `available()`.
+    """
     free = available() if free is None else free
     needed = estimate(method, rows, width, task, batch_size, members)
     if free is None or needed <= free:

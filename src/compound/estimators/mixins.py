@@ -1,4 +1,4 @@
-"""Methods of both estimators that need no more than a fitted model: uncertainty, outliers, files."""
+"""Methods of both estimators that use a fitted model: uncertainty, out-of-distribution scores, files."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from compound.predictive import Predictive
 
 
 class Decomposition(NamedTuple):
-    """Uncertainty by source.
+    """Uncertainty by source, each an array (rows,) or (rows, targets).
 
     total = aleatoric + epistemic, aleatoric = component + mixing, epistemic = posterior.
     Regression: variances, in squared units of the target. Classification: entropies, in nats.
@@ -61,7 +61,7 @@ class UncertaintyMixin:
         return Decomposition(*(self._shape_like_y(part) for part in parts.unbind(-1)))
 
     def ood_score(self, X: Any) -> Array:
-        """Distance of each row from the training rows: whitened, from the nearest cluster centre.
+        """Distance of each row from the nearest cluster centre of the training rows, after whitening.
 
         Parameters
         ----------
@@ -98,11 +98,11 @@ class UncertaintyMixin:
         return self.ood_detector_.threshold
 
     def _shape_like_y(self, values: Tensor) -> Array:
-        """An array with as many axes as y had."""
+        """Values (rows, ...) as an array; for regression the axis of targets is dropped if y was (rows,)."""
         return values.numpy()
 
     def _map_rows(self, X: Any, function: Callable[[Any], Tensor]) -> Tensor:  # (rows, ...)
-        """A function of the predictive of each row."""
+        """`function` of the predictives of the rows of a table, which maps a block of them to (rows, ...)."""
         check_is_fitted(self)
         return map_rows(self, encode_table(self, X), function)
 
@@ -114,7 +114,7 @@ class UncertaintyMixin:
 
 
 class FileMixin:
-    """Fitted estimators on disk."""
+    """Saving, loading and exporting fitted estimators."""
 
     def save(self, path: str | Path) -> None:
         """Save the fitted estimator as a directory of safetensors and JSON, with checksums.

@@ -1,7 +1,7 @@
 """Predictions of a fitted estimator, in blocks of one fixed size.
 
-Products, sums over draws and powers of other shapes round differently. Every block is padded to the same
-number of rows, and its results are cut only after they are computed, so the prediction of a row does not
+The rounding of products, sums and powers depends on the shapes of tensors. So every block is padded to the
+same number of rows, and padding is removed only from final results. The prediction of a row then does not
 depend on the other rows, to the last bit (on one machine, with one number of threads). Memory does not grow
 with the table.
 """
@@ -20,8 +20,8 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from compound.random import named_generator
 
 BLOCK = 128  # rows predicted together
-N_SAMPLES = {"regression": 40, "classification": 20}
-N_INNER = 5
+N_SAMPLES = {"regression": 40, "classification": 20}  # `n_samples` of `Model.predict`
+N_INNER = 5  # `n_inner` of `Model.predict`
 
 P = TypeVar("P", bound=Predictive)
 
@@ -34,25 +34,34 @@ class FittedEstimator(Protocol):
 
 
 def padded_blocks(x: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Blocks of BLOCK rows, and how many of them are rows of x: the last one is padded."""
+    """Blocks (BLOCK, width) of the rows of x (rows, width), each with its number of rows of x.
+
+    Only the last block is padded, by copies of its last row.
+    """
     for block in x.split(BLOCK) if len(x) else ():
         yield torch.cat([block, block[-1:].expand(BLOCK - len(block), -1)]), len(block)
 
 
 def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
-    """The model's predictive of every padded block, in standardised units; the same at every call."""
+    """The model's predictive of each padded block, in standardised units, with its number of rows of x.
+
+    Every block, at every call, uses the same random numbers.
+    """
     for block, rows in padded_blocks(x):
         generator = named_generator(seed, "ask")
         yield model.predict(block, generator, N_SAMPLES[model.task.kind], N_INNER), rows
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
-    """The same without padding: results may depend on the number of rows in the last bit."""
+    """The predictives of `model_blocks` without padding.
+
+    What is computed from the last one may differ in the last bit from what a whole block gives.
+    """
     return (take_first(predictive, rows) for predictive, rows in model_blocks(model, x, seed))
 
 
 def postprocess(estimator: FittedEstimator, predictive: Predictive) -> Predictive:
-    """The predictive in float64, in the units of y or at the calibrated temperature."""
+    """A predictive of the model as the estimator gives it: in float64, in units of y or at `temperature_`."""
     fitted: Any = estimator
     exact = to_float64(predictive)
     if isinstance(exact, GaussianPredictive):
@@ -61,7 +70,7 @@ def postprocess(estimator: FittedEstimator, predictive: Predictive) -> Predictiv
 
 
 def check_valid(predictive: P) -> P:
-    """The predictive itself; ValueError for an invalid one."""
+    """Return the predictive itself; ValueError if it is invalid, e.g. not finite."""
     if defect := predictive_defect(predictive):
         raise ValueError(
             f"the model cannot predict ({defect}): its training diverged or its file is invalid, "
@@ -71,9 +80,9 @@ def check_valid(predictive: P) -> P:
 
 
 def estimator_blocks(estimator: FittedEstimator, x: Tensor) -> Iterator[tuple[Predictive, int]]:
-    """The estimator's predictive of every padded block of encoded rows, and the number of rows of x in it.
+    """The estimator's predictive of each padded block of encoded rows x, with its number of rows of x.
 
-    Cut results, not the predictive they are computed from.
+    To be equal to the last bit, compute results for all rows of a block, and then drop those of the padding.
     """
     for predictive, rows in model_blocks(estimator.model_, x, estimator.seed_):
         yield check_valid(postprocess(estimator, predictive)), rows
@@ -82,17 +91,20 @@ def estimator_blocks(estimator: FittedEstimator, x: Tensor) -> Iterator[tuple[Pr
 def map_rows(
     estimator: FittedEstimator, x: Tensor, function: Callable[[Any], Tensor]
 ) -> Tensor:  # (rows, ...)
-    """A function of each row's predictive, computed by blocks of encoded rows."""
+    """`function` of the predictives of encoded rows x (rows, width), computed by blocks.
+
+    `function` maps the predictive of a block to a tensor (rows of the block, ...).
+    """
     return torch.cat([function(predictive)[:rows] for predictive, rows in estimator_blocks(estimator, x)])
 
 
 def ood_scores(detector: OODDetector, x: Tensor) -> Tensor:  # (rows,) float64
-    """Out-of-distribution scores of encoded rows, computed by blocks."""
+    """Out-of-distribution scores of encoded rows x (rows, width), computed by blocks."""
     return torch.cat([detector.scores(block)[:rows] for block, rows in padded_blocks(x)]).double()
 
 
 def take_first(predictive: P, rows: int) -> P:
-    """The predictive of the first rows."""
+    """The predictive of the first `rows` rows."""
     components = {name: getattr(predictive, name)[:rows] for name in ("component", "mixing", "posterior")}
     if isinstance(predictive, CategoricalPredictive):
         return cast(P, replace(predictive, **components, probs=predictive.probs[:rows]))
@@ -109,6 +121,6 @@ def take_first(predictive: P, rows: int) -> P:
 
 
 def to_float64(predictive: P) -> P:
-    """The predictive in float64: a mean of a million plus a thousandth keeps its thousandth."""
+    """The predictive in float64, since float32 would round a mean of 1,000,000.001 to 1,000,000."""
     tensors = {name: value.double() for name, value in vars(predictive).items() if isinstance(value, Tensor)}
     return replace(predictive, **tensors)

@@ -1,4 +1,4 @@
-"""Regression: predictive distributions of one target or several."""
+"""The estimator for regression: predictive distributions of one target or several."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -23,7 +23,7 @@ MAX_RANGE = 1e140  # of y: variances are in squared units, and out of distributi
 
 
 class Interval(NamedTuple):
-    """Lower and upper bounds, of shape (rows,) or (rows, targets)."""
+    """Lower and upper bounds of prediction intervals, of shape (rows,) or (rows, targets)."""
 
     lower: Array
     upper: Array
@@ -230,7 +230,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         return self.intervals_.effective_rows
 
     def _calibrated_z(self, level: float) -> Tensor:  # (targets,)
-        """The z for which the predictive's quantile Φ(z) is the calibrated quantile of this level."""
+        """The z for which the predictive's quantile of level Φ(z) is the calibrated quantile of `level`."""
         if abs(level - 0.5) < 1e-12:
             return torch.zeros(len(self.shift_), dtype=torch.float64)
         z = self.intervals_.conformal_quantile(abs(2 * level - 1))

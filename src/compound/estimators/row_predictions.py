@@ -1,7 +1,7 @@
-"""All predictions of an estimator for each row of a table, as data frames, in one pass over the model.
+"""All predictions of an estimator for each row of a table, as data frames; the model is evaluated once.
 
-`predict_frame` gives the columns of the command line, `score_frame` compares predictions with known targets,
-and `epistemic` starts from encoded rows.
+`predict_frame` gives the columns that the command line writes, and `score_frame` compares predictions with
+known targets.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ RowCallback = Callable[[int], None]  # called with the number of rows done
 class RowScores:
     """Predictions compared with known targets, row by row."""
 
-    predictions: pd.DataFrame  # the columns of `predict_frame`, without an interval or set
+    predictions: pd.DataFrame  # the columns of `predict_frame` without lower, upper and set
     nll: Array  # (rows,)
     error: Array  # (rows,) y minus mean, or 1 where the class is wrong
     score: Array  # (rows,) nonconformity score: |z|, or the probability of all likelier classes
@@ -68,7 +68,7 @@ def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0
 
 
 def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `predict_frame`, without an interval or set."""
+    """The columns of `predict_frame` without lower, upper and set."""
     x = encode_table(estimator, table)
     parts = [
         _head({**_point_columns(estimator, predictive), **_uncertainty_columns(predictive)}, rows)
@@ -84,7 +84,10 @@ def no_progress(done: int) -> None:
 def score_frame(
     estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, callback: RowCallback = no_progress
 ) -> RowScores:
-    """Compare predictions with `y` (rows,): numbers, or indices into `classes_`."""
+    """Compare predictions with `y` (rows,): numbers, or indices into `classes_`.
+
+    `levels` (levels,) are coverages, `callback` is called after each block.
+    """
     x = encode_table(estimator, table)
     start = 0
     parts = []
@@ -104,7 +107,7 @@ def score_frame(
 
 
 def epistemic(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
-    """The epistemic uncertainty of encoded rows (of the first target)."""
+    """The epistemic uncertainty of encoded rows x (rows, width), of the first target."""
     return map_rows(estimator, x, lambda p: p.epistemic.reshape(len(p.component), -1)[:, 0]).numpy()
 
 
@@ -116,12 +119,12 @@ def _max_score(estimator: Any, coverage: float) -> float:
 
 
 def _head(columns: dict[str, Array], rows: int) -> dict[str, Array]:
-    """The columns of the first rows."""
+    """The first `rows` rows of each column: those that are not padding."""
     return {name: values[:rows] for name, values in columns.items()}
 
 
 def _point_columns(estimator: Any, predictive: Predictive) -> dict[str, Array]:
-    """Mean and standard deviation, or the most probable class and all probabilities."""
+    """Columns mean and std, or class, probability (of that class) and p(...) of each class."""
     if isinstance(predictive, GaussianPredictive):
         return {"mean": predictive.mean[:, 0].numpy(), "std": predictive.std[:, 0].numpy()}
     assert isinstance(predictive, CategoricalPredictive)
@@ -133,7 +136,7 @@ def _point_columns(estimator: Any, predictive: Predictive) -> dict[str, Array]:
 
 
 def _region_columns(estimator: Any, predictive: Predictive, coverage: float) -> dict[str, Array]:
-    """The calibrated interval, or the labels of the conformal set, most probable first."""
+    """Columns lower and upper, or set: the labels of the conformal set as text, most probable first."""
     if isinstance(predictive, GaussianPredictive):
         z = estimator.intervals_.conformal_quantile(coverage)
         return {
@@ -152,6 +155,7 @@ def _region_columns(estimator: Any, predictive: Predictive, coverage: float) -> 
 
 
 def _uncertainty_columns(predictive: Predictive) -> dict[str, Array]:
+    """Columns aleatoric and epistemic, of the first target."""
     rows = len(predictive.component)
     return {
         name: getattr(predictive, name).reshape(rows, -1)[:, 0].numpy() for name in ("aleatoric", "epistemic")
@@ -159,7 +163,7 @@ def _uncertainty_columns(predictive: Predictive) -> dict[str, Array]:
 
 
 def _compare(predictive: Predictive, y: Tensor) -> tuple[Array, ...]:  # (rows,) each
-    """NLL, error, nonconformity score and Brier score of every row."""
+    """NLL, error, nonconformity score and Brier score, as in `RowScores`, for targets y (rows,)."""
     if isinstance(predictive, GaussianPredictive):
         column = y.double().unsqueeze(-1)  # (rows, 1)
         columns = (
@@ -180,7 +184,10 @@ def _compare(predictive: Predictive, y: Tensor) -> tuple[Array, ...]:  # (rows,)
 
 
 def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Array]]) -> pd.DataFrame:
-    """The blocks as one data frame with out-of-distribution scores; single probabilities come last."""
+    """Concatenate blocks of columns, and add ood_score and is_ood of encoded rows x (rows, width).
+
+    The probabilities of single classes come last.
+    """
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["ood_score"] = ood_scores(estimator.ood_detector_, x).numpy()
     columns["is_ood"] = columns["ood_score"] > estimator.threshold_

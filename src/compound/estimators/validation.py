@@ -1,4 +1,4 @@
-"""Validation of an estimator's parameters and tables, before any work."""
+"""Validation of an estimator's parameters and tables, before anything is computed."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HasEncoder(Protocol):
-    """An estimator, as far as encoding reads it."""
+    """The attributes of an estimator that encoding uses."""
 
     encoder_: Encoder
 
@@ -30,7 +30,7 @@ class TrainingTable(NamedTuple):
 
 
 def check_parameters(estimator: "Estimator") -> Method:
-    """The estimator's method; ValueError for an invalid parameter."""
+    """Raise ValueError for an invalid parameter of the estimator; return its method as a `Method`."""
     method = estimator.method if isinstance(estimator.method, Method) else Method(estimator.method)
     if estimator.device not in ("auto", "cpu"):
         raise ValueError(f"device is {estimator.device!r}: tables are fitted on the CPU, use 'auto' or 'cpu'")
@@ -52,7 +52,7 @@ def check_parameters(estimator: "Estimator") -> Method:
 
 
 def apply_sample_weight(table: Any, target: Array, sample_weight: Any) -> TrainingTable:
-    """Validate the weights of a table's rows, and remove rows of weight 0."""
+    """Validate `sample_weight`, (rows,) or None for 1, and remove rows of weight 0 from table and target."""
     check_consistent_length(table, target)
     weights = _check_sample_weight(sample_weight, target, dtype=np.float64, ensure_non_negative=True)
     positive = weights > 0
@@ -66,7 +66,8 @@ def apply_sample_weight(table: Any, target: Array, sample_weight: Any) -> Traini
 def validate_table(estimator: HasEncoder, X: Any, reset: bool) -> Any:
     """X as an array of numbers, or as a data frame where columns hold anything else.
 
-    Names and number of columns are learnt (`reset`) or compared with those of training.
+    With `reset`, names and number of columns are stored in the estimator; without, they must equal those of
+    training.
     """
     frame = as_frame(X)
     if frame is None and not reset and not estimator.encoder_.is_numeric:
@@ -92,5 +93,5 @@ def validate_table(estimator: HasEncoder, X: Any, reset: bool) -> Any:
 
 
 def encode_table(estimator: HasEncoder, X: Any) -> Tensor:  # (rows, width) float32
-    """The rows of a table as the model takes them, standardised."""
+    """Validate, encode and standardise a table: its rows as the model takes them."""
     return torch.from_numpy(estimator.encoder_.transform(validate_table(estimator, X, reset=False)))

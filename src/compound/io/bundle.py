@@ -99,7 +99,7 @@ def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Read and validate the header of a safetensors file; ValueError unless its sizes add up to the file's."""
+    """Read the header of a safetensors file; ValueError if it is invalid, or the file is not of its size."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_JSON_BYTES, size - 8):

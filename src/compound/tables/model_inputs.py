@@ -68,7 +68,7 @@ def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
             "leave some out with --drop"
         )
     free = memory.available()
-    needed = memory.whitening(n_features)
+    needed = memory.whitening_bytes(n_features)
     if free is not None and needed > free:
         raise ValueError(
             f"{path} has {n_features:,} feature columns, which need at least {needed / 1e9:.1f} GB, "
