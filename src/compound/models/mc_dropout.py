@@ -87,6 +87,7 @@ class MCDropout(Model):
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:

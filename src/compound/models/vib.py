@@ -82,6 +82,7 @@ class VIB(Model):
         self.decoder = Linear(self.config.latent, self.likelihood.outputs, [stream], gain=1.0)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:

@@ -44,7 +44,7 @@ class LastLayerModel(ABC):
     def last_log_prob(
         self, last: Gaussian, y: Tensor, generator: Generators
     ) -> Tensor:  # (members, draws, rows)
-        """log p(y) of each row and draw for f ~ N(last.mean, last.std²), both (members, draws, rows, outputs).
+        """log p(y) of each row and draw for f ~ `last`, whose arrays are (members, draws, rows, outputs).
 
         Classes with sampled logits have `last_draws` times as many draws in the result.
         """
