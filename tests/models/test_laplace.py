@@ -254,7 +254,7 @@ def test_drawn_networks_have_the_posterior(options):
     row = data.x[:1]
     lift = torch.kron(wide(row), torch.eye(3))  # (3, 18): vec by rows -> f
     (covariance,) = written_out(linear, data, bool(options))
-    found = linear._networks(row, draws, named_generator(1))[:, 0].detach()
+    found = linear._sampled_networks(row, draws, named_generator(1))[:, 0].detach()
     within(found, linear.base_model.network(row)[0, 0].detach(), lift @ covariance @ lift.T)
 
     deep = random_model(CLASSES, widths=(4,), precision=2.0, tune="none", predictive="sample", **options)
@@ -268,7 +268,7 @@ def test_drawn_networks_have_the_posterior(options):
         )
         s = h @ weights
         h = wide(s.relu())
-    brute, found = s[:, 0], deep._networks(row, draws, named_generator(2))[:, 0].detach()
+    brute, found = s[:, 0], deep._sampled_networks(row, draws, named_generator(2))[:, 0].detach()
     for moment in (1, 2):
         a, b = brute**moment, found**moment
         assert ((a.mean(0) - b.mean(0)).abs() <= 5 * ((a.var(0) + b.var(0)) / draws).sqrt()).all()

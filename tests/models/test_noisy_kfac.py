@@ -279,7 +279,7 @@ def test_kept_rows_are_the_rotated_rows():
     assert torch.equal(model.batch_inputs(data), model._rows)  # all of them are kept
     moved = replace(data, x=x + 1e-3)
     assert_close(model.batch_inputs(moved), model.augmented_inputs(moved.x))
-    model._forget(x, 0)  # as after a stop
+    model._reset_cache(x, 0)  # as after a stop
     assert_close(model.batch_inputs(data.take(torch.tensor([7, 2]))), model.augmented_inputs(x[[7, 2]]))
     assert_close(model.batch_inputs(data), model.augmented_inputs(x))
     model.float()

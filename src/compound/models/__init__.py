@@ -1,4 +1,4 @@
-"""Every method behind one name: `build("ml-cdn", inputs, task, seed)`."""
+"""All methods by name: `build("ml-cdn", inputs, task, seed)` gives a model."""
 
 import dataclasses
 import typing
@@ -47,7 +47,7 @@ METHODS: dict[str, type[Model]] = {
 
 
 class Method:
-    """The description of a method: its name and options, from which models are built.
+    """A method with its options, from which models are built.
 
     Parameters
     ----------
@@ -96,17 +96,17 @@ class Method:
         return model if model.has_far_noise or far is None else DistanceAware(model, far)
 
     def with_limits(self) -> "Method":
-        """The same with bounds on the predictive of targets (see limits.py); CDNs always have them."""
+        """A copy whose models bound the predictive of targets (see limits.py); self where they already do."""
         if "far" in self.options or METHODS[self.name].has_far_noise:
             return self
         return Method(self.name, **self.options, far=0.0)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """As in scikit-learn."""
+        """Name and options, as in scikit-learn."""
         return {"name": self.name, **self.options}
 
     def set_params(self, **params: Any) -> "Method":
-        """As in scikit-learn."""
+        """Change name or options, as in scikit-learn; other options stay. Returns self."""
         self.name = params.pop("name", self.name)
         self.options = {**self.options, **params}
         self.config()

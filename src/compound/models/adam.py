@@ -1,4 +1,4 @@
-"""Adam for small networks, whose steps cost more in preparation than in arithmetic."""
+"""Adam for small networks, where torch's Adam spends most of a step on looking up options and states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from compound.compat import adam_states, foreach_add_, fused_adam_
 
-ONE = torch.tensor(1.0, dtype=torch.float32)  # a number would be made a tensor for every count
+ONE = torch.tensor(1.0, dtype=torch.float32)  # torch would convert a Python number once per parameter
 
 
 class Adam(torch.optim.Adam):
-    """torch's fused Adam, which looks up devices, dtypes, options and states once instead of every step.
+    """torch's fused Adam, but devices, dtypes, options and states are looked up once instead of every step.
 
-    The same bits, and a state that either loads.
+    Results are bit-equal to torch's, and either class loads the state dict of the other.
     """
 
     _cached: dict[int, tuple[list[Tensor], ...]]  # by group: parameters, both moments and counts
@@ -56,7 +56,10 @@ class Adam(torch.optim.Adam):
         return loss
 
     def _states(self, k: int, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
-        """Parameters of a group that have a gradient, and their states, started where they are new."""
+        """Group k's parameters with a gradient, their first and second moments, and their step counts.
+
+        States of new parameters are initialised. The lists are cached until other parameters have gradients.
+        """
         if not hasattr(self, "_cached"):
             self._cached = {}
         parameters = [p for p in group["params"] if p.grad is not None]

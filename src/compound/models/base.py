@@ -17,22 +17,19 @@ from compound.random import Generators
 from compound.types import Batch, Task, check_inputs
 
 C = TypeVar("C")
-MEMORY = 256 * 2**20  # bytes of live arrays while predicting
+MEMORY = 256 * 2**20  # bytes of intermediate arrays while predicting
 COPIES = 8  # arrays of one shape that are alive together while predicting
-DISTANCES = 2000
+DISTANCES = 2000  # bound on the cluster centres to which far noise computes distances
 N_SAMPLES = 20
 N_INNER = 5
 
 
 class Loss(NamedTuple):
-    """Means per datum; one number per member where a method has members.
+    """The objective on a batch and its two parts, all per datum."""
 
-    `total` is what is minimised (summed over members).
-    """
-
-    total: Tensor
-    nll: Tensor
-    kl: Tensor
+    total: Tensor  # () what is minimised, summed over members
+    nll: Tensor  # (members,) or (), detached
+    kl: Tensor  # (members,) or () the KL or penalty, detached
 
 
 class OptimizerSettings(Protocol):
@@ -43,7 +40,7 @@ class OptimizerSettings(Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A method with its network: what it minimises, and how it predicts."""
+    """A method with its network: the loss that it minimises, and how it predicts."""
 
     method: ClassVar[str]  # its name in METHODS
     Config: ClassVar[type]  # its options, a frozen dataclass
@@ -52,13 +49,13 @@ class Model(nn.Module, ABC):
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
-    config: Any  # those of this model
+    config: Any  # the options of this model, an instance of Config
     inputs: int
     task: Task
     members: int = 1
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Every method computes in full precision, also where its caller has autocast on."""
+        """Wrap the methods that compute, so that they use full precision even under autocast."""
         super().__init_subclass__(**options)
         for name in {"on_fit_start", "loss", "predict_chunk", "nll", "on_fit_end"} & vars(cls).keys():
             setattr(cls, name, full_precision(vars(cls)[name]))
@@ -86,7 +83,10 @@ class Model(nn.Module, ABC):
         return ((weight * values).sum(-1) / weight.sum(-1)).reshape(-1)
 
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
-        """Once, after training, on the same rows as `on_fit_start`: far noise, Laplace, temperature."""
+        """Called once after training, with the rows of `on_fit_start`; default: nothing.
+
+        Methods fit here what needs the trained network: far noise, a Laplace posterior, a temperature.
+        """
 
     @property
     def distance(self) -> Distance | None:
@@ -94,11 +94,11 @@ class Model(nn.Module, ABC):
         return None
 
     def lr_multipliers(self) -> dict[str, float]:
-        """Factors on the learning rate, by the last part of a parameter's name; 1 for all others."""
+        """Factors on the learning rate, by the last part of a parameter's name; parameters not listed: 1."""
         return {}
 
     def optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
-        """Adam in one fused pass, one group per factor on the learning rate."""
+        """The optimizer to train with: Adam, a parameter group for each factor of `lr_multipliers`."""
         factors = self.lr_multipliers()
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
@@ -154,7 +154,7 @@ class Model(nn.Module, ABC):
         n_inner: int = N_INNER,
         memory: int = MEMORY,
     ) -> Iterator[Predictive]:
-        """`predict`, chunk by chunk: for tables whose predictives would not fit in memory together."""
+        """`predict` as an iterator over chunks of rows, for x whose predictive does not fit in memory."""
         check_inputs(x, self.inputs)
         if len(x) == 0:
             raise ValueError("x has no rows: give at least one")
@@ -171,8 +171,8 @@ class Model(nn.Module, ABC):
         """A bound on the floats that `predict_chunk` holds per row, from the sizes of the network.
 
         Inputs, the units of one draw and the outputs of all draws are held up to COPIES times while moments
-        or entropies are computed; besides, a row has DISTANCES from cluster centres.
-        `tests/models/test_laws.py` measures the peak.
+        or entropies are computed; far noise needs up to DISTANCES more.
+        `tests/models/test_laws.py` compares the bound with the measured peak.
         """
         draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
         return COPIES * (self.inputs * self.members + self.hidden_units + draws * self.outputs) + DISTANCES
@@ -184,12 +184,15 @@ class Model(nn.Module, ABC):
 
     @property
     def outputs(self) -> int:
-        """Numbers that one draw holds for a row: logits, or means and variances."""
+        """Numbers per row and draw: logits, or means and variances."""
         return self.task.size if self.task.kind == "classification" else 2 * self.task.size
 
 
 def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
-    """Weighted mean over rows; rows that a member holds out have weight 0 for it."""
+    """Weighted mean over the last axis of values (members, rows) or (rows,).
+
+    `weight` is (rows,) or (members, rows), 0 for rows that a member holds out; None weighs all rows equally.
+    """
     if weight is None:
         return values.mean(-1)
     weight = weight.to(values.dtype)
@@ -197,18 +200,18 @@ def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (memb
 
 
 def train_mask(data: Batch) -> Tensor:  # (rows,)
-    """Which rows some member trains on."""
+    """True for the rows that at least one member trains on, those of weight > 0."""
     if data.weight is None:
         return torch.ones(len(data), dtype=torch.bool)
     return (data.weight > 0).reshape(-1, len(data)).any(0)
 
 
 def with_defaults(config: C, defaults: dict[str, Any]) -> C:
-    """The frozen config with every None replaced by its default."""
+    """A copy of a config dataclass in which fields that are None have their value in `defaults`."""
     return replace(
         config, **{name: value for name, value in defaults.items() if getattr(config, name, 0) is None}
     )  # type: ignore[type-var]
 
 
-# Hidden units where `widths` is None: the paper's for classes, those of the UCI tables for targets.
+# Hidden units where `widths` is None: as in the CDN paper for classes, as is usual on UCI sets for targets.
 WIDTHS = {"classification": (100,), "regression": (50,)}

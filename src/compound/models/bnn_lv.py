@@ -92,7 +92,7 @@ class Noise(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """What the energy is made of."""
+    """The terms of the energy for S pairs (W, z) per row."""
 
     log_prob: Tensor  # (S, rows) log p(y_n | x_n, z_ns, W_s)
     weights: Tensor  # (S,) log p(W_s) / q(W_s)
@@ -100,7 +100,7 @@ class Pairs(NamedTuple):
 
 
 def energy(values: Tensor, alpha: float) -> Tensor:  # (S, rows) -> (rows,)
-    """-1/α log 1/S sum_s exp(α values_s); for α = 0 its limit."""
+    """-1/α log 1/S sum_s exp(α values_s) of values (S, rows); for α = 0 its limit, -mean_s values_s."""
     if alpha == 0:
         return -values.mean(0)
     return (-log_mean_exp(alpha * values.double(), 0) / alpha).to(
@@ -139,11 +139,13 @@ class BNNLV(Model):
         return cast(list[Weights], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood, and create a q(z_n) for each training row."""
         seen = train_mask(data)
         self.likelihood.on_fit_start(data.y[seen])
         self.latents.on_fit_start(int(data.index.max()) + 1, int(seen.sum()))
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
+        """Adam, where q(z_n) is updated only in steps whose batch holds row n."""
         parts = (
             (self.stack, 1.0),
             (self.likelihood, self.config.noise_rate),
@@ -157,14 +159,13 @@ class BNNLV(Model):
         return RowAdam(groups, fused=True)
 
     def noise(self, rows: int, generator: Generator) -> Noise:
+        """Draw the noise behind S draws of W, and S draws of z for each of `rows` rows."""
         like, samples = self.layers[0].mean, self.config.samples
         weights = [standard_normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
-        return Noise(
-            weights, standard_normal(generator, (samples, rows, self.config.latents), like)
-        )  # z of its eps for every pair
+        return Noise(weights, standard_normal(generator, (samples, rows, self.config.latents), like))
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
-        """S pairs (W, z), how well each explains its row, and their log-ratios of prior to posterior."""
+        """Log-likelihoods, and log-ratios of prior to posterior, of the pairs (W, z) that `noise` gives."""
         local = self.latents.select(batch.index)
         z = local.transform(noise.latents)  # (S, rows, latents)
         posteriors = [layer.posterior for layer in self.layers]
@@ -175,7 +176,7 @@ class BNNLV(Model):
             q.log_ratio(w, eps).sum((-2, -1))
             for q, w, eps in zip(posteriors, weights, noise.weights, strict=True)
         ]
-        f = _outputs(_of_inputs(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
+        f = _outputs(_first_layer_from_x(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
         log_prob = self.likelihood.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
         return Pairs(log_prob, torch.stack(ratios).sum(0), local.log_ratio(z, noise.latents).sum(-1))
 
@@ -206,30 +207,37 @@ class BNNLV(Model):
             z = math.sqrt(self.config.latent_variance) * standard_normal(
                 generator, (n_inner, 1, self.config.latents), x
             )
-            of_x = _of_inputs(x, weights[0])  # (rows, width)
+            from_x = _first_layer_from_x(x, weights[0])  # (rows, width)
             outer.append(
-                torch.cat([_outputs(of_x, part, weights) for part in z.split(step)])
+                torch.cat([_outputs(from_x, part, weights) for part in z.split(step)])
             )  # (inner, rows, outputs)
         return self.likelihood.predictive(torch.stack(outer).unsqueeze(0))
 
 
-def _of_inputs(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width); without the S where W has none
-    """What x gives to the first layer's pre-activations."""
+def _first_layer_from_x(x: Tensor, first: Tensor) -> Tensor:  # (S, rows, width) or (rows, width)
+    """The part of the first layer's pre-activations that comes from x, without z and bias.
+
+    `first` holds the first layer's weights, (S, in + 1, width) or (in + 1, width).
+    """
     return clamp_inputs(x) @ first[..., : x.shape[-1], :]
 
 
-def _outputs(of_x: Tensor, z: Tensor, weights: list[Tensor]) -> Tensor:  # (S, rows, outputs)
-    """f([x, z]; W) for z (S, rows or 1, latents)."""
+def _outputs(from_x: Tensor, z: Tensor, weights: list[Tensor]) -> Tensor:  # (S, rows, outputs)
+    """f([x, z]; W) for z (S, rows or 1, latents); `from_x` comes from `_first_layer_from_x`.
+
+    `weights` holds those of all layers, (S, in + 1, out) or (in + 1, out) each.
+    """
     first, *rest = weights
-    of_z, bias = first[..., -1 - z.shape[-1] :, :].split([z.shape[-1], 1], -2)
-    a = of_x + (z @ of_z + bias)
+    from_z, bias = first[..., -1 - z.shape[-1] :, :].split([z.shape[-1], 1], -2)
+    a = from_x + (z @ from_z + bias)
     for weight in rest:
-        of_h, bias = weight.split([weight.shape[-2] - 1, 1], -2)
-        a = clipped_relu(a) @ of_h + bias
+        from_h, bias = weight.split([weight.shape[-2] - 1, 1], -2)
+        a = clipped_relu(a) @ from_h + bias
     return a
 
 
 def _check(config: BNNLVConfig) -> None:
+    """Raise ValueError for options out of range."""
     if not 0 <= config.alpha < math.inf:
         raise ValueError(f"alpha is {config.alpha}: give a number >= 0, such as 0.5")
     for name in ("samples", "latents"):

@@ -8,29 +8,29 @@ from torch.nn import functional
 
 
 class Posterior(NamedTuple):
-    """Independent Gaussians N(mean, prior sigmoid(rho)) beside their prior N(0, prior)."""
+    """Independent Gaussians q = N(mean, prior sigmoid(rho)), with the prior p = N(0, prior)."""
 
     mean: Tensor
-    rho: Tensor
+    rho: Tensor  # of the shape of mean
     prior: float  # a variance
 
     def transform(self, noise: Tensor) -> Tensor:
-        """Draws from standard normal noise, of the noise's shape."""
+        """mean + std noise: draws from q, for standard normal noise (..., *shape of mean)."""
         return torch.addcmul(self.mean, (self.prior * torch.sigmoid(self.rho)).sqrt(), noise)
 
     def log_ratio(self, value: Tensor, noise: Tensor) -> Tensor:
-        """log p / q of each value that came from this noise."""
+        """log p(value) - log q(value) elementwise, where value = transform(noise)."""
         return 0.5 * (functional.logsigmoid(self.rho) - value.square() / self.prior + noise.square())
 
     def kl(self) -> Tensor:
-        """KL of each Gaussian to its prior."""
+        """KL(q || p) of each Gaussian, of the shape of mean."""
         return 0.5 * (
             torch.sigmoid(self.rho) + self.mean.square() / self.prior - 1 - functional.logsigmoid(self.rho)
         )
 
 
 class Weights(nn.Module):
-    """q(W) of one affine map, the bias as last row."""
+    """q(W) of one layer; the last row of W (inputs + 1, outputs) is the bias."""
 
     def __init__(self, inputs: int, outputs: int, prior: float, stream: Generator):
         super().__init__()
@@ -46,9 +46,9 @@ class Weights(nn.Module):
 
 
 class Latents(nn.Module):
-    """q(z_n) of every training row; how many there are is known when training starts."""
+    """q(z_n) of every training row n; there are none before `on_fit_start`."""
 
-    size: Tensor  # () rows that are trained on
+    size: Tensor  # () number of rows that are trained on
 
     def __init__(self, latents: int, prior: float):
         super().__init__()
@@ -58,11 +58,12 @@ class Latents(nn.Module):
         self.register_buffer("size", torch.zeros((), dtype=torch.float32))
 
     def on_fit_start(self, rows: int, size: int) -> None:
+        """Create posteriors for `rows` rows, close to the prior; `size` of the rows are trained on."""
         self._resize(rows)
         self.size.fill_(size)
 
     def select(self, index: Tensor) -> Posterior:
-        """The posteriors of the latent inputs of these training rows."""
+        """The posteriors (rows, latents) of the training rows with the numbers `index` (rows,)."""
         return Posterior(self.mean.index_select(0, index), self.rho.index_select(0, index), self.prior)
 
     def _resize(self, rows: int) -> None:

@@ -37,9 +37,9 @@ from compound.types import Batch, Task
 
 
 class _CDN(Model):
-    """What both CDNs share: the stack of compound layers, prediction, far noise."""
+    """Base class of ML-CDN and VB-CDN: compound layers, prediction and far noise."""
 
-    bayes: ClassVar[bool]  # ψ has a posterior
+    bayes: ClassVar[bool]  # whether ψ has a posterior
     has_far_noise = True
     likelihood: LastLayerGaussian | LastLayerCategorical
     far: ExtrapolationGuard
@@ -82,9 +82,14 @@ class _CDN(Model):
 
     @abstractmethod
     def _shared(self) -> tuple[int, int]:
-        """In how many parts of the S draws ψ is shared, by hidden maps and by heads."""
+        """The argument `shared` of `CompoundLinear.forward` in training.
+
+        It says how many of a row's S draws use the same ψ in the hidden layers of the hypernetworks, and how
+        many in their last layers: 1 or S each.
+        """
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of likelihood and far noise from the training targets."""
         y = data.y[train_mask(data)]
         self.likelihood.on_fit_start(y)
         self.far.on_fit_start(y)
@@ -92,12 +97,16 @@ class _CDN(Model):
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
-    def _last(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
-        """The last layer under S draws, (members, S, rows, size), and each row's KL of θ, (members, rows)."""
+    def _last_layer(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
+        """The last layer's Gaussian for S draws of the hidden units, and each row's KL[p(θ; g(x)) || p(θ)].
+
+        x is (rows, inputs). The Gaussian is (members, S, rows, outputs), the KL (members, rows); the KL is
+        computed only if `kl` is True.
+        """
         samples, rows = self.config.samples, len(x)
         x = clamp_inputs(x).expand(self.members, -1, -1)
         shared = self._shared()
-        once = shared[0] == samples  # all draws of a row see one ψ in the first layer: one pass serves them
+        once = shared[0] == samples  # all draws of a row have the same ψ: the first layer is computed once
         first, *rest = self.layers
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
         total = out.kl.view(self.members, -1, rows).mean(1) if kl else out.kl
@@ -112,11 +121,16 @@ class _CDN(Model):
         return Gaussian(mean, std, out.kl), total
 
     def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
+        """Mean over rows of -log 1/S sum_s p(y; f(x; θ_s)), for `last` from `_last_layer`."""
         log_prob = log_mean_exp(self.likelihood.last_log_prob(last, batch.y, generator), 1)
         return -weighted_row_mean(log_prob, batch.weight)
 
     def _draws(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Draws of the last layer (members, n_samples, n_inner, rows, size); all rows share the noise."""
+        """What `LastLayerModel.sample` keeps for x (rows, inputs): two arrays for all draws.
+
+        Each is (members, n_samples, n_inner, rows, outputs): n_samples draws of ψ per member, and n_inner of
+        θ for each ψ. All rows share the noise.
+        """
         x = clamp_inputs(x).expand(self.members, -1, -1)
         first, *rest = self.layers
         step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
@@ -147,16 +161,16 @@ class _CDN(Model):
         means, variances = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, variances
 
-    def _per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
-        """Draws of ψ and of θ given ψ for each member. A maximum-likelihood ψ is a point.
+    def _draws_per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
+        """Numbers of draws for each member: of ψ, and of θ for each ψ.
 
-        All draws are of θ.
+        ψ of ML-CDN has no posterior: one ψ, and all draws are of θ.
         """
         each = math.ceil(n_samples / self.members)
         return (each, n_inner) if self.bayes else (1, each * n_inner)
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        draws = self._draws(x, *self._per_member(n_samples, n_inner), generator)
+        draws = self._draws(x, *self._draws_per_member(n_samples, n_inner), generator)
         return self.far(self.likelihood.draws_predictive(draws), x)  # type: ignore[no-any-return]
 
     @property
@@ -169,19 +183,22 @@ class _CDN(Model):
 
     @torch.no_grad()
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
-        """Each member's own predictive, before far noise."""
-        draws = self._draws(batch.x, *self._per_member(n_samples * self.members, 1), generator)
+        """Mean NLL under each member's own predictive, without far noise."""
+        draws = self._draws(batch.x, *self._draws_per_member(n_samples * self.members, 1), generator)
         return -weighted_row_mean(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
-        """Fit τ, bounds and far noise on rows that members held out, or on training rows where none did."""
+        """Fit τ, bounds and far noise on rows that members held out.
+
+        Where no member held out rows, bounds and far noise are fitted on training rows, and τ stays 1.
+        """
         shape = (self.members, len(data))
         held_out = (
             torch.zeros(shape, dtype=torch.bool) if data.weight is None else (data.weight == 0).expand(shape)
         )
         rows = calibration_rows(data, held_out, generator)
-        draws = self._draws(data.x[rows], *self._per_member(100 * self.members, 1), generator)
+        draws = self._draws(data.x[rows], *self._draws_per_member(100 * self.members, 1), generator)
         y = data.y[rows]
         mask = torch.ones(self.members, len(rows), dtype=torch.bool)
         if bool(held_out.any()):
@@ -192,7 +209,7 @@ class _CDN(Model):
         member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_std)
 
         def log_densities(t: Tensor | None) -> Tensor:  # (2, rows)
-            """Of members that held a row out, and of the mixture, which is sharper and has more to lose."""
+            """log p(y) with far noise t (rows,): mean over members that held the row out; mixture of all."""
             noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_std)
             members = (mask * member_log_prob(t)).sum(0) / mask.sum(0)
             return torch.stack([members, noisy.log_prob(y)])
@@ -220,7 +237,7 @@ class MLCDN(_CDN):
         path = self.config.lam
         first, last = path if isinstance(path, tuple) else (path, path)
         lam = first * (last / first) ** batch.progress if first else 0.0
-        out, kl = self._last(batch.x, generator, lam > 0)
+        out, kl = self._last_layer(batch.x, generator, lam > 0)
         nll = self._nll(out, batch, generator)
         divergence = weighted_row_mean(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
         total = nll + lam * divergence
@@ -247,7 +264,7 @@ class VBCDN(_CDN):
         return torch.stack([layer.kl() for layer in self.layers]).sum(0)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        out, _ = self._last(batch.x, generator, False)
+        out, _ = self._last_layer(batch.x, generator, False)
         nll = self._nll(out, batch, generator)
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())

@@ -1,4 +1,4 @@
-"""Options of compound density networks, and what their defaults are for each task."""
+"""Options of compound density networks, and their defaults for each task."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ class Config:
     samples : int, optional
         S, draws of θ per row in training.
     last_layer : {'integrate', 'sample'}, optional
-        The last layer's Gaussian is integrated, or sampled.
+        Whether the last layer's Gaussian is integrated over, or sampled.
     last_draws : int, default=2
         Antithetic draws of the logits per hidden draw.
     parametrization : {'scaled', 'paper'}, default='scaled'
@@ -76,7 +76,7 @@ class VBConfig(Config):
     Parameters
     ----------
     objective : {'elbo', 'official', 'joint'}, default='elbo'
-        A row's draws of θ share ψ ('elbo'), only the last maps of the hypernetworks ('official'), or nothing.
+        A row's draws of θ share all of ψ ('elbo'), ψ of the hypernetworks' last layers ('official'), or none.
     activation : {'relu', 'tanh'}, default='tanh'
         Activation of the hypernetworks.
     basis : {'point', 'map', 'vmg'}, default='point'
@@ -88,7 +88,7 @@ class VBConfig(Config):
     basis: Literal["point", "map", "vmg"] = "point"
 
 
-# What None stands for. Targets: the same for all nine UCI sets. Initial log-variances are low.
+# Values of options that are None. Those for regression are the same for all nine UCI sets.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {
         "widths": (100,),
@@ -116,7 +116,7 @@ VB_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def resolve(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
-    """The config with the defaults of its task, checked."""
+    """The config with None replaced by the defaults of the task; ValueError for values out of range."""
     defaults = DEFAULTS[task.kind]
     if isinstance(config, MLConfig):
         config = with_defaults(config, defaults)
@@ -131,6 +131,7 @@ def resolve(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
 
 
 def _check(config: Any) -> None:
+    """Raise ValueError for a common option that is out of range or unknown."""
     if config.samples < 1 or config.members < 1 or config.last_draws < 1:
         raise ValueError("samples, members and last_draws must be at least 1")
     if any(width < 1 for width in (*config.widths, *config.hyper)) or not config.hyper:

@@ -65,7 +65,7 @@ class DeepEnsemble(Model):
     Config = DeepEnsembleConfig
     reference = "Lakshminarayanan et al. (2017)"
     components = ("component", "posterior")
-    fgsm_eps: Tensor  # (inputs,) ε
+    fgsm_eps: Tensor  # (inputs,) ε times the range of each input
 
     def __init__(self, inputs: int, task: Task, config: DeepEnsembleConfig, seed: int = 0):
         super().__init__()
@@ -84,6 +84,7 @@ class DeepEnsemble(Model):
         self.register_buffer("fgsm_eps", torch.zeros(inputs, dtype=torch.float32))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood, and ε from the range of each input, from the training rows."""
         rows = train_mask(data)
         self.likelihood.on_fit_start(data.y[rows])
         x = clamp_inputs(data.x[rows])
@@ -93,7 +94,7 @@ class DeepEnsemble(Model):
         return {"log_noise": self.config.noise_rate}
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
-        """Log-densities of y under each member; x is theirs in common, (rows, inputs), or one for each."""
+        """Log-densities of y under each member, for x (rows, inputs) or (members, rows, inputs)."""
         return self.likelihood.log_prob(self.network(x), y)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
@@ -113,5 +114,5 @@ class DeepEnsemble(Model):
 
     @torch.no_grad()
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
-        """Each member's own, on the rows it holds out."""
+        """Mean NLL under each member's own predictive, weighted by `batch.weight`."""
         return -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)

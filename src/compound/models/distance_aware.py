@@ -1,6 +1,6 @@
 """Far noise for any method: `Method("map", far=3.0)` builds the method inside `DistanceAware`.
 
-Training is not changed.
+Far noise is fitted after training, which is unchanged.
 """
 
 import torch
@@ -15,7 +15,7 @@ from compound.types import Batch
 
 
 class DistanceAware(Model):
-    """Another method with bounds and far noise on its predictive."""
+    """Wraps the model of another method: bounds and far noise are applied to its predictive."""
 
     def __init__(self, inner: Model, far: float):
         super().__init__()
@@ -29,6 +29,7 @@ class DistanceAware(Model):
         self.far = ExtrapolationGuard(inner.inputs, inner.task, far)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the inner model and of far noise from the training rows."""
         self.inner.on_fit_start(data, generator)
         self.far.on_fit_start(data.y[train_mask(data)])
 
@@ -43,6 +44,7 @@ class DistanceAware(Model):
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        """Finish the inner model, then fit bounds and far noise on held-out rows (or any, if none are)."""
         self.inner.on_fit_end(data, generator)
         if data.weight is None:
             held_out = torch.zeros(1, len(data), dtype=torch.bool)

@@ -103,6 +103,7 @@ class DPN(Model):
         )
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the outputs from the training targets; ValueError without OOD rows."""
         _ood_rows(data)
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
@@ -110,7 +111,7 @@ class DPN(Model):
         x = batch.x.new_empty(len(batch) + len(_ood_rows(batch)), self.inputs)
         torch.clamp(batch.x, -LIMIT, LIMIT, out=x[: len(batch)])
         torch.clamp(_ood_rows(batch), -LIMIT, LIMIT, out=x[len(batch) :])
-        f = self.network.forward_clamped(x)  # (1, rows + rows', outputs)
+        f = self.network.forward_clamped(x)  # (1, rows + OOD rows, outputs)
         each, divergence = self.likelihood.nll_and_kl(f, batch.y)
         in_dist, ood = divergence.tensor_split([len(batch)], -1)
         nll = weighted_row_mean(each, batch.weight)  # (1,)
@@ -123,7 +124,8 @@ class DPN(Model):
         return self.likelihood.predictive(self.network(x)[0])
 
 
-def _ood_rows(batch: Batch) -> Tensor:
+def _ood_rows(batch: Batch) -> Tensor:  # (OOD rows, inputs)
+    """`batch.x_ood`; ValueError where there is none."""
     if batch.x_ood is None:
         raise ValueError(
             "dpn needs x_ood: give out-of-distribution rows, as make_dataset(x, y, task, x_ood=...)"
@@ -132,6 +134,7 @@ def _ood_rows(batch: Batch) -> Tensor:
 
 
 def _check(config: Any, task: Task) -> None:
+    """Raise ValueError for options out of range, or that the task does not have."""
     allowed = ("forward", "reverse") if task.kind == "classification" else ("reverse",)
     if config.divergence not in allowed:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the outputs of a prior network are: the parameters of a Dirichlet, or of a Normal-Wishart."""
+"""The outputs of a prior network as parameters of a distribution: a Dirichlet, or a Normal-Wishart."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -14,23 +14,23 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 
 
 class PriorNetworkOutput(nn.Module, ABC):
-    """The distribution whose parameters are the outputs f.
+    """The distribution whose parameters are the network's outputs f.
 
-    Divergences of nearly equal, sharp distributions need float64.
+    KLs are computed in float64: those of sharp, nearly equal distributions are lost in float32.
     """
 
-    outputs: int
-    nll_weight: float  # in the loss
+    outputs: int  # numbers that the network must output per row
+    nll_weight: float  # factor on the NLL in the loss
 
     def on_fit_start(self, y: Tensor) -> None:
-        """Constants from the targets of the training rows."""
+        """Set constants from y of the training rows, (rows,) or (rows, targets); default: none."""
 
     @abstractmethod
     def nll_and_kl(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Two terms of the loss, for outputs f (1, rows + OOD rows, outputs) and y of the rows.
 
-        Negative log-likelihoods of y, (1, rows), and the KL between each row's distribution and the one it is
-        taught, (1, rows + OOD rows).
+        Negative log-likelihoods of y, (1, rows), and the KL between each row's distribution and the one that
+        it is trained towards, (1, rows + OOD rows).
         """
 
     @abstractmethod
@@ -39,12 +39,16 @@ class PriorNetworkOutput(nn.Module, ABC):
 
 
 class DirichletOutput(PriorNetworkOutput):
-    """Classes."""
+    """Classes: a Dirichlet with α = exp f.
 
-    targets: Tensor  # (classes + 1, classes) b_y of training rows with label y, and last that of OOD rows
-    log_betas: Tensor  # (classes + 1,)
-    mean_logs: Tensor  # (classes + 1, classes)
-    constants: Tensor  # (classes + 1,) the part of a forward divergence that depends on b alone
+    The buffers hold statistics of the Dirichlets Dir(b) that rows are trained towards, by label; last, of OOD
+    rows.
+    """
+
+    targets: Tensor  # (classes + 1, classes) b
+    log_betas: Tensor  # (classes + 1,) log-normalisers
+    mean_logs: Tensor  # (classes + 1, classes) E log p
+    constants: Tensor  # (classes + 1,) the part of the forward KL that depends on b alone
 
     def __init__(self, classes: int, config: Any):
         super().__init__()
@@ -73,7 +77,7 @@ class DirichletOutput(PriorNetworkOutput):
         alpha = concentrations(f.double())
         index = functional.pad(
             y, (0, f.shape[1] - len(y)), value=self.outputs
-        )  # (rows + rows',) of the table
+        )  # (rows + OOD rows,) into the buffers
         if self.forward_kl:
             kl = log_beta(alpha) + self.constants[index] - (alpha * self.mean_logs[index]).sum(-1)
         else:
@@ -93,11 +97,15 @@ class DirichletOutput(PriorNetworkOutput):
 
 
 class NormalWishartOutput(PriorNetworkOutput):
-    """Targets. Outputs are log-factors on the prior's 1 / E Λ, κ and A - 1, so that f = 0 is the prior."""
+    """Targets: a Normal-Wishart.
 
-    mean: Tensor  # (targets,) of the training rows
-    variance: Tensor  # (targets,)
-    floor: Tensor  # (targets,) a variance: rounded targets have no finer density
+    Outputs f are a standardised mean, and the logs of factors on the prior's 1 / E Λ, κ and A - 1. f = 0
+    gives the prior.
+    """
+
+    mean: Tensor  # (targets,) of y of the training rows
+    variance: Tensor  # (targets,) of y of the training rows
+    floor: Tensor  # (targets,) lower bound of 1 / E Λ, see `noise_floor`
     nll_weight = 1.0
 
     def __init__(self, targets: int, config: Any):
@@ -111,13 +119,14 @@ class NormalWishartOutput(PriorNetworkOutput):
         self.register_buffer("floor", torch.zeros(targets, dtype=torch.float32))
 
     def on_fit_start(self, y: Tensor) -> None:
+        """Set mean, variance and floor from the training targets (rows, targets)."""
         variance = y.double().var(0, correction=0)
         self.mean.copy_(y.double().mean(0))
         self.variance.copy_(torch.where(variance > 0, variance, 1.0))
         self.floor.copy_(noise_floor(y))
 
     def prior(self) -> NormalWishart:
-        """E Λ is one over the variance of the training targets."""
+        """The prior, whose E Λ is one over the variance of the training targets."""
         kappa, a = (
             torch.full((1,), value, dtype=torch.float64, device=self.mean.device)
             for value in (self.kappa, self.a)
@@ -127,7 +136,7 @@ class NormalWishartOutput(PriorNetworkOutput):
         )
 
     def normal_wishart(self, f: Tensor) -> NormalWishart:
-        """Outputs f (..., outputs) as a distribution."""
+        """The Normal-Wishart of outputs f (..., outputs), float64."""
         prior = self.prior()
         mean, scale, kappa, a = f.split([self.targets, self.targets, 1, 1], -1)
         a = 1 + (prior.a - 1) * bounded(a, -2.0, 15.0).exp()

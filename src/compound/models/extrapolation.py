@@ -1,11 +1,11 @@
 """A model's predictive away from its training rows: bounded (`limits`), then with far noise (`compound.ood`).
 
-Classes: with log-odds t(x) the predictive is uniform, so the label never changes. Targets: the variance
-far_std² exp(t(x)), t <= 0, is added to every Gaussian; far_std is `strength` standard deviations of the
-target. What is added is epistemic.
+Classes: the predictive is mixed with the uniform distribution, whose weight has the log-odds t(x); the most
+likely label does not change. Targets: the variance far_std² exp(t(x)), t <= 0, is added to every Gaussian;
+far_std is `strength` standard deviations of the target. The uncertainty that is added counts as epistemic.
 
-Both are fitted after training and change nothing that was learnt: the distance from the training rows, then
-the steepest ramp t whose cost in log-density on calibration rows is negligible.
+Both are fitted after training and leave the network as it is. t is a function of the distance from the
+training rows, a ramp: the steepest whose cost in log-density on calibration rows is negligible.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from compound.predictive import GaussianPredictive, Predictive
 from compound.types import Batch, Task
 
 MAX_CALIBRATION_ROWS = 2000  # rows that the ramp is chosen on
-MAX_QUANTILES = 10  # distances that one of them represents
+MAX_QUANTILES = 10  # further distances at which each of these rows is evaluated
 
 
 class ExtrapolationGuard(nn.Module):
-    """Bounds and far noise of one model; `strength` 0 leaves the bounds alone."""
+    """Bounds and far noise of one model; with `strength` 0 there are only bounds."""
 
-    far_std: Tensor  # (targets,) standard deviation far away; () and unused for classes
+    far_std: Tensor  # (targets,) standard deviation far from the training rows; () and unused for classes
 
     def __init__(self, inputs: int, task: Task, strength: float):
         super().__init__()
@@ -44,10 +44,11 @@ class ExtrapolationGuard(nn.Module):
 
     @property
     def fitted(self) -> bool:
+        """Whether far noise is fitted."""
         return self.noise.fitted
 
     def on_fit_start(self, y: Tensor) -> None:
-        """The scale of the targets of the training rows."""
+        """Set `far_std` from the training targets (rows, targets)."""
         if self.task.kind == "regression":
             std = y.double().std(0, correction=0)
             self.far_std.copy_(self.strength * torch.where(std > 0, std, 1.0))
@@ -60,10 +61,11 @@ class ExtrapolationGuard(nn.Module):
         return predictive.with_far_noise(self.noise(clamp_inputs(x)), self.far_std)
 
     def bounded(self, predictive: Predictive) -> Predictive:
+        """The predictive with bounds (targets only), without far noise."""
         return predictive if self.limits is None else cast(Predictive, self.limits(predictive))
 
     def fit_limits(self, data: Batch, predictive: Predictive) -> None:
-        """From training targets and the network's own predictive of calibration rows."""
+        """Fit the bounds from training targets and the model's unbounded predictive of calibration rows."""
         if self.limits is not None:
             self.limits.fit(data.y[train_mask(data)], cast(GaussianPredictive, predictive))
 
@@ -74,9 +76,10 @@ class ExtrapolationGuard(nn.Module):
         log_densities: Callable[[Tensor | None], Tensor],
         generator: Generator,
     ) -> None:
-        """Fit distance and ramp.
+        """Fit far noise: the distance from the training rows, then the ramp; nothing if `strength` is 0.
 
-        `log_densities` maps t to log-densities (scores, rows) of the calibration rows.
+        `calibration` holds row numbers of `data`. `log_densities` maps t of these rows (None: no far noise)
+        to log-densities (scores, rows), see `choose_ramp`.
         """
         if self.strength:
             distances = calibration_distances(self.noise, data, calibration, generator)
@@ -84,7 +87,10 @@ class ExtrapolationGuard(nn.Module):
 
 
 def calibration_rows(data: Batch, held_out: Tensor, generator: Generator) -> Tensor:  # (rows',)
-    """Row numbers: those that some member held out, True in held_out (members, rows); any where none did."""
+    """Numbers of up to MAX_CALIBRATION_ROWS random rows that some member held out; of any rows if none did.
+
+    `held_out` (members, rows) is True for the rows that a member held out.
+    """
     by_any = held_out.any(0)
     order = torch.randperm(len(data), generator=generator)
     return (order[by_any[order]] if bool(by_any.any()) else order)[:MAX_CALIBRATION_ROWS]
@@ -93,11 +99,11 @@ def calibration_rows(data: Batch, held_out: Tensor, generator: Generator) -> Ten
 def calibration_distances(
     noise: DistanceAwareNoise, data: Batch, calibration: Tensor, generator: Generator
 ) -> Tensor:  # (1 + quantiles, rows')
-    """Fit the distance; returns distances of the calibration rows, and others that they represent.
+    """Fit the distance of `noise`; return the distances at which to evaluate each calibration row.
 
-    A few calibration rows may all be near by chance, and noise on other rows would seem to cost nothing. So
-    each also represents its part of all rows: by distance the farthest of 45 the farthest 1/45, at up to
-    MAX_QUANTILES of their quantiles.
+    First come the rows' own distances. A few calibration rows may all be near by chance, and then noise on
+    farther rows would seem to cost nothing. So each calibration row also stands for the rows of its rank: the
+    farthest of 45 for the farthest 1/45 of all rows, by up to MAX_QUANTILES quantiles of their distances.
     """
     trained_on = train_mask(data).nonzero().squeeze(-1)
     distances = torch.full((len(data),), torch.nan, dtype=data.x.dtype)

@@ -1,4 +1,4 @@
-"""Models on disk: a model directory whose configuration says how to build the model again.
+"""Saving and loading of models: a directory with the tensors, and a configuration to rebuild the model from.
 
 Before a tensor is read, the configuration is validated against the options of its method, and names, types
 and shapes of all tensors against those of a model built from it on torch's meta device, where tensors take no
@@ -53,7 +53,7 @@ CONFIG = object_of(
     {"method": string(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping_of(anything)},
     {"extra": anything},
 )
-EXTRA_BYTES = 2**28  # that a model may need besides those in its file
+EXTRA_BYTES = 2**28  # memory that a model may need beyond the size of its file
 
 
 def save_model(model: Model, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -184,7 +184,10 @@ def check_module_specs(module: nn.Module, specs: Mapping[str, TensorSpec]) -> No
 
 
 def _check_distance_specs(specs: Mapping[str, TensorSpec], prefix: str) -> None:
-    """Sizes that depend on the data must be consistent: one rank, and no covariances or one per centre."""
+    """Raise ValueError unless the tensors of a `Distance`, whose names begin with `prefix`, fit together.
+
+    Their sizes depend on the data: all must have the same rank, and no covariances or one per centre.
+    """
     names = [prefix + name for name in SIZED_BY_DATA]
     if missing := set(names) - specs.keys():
         raise ValueError(f"the tensor {reprlib.repr(min(missing))} is missing")
@@ -198,7 +201,7 @@ def _check_distance_specs(specs: Mapping[str, TensorSpec], prefix: str) -> None:
 
 
 def rebuild(bundle: Bundle) -> Model:
-    """Build the model of a configuration and copy the saved tensors into it; `check_config` has seen both."""
+    """Build the model of a configuration and copy the saved tensors into it; call `check_config` first."""
     model = _build(bundle.config)
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if name in bundle.tensors:  # a model converted to float64 after it was built stays float64
@@ -227,7 +230,7 @@ def meta_model(config: Mapping[str, Any]) -> Model:
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """New tensors have no memory, and float32, in which models are built, as default dtype."""
+    """Context in which new tensors are on the meta device, without memory, and float32 by default."""
     former = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -256,7 +259,7 @@ def _build(config: Mapping[str, Any]) -> Model:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """JSON has lists only; the options of a method are frozen and hold tuples."""
+    """The value with all lists, also nested ones, as tuples: options hold tuples, but JSON has only lists."""
     if isinstance(value, list):
         return tuple(_lists_to_tuples(entry) for entry in value)
     if isinstance(value, dict):

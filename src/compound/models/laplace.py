@@ -35,15 +35,15 @@ from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators
 from compound.types import Batch, Task
 
-DELTAS = (1e-4, 1e6)  # bounds of a tuned δ: a layer without curvature, or without weights, has no optimum
+DELTAS = (1e-4, 1e6)  # bounds of a tuned δ: with no curvature, or all weights 0, the evidence has no maximum
 FACTORS = (1e-4, 1e4)  # bounds of τ
-NUMBERS = 2**20  # held per array while the curvature is summed
+NUMBERS = 2**20  # size of an array while the curvature is summed over chunks of rows
 
 
 class Laplace(Model):
     """A network at its mode, and a Gaussian posterior around it fitted after training.
 
-    Before `on_fit_end` no data have spoken: the posterior is the prior, around θ.
+    Before `on_fit_end` the curvature is 0, and the posterior has the covariance of the prior.
     """
 
     method = "laplace"
@@ -77,12 +77,13 @@ class Laplace(Model):
 
     @property
     def layers(self) -> list[Linear]:
-        """Those that have a posterior."""
+        """The layers that have a posterior: all, or the last."""
         layers = self.base_model.network.layers
         return layers if self.config.subset == "all" else layers[-1:]
 
     @property
     def blocks(self) -> list[Kronecker | Dense]:
+        """The curvature H of each layer of `layers`."""
         return cast(list[Kronecker | Dense], list(self.curvature))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
@@ -95,20 +96,21 @@ class Laplace(Model):
         return self.base_model.loss(batch, generator)
 
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (1,)
-        """Of the network being trained: its posterior comes at the end."""
+        """Mean NLL of the network without a posterior, which is fitted only after training."""
         return self.base_model.nll(batch, n_samples, generator)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        """Fit the posterior to the training rows, and tune δ and the noise unless `tune` is 'none'."""
         self.fit_curvature(data)
         if self.config.tune == "marglik":
             self._tune()
 
     @torch.no_grad()
     def fit_curvature(self, data: Batch, chunk: int | None = None) -> None:
-        """H of every layer at θ*, from the training rows, `chunk` at a time.
+        """Compute H of every layer at θ* from the training rows, `chunk` rows at a time.
 
-        A row's weight is how often it counts.
+        A row of weight w counts as w rows.
         """
         network, likelihood = self.base_model.network, self.base_model.likelihood
         chunk = chunk or max(1, NUMBERS // (self.task.size * max(layer.outputs for layer in network.layers)))
@@ -122,7 +124,7 @@ class Laplace(Model):
                 else data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
             )
             inputs, f = layer_inputs(network, x)
-            root = weight.sqrt()[:, None, None] * self._root(f)
+            root = weight.sqrt()[:, None, None] * self._hessian_root(f)
             inputs = inputs[-len(self.blocks) :]
             gradients = jacobians(network, inputs, root)
             for block, block_sums, h, g in zip(self.blocks, sums, inputs, gradients, strict=True):
@@ -139,8 +141,11 @@ class Laplace(Model):
         for buffer, total in zip((self.size, self.log_likelihood, self.misfit), totals, strict=True):
             buffer.copy_(total)
 
-    def _root(self, f: Tensor) -> Tensor:  # (rows, outputs, outputs)
-        """R with R^T R = Λ: diag p - p p^T for classes, I / σ² for targets."""
+    def _hessian_root(self, f: Tensor) -> Tensor:  # (rows, outputs, outputs)
+        """R with R^T R = Λ, the Hessian of -log p(y | f) with respect to f (rows, outputs).
+
+        Λ is diag(p) - p p^T for classes, diag(1 / σ²) for targets.
+        """
         likelihood = self.base_model.likelihood
         if isinstance(likelihood, HomoscedasticGaussian):
             return torch.diag(likelihood.variance()[0].rsqrt()).unsqueeze(0).expand(len(f), -1, -1)
@@ -152,7 +157,7 @@ class Laplace(Model):
         return self._evidence(self.delta.double().log(), self.delta.new_zeros((), dtype=torch.float64))
 
     def _evidence(self, log_delta: Tensor, log_factor: Tensor) -> Tensor:  # () float64
-        """With these δ (layers,), and the noise variances of targets times a factor."""
+        """log p(D) for log δ (layers,), with the noise variances of targets multiplied by exp(log_factor)."""
         inverse_factor = (-log_factor).exp()
         numbers = self.size.double() * self.task.size
         total = self.log_likelihood.double() - 0.5 * (
@@ -168,7 +173,7 @@ class Laplace(Model):
 
     @torch.no_grad()
     def _tune(self) -> None:
-        """δ of every layer and, where the noise is learnt, τ: at the top of the evidence."""
+        """Set δ of every layer, and the noise variances if they are learnt, to maximise the evidence."""
         from scipy.optimize import minimize
 
         count, likelihood = len(self.blocks), self.base_model.likelihood
@@ -182,6 +187,7 @@ class Laplace(Model):
             bounds.append((max(FACTORS[0], least), FACTORS[1]))
 
         def objective(point: list[float]) -> tuple[float, list[float]]:
+            """-log p(D) / N and its gradient at (log δ of every layer, log τ)."""
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
             with torch.enable_grad():
                 value = -self._evidence(logs[:count], logs[count:].sum()) / self.size.double()
@@ -197,6 +203,7 @@ class Laplace(Model):
             self._rescale_noise(learnt, logs[count])
 
     def _rescale_noise(self, likelihood: HomoscedasticGaussian, log_factor: Tensor) -> None:
+        """Multiply the noise variances by exp(log_factor), and adapt all that depends on them."""
         factor = log_factor.exp()
         self.log_likelihood -= 0.5 * (
             self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1)
@@ -210,10 +217,10 @@ class Laplace(Model):
         )
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
-        """f* (rows, outputs) and Σ (rows, outputs, outputs), float64, of the linearised network.
+        """f* (rows, outputs) and Σ (rows, outputs, outputs; float64) of the linearised network for x.
 
-        `centred`: of f less its mean over outputs. A softmax does not see that mean, whose variance can dwarf
-        all others.
+        With `centred`, Σ is the covariance of f minus its mean over outputs. A softmax does not depend on
+        that mean, whose variance can be much larger than all others.
         """
         network, count = self.base_model.network, len(self.blocks)
         inputs, f = layer_inputs(network, x)
@@ -228,10 +235,12 @@ class Laplace(Model):
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         draws = n_samples * n_inner
         if self.config.predictive == "sample" and self.config.subset == "all":
-            return self.base_model.likelihood.predictive(self._networks(x, draws, generator)[None, :, None])
+            return self.base_model.likelihood.predictive(
+                self._sampled_networks(x, draws, generator)[None, :, None]
+            )
         if self.config.predictive == "closed":
             f, covariance = self.gaussian(x)
-            return self._closed(f, covariance.diagonal(dim1=1, dim2=2).to(f.dtype))
+            return self._closed_form(f, covariance.diagonal(dim1=1, dim2=2).to(f.dtype))
         f, covariance = self.gaussian(x, centred=self.task.kind == "classification")
         ridge = 1e-12 * covariance.diagonal(dim1=1, dim2=2).sum(-1) + torch.finfo(torch.float64).tiny
         eye = torch.eye(f.shape[-1], dtype=covariance.dtype, device=f.device)
@@ -240,20 +249,26 @@ class Laplace(Model):
         shift = (root @ noise.T).permute(2, 0, 1)  # (draws, rows, outputs)
         return self.base_model.likelihood.predictive((f + shift)[None, :, None])
 
-    def _closed(self, f: Tensor, variance: Tensor) -> Predictive:
+    def _closed_form(self, f: Tensor, variance: Tensor) -> Predictive:
+        """The predictive without draws for outputs N(f, variance), (rows, outputs) each."""
         likelihood = self.base_model.likelihood
         if isinstance(likelihood, HomoscedasticGaussian):
             noise = likelihood.variance()[None, None]  # (1, 1, 1, targets)
             return GaussianPredictive.from_draws(f[None, None], noise, torch.zeros_like(noise), variance)
         return likelihood.predictive(probit(f, variance)[None, None, None])
 
-    def _networks(self, x: Tensor, draws: int, generator: Generator) -> Tensor:  # (draws, rows, outputs)
-        """f of networks drawn from the posterior; a noise vector per layer and draw serves all rows."""
+    def _sampled_networks(
+        self, x: Tensor, draws: int, generator: Generator
+    ) -> Tensor:  # (draws, rows, outputs)
+        """Outputs for x (rows, inputs) of networks drawn from the posterior.
+
+        Pre-activations are drawn instead of weights. All rows share one noise vector per layer and draw.
+        """
         blocks, deltas = cast(list[Kronecker], self.blocks), self.delta.double()
         noises = [standard_normal(generator, (draws, 1, layer.outputs), x) for layer in self.layers]
 
         def pre_activations(k: int, h: Tensor) -> tuple[Tensor, Tensor]:
-            """Mean and, along the eigenvectors, standard deviation of layer k for h (rows, in)."""
+            """Means, and standard deviations along the eigenvectors, of layer k for inputs h (rows, in)."""
             layer = self.layers[k]
             return torch.addmm(layer.bias[0], h, layer.weight[0]), blocks[k].variances(h, deltas[k]).sqrt()
 
@@ -276,5 +291,8 @@ class Laplace(Model):
 
 
 def probit(f: Tensor, variance: Tensor) -> Tensor:
-    """Logits whose softmax is about E softmax of N(f, variance), for independent logits (MacKay 1992)."""
+    """Logits whose softmax approximates the mean of softmax(g) for g ~ N(f, variance) (MacKay 1992).
+
+    f and variance are (rows, classes). Logits are taken as independent.
+    """
     return f * (1 + math.pi / 8 * variance).rsqrt()

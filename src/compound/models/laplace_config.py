@@ -42,7 +42,7 @@ class LaplaceConfig:
 
 
 def check(config: LaplaceConfig) -> None:
-    """Refuse values that are unknown, or that do not go together."""
+    """Raise ValueError for values that are unknown, or that cannot be combined."""
     choices = {
         "subset": ("all", "last"),
         "structure": ("kron", "full"),

@@ -1,15 +1,15 @@
-"""Bounds on a regression network's predictive, from its predictive on the rows that it was fitted on.
+"""Bounds on the predictive of a regression model, from its predictive on training rows.
 
-Away from the data the outputs of a network continue linearly, and log-variances up to their clamp: means
-leave the range of the target, and variances grow by orders of magnitude and would count as noise. Before far
+Away from the data the outputs of a network grow linearly, and log-variances up to their clamp: means leave
+the range of the target, and variances grow by orders of magnitude and would count as noise. So, before far
 noise is added:
 
     every mean lies within the training range ± its width,
     aleatoric variance <= MULTIPLE times the largest on training rows,
     variance <= MULTIPLE² times the largest on training rows, and <= (LARGEST std of the target)².
 
-Aleatoric variance beyond its bound becomes epistemic, and so does the square of the change of a mean. Rows
-within the bounds keep their bits.
+Aleatoric variance beyond its bound counts as epistemic, and so does the squared change of a clipped mean.
+Rows within the bounds are unchanged, bit for bit.
 """
 
 from dataclasses import replace
@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from compound.distributions import weighted_mean
 from compound.predictive import GaussianPredictive
 
-MULTIPLE = 4.0  # of a variance
-LARGEST = 9.0  # standard deviations of the target
-NONE = 1e30  # no bound
+MULTIPLE = 4.0
+LARGEST = 9.0
+NONE = 1e30  # stands for no bound
 
 
 class Limits(nn.Module):
     """The bounds of one model; none until fitted."""
 
-    low: Tensor  # (targets,) of means
-    high: Tensor  # (targets,)
-    aleatoric: Tensor  # (targets,) of variances
-    total: Tensor  # (targets,)
+    low: Tensor  # (targets,) lower bounds of means
+    high: Tensor  # (targets,) upper bounds of means
+    aleatoric: Tensor  # (targets,) upper bounds of the aleatoric variance
+    total: Tensor  # (targets,) upper bounds of the variance
 
     def __init__(self, targets: int):
         super().__init__()
@@ -39,7 +39,7 @@ class Limits(nn.Module):
             self.register_buffer(name, torch.full((targets,), value, dtype=torch.float32))
 
     def fit(self, y: Tensor, predictive: GaussianPredictive) -> None:
-        """From training targets (rows, targets) and the model's predictive of some of the training rows."""
+        """Set the bounds from training targets (rows, targets) and the model's predictive of some rows."""
         low = y.amin(0)
         high = y.amax(0)
         width = high - low
@@ -54,7 +54,7 @@ class Limits(nn.Module):
         """Clip means and variances of a predictive to the bounds; rows within them are unchanged."""
         tiny = torch.finfo(p.means.dtype).tiny
         clamped = p.means.clamp(self.low, self.high)
-        # a mean that had to be moved is wrong by at least about as much
+        # a clipped mean is wrong by about as much as it was moved, or more
         variances = torch.minimum(p.variances + (p.means - clamped).square(), self.total)
         mean = weighted_mean(clamped, p.log_weights)
         total = weighted_mean(variances + (clamped - mean).square(), p.log_weights)  # of the bounded mixture

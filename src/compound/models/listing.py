@@ -33,6 +33,7 @@ def entries() -> list[Entry]:
 
 
 def entry(name: str) -> Entry:
+    """One method; ValueError for an unknown name."""
     if name not in METHODS:
         raise ValueError(f"method is {name!r}: choose one of {', '.join(METHODS)}")
     return _entry(name, METHODS[name])
@@ -49,7 +50,7 @@ def _entry(name: str, model: type[Model]) -> Entry:
 
 
 def parameters(docstring: str) -> dict[str, str]:
-    """Name -> description of the entries of a numpydoc "Parameters" section."""
+    """Descriptions of the parameters in a numpydoc docstring, by name."""
     _, _, section = inspect.cleandoc(docstring).partition("Parameters\n----------\n")
     entries = re.findall(r"^(\w+) : .*\n((?:    .*(?:\n|$))+)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}

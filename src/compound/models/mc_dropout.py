@@ -27,7 +27,7 @@ from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
 
-TOGETHER = 2048  # rows times draws computed at once: they stay in the cache
+TOGETHER = 2048  # rows times draws computed at once: their arrays fit into the cache
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,25 @@ class MCDropout(Model):
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def kl(self) -> Tensor:  # ()
-        """ℓ²/2 sum_l |W_l|² / (1 - p_l) + |b_l|²."""
+        """The penalty on the weights, ℓ²/2 sum_l [ |W_l|² / (1 - p_l) + |b_l|² ]."""
         layers = zip(self.network.layers, self.rates, strict=True)
         squares = [
             layer.weight.square().sum() / (1 - rate) + layer.bias.square().sum() for layer, rate in layers
         ]
         return 0.5 * self.config.length_scale**2 * torch.stack(squares).sum()
 
-    def _masked(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
-        """The units that masks begin with, (1, rows, units), the layers from there on, and their rates."""
+    def _before_masks(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
+        """The units (1, rows, units) to which the first mask applies, the layers after it, and their rates.
+
+        If no inputs are dropped, these are the first hidden units: all draws share the first layer.
+        """
         h, layers, rates = clamp_inputs(x).unsqueeze(0), self.network.layers, self.rates
         if rates[0] or len(layers) == 1:
             return h, layers, rates
@@ -109,7 +113,7 @@ class MCDropout(Model):
             clipped_relu(layers[0](h)),
             layers[1:],
             rates[1:],
-        )  # whole inputs: one pass through the first layer serves all draws
+        )
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream, h = only_generator(generator), clamp_inputs(batch.x)  # (rows, inputs)
@@ -123,7 +127,7 @@ class MCDropout(Model):
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        h, layers, rates = self._masked(x)
+        h, layers, rates = self._before_masks(x)
         draws = n_samples * n_inner
         masks = [
             mask(rate, (draws, 1, layer.inputs), h, generator)
@@ -135,14 +139,14 @@ class MCDropout(Model):
 
 
 def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
-    """0 with probability `rate`, else 1 / (1 - rate): the mean is 1.
+    """A random dropout mask: entries are 0 with probability `rate`, else 1 / (1 - rate), so their mean is 1.
 
-    The probability is met to one part in 2^17.
+    The probability is exact to 2^-17. `like` gives the dtype.
     """
     count = math.prod(shape)
     size, kind = (
         (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
-    )  # random bits: as many as it takes
+    )  # random bits per entry: 8 where they represent the rate exactly
     bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(
         -(2**63), None, generator=generator
     )
@@ -153,9 +157,9 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
 def forward_masked(
     layers: Sequence[Linear], h: Tensor, masks: Sequence[Tensor]
 ) -> Tensor:  # (draws, rows, outputs)
-    """Units h (1, rows, units) through affine maps of masked units.
+    """Outputs of layers, where the inputs of each layer are multiplied by a mask.
 
-    Masks are (draws, 1, units) or (1, rows, units).
+    h (1, rows, units) are the inputs of the first of them. Masks are (draws, 1, units) or (1, rows, units).
     """
     rows = h.shape[1]
     for k, (layer, values) in enumerate(zip(layers, masks, strict=True)):

@@ -47,7 +47,7 @@ class MDN(Model):
     Config = MDNConfig
     reference = "Bishop (1994)"
     components = ("component", "mixing")
-    floor: Tensor  # (targets,) of the variances
+    floor: Tensor  # (targets,) lower bound of the variances
 
     def __init__(self, inputs: int, task: Task, config: MDNConfig, seed: int = 0):
         super().__init__()
@@ -63,9 +63,10 @@ class MDN(Model):
 
     @torch.no_grad()
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Targets: components std over y, a K-th of its deviation variance.
+        """Targets: start the K components at quantiles of y, with standard deviation std(y) / K.
 
-        From one place only the nearest would ever learn.
+        If all started at the same mean, only the component nearest to the targets would learn. Classes:
+        nothing.
         """
         if self.task.kind == "classification":
             return  # random weights tell the components apart
@@ -75,10 +76,9 @@ class MDN(Model):
         middle = (torch.arange(count) + 0.5) / count * len(y)
         means = y.sort(0).values[middle.long()]  # (K, targets) quantiles
         centred = y - y.mean(0)
-        against = (centred[:, :1] * centred).sum(
-            0
-        ) < 0  # targets that fall where the first rises go through theirs downwards
-        means = torch.where(against, means.flip(0), means)
+        # targets that are negatively correlated with the first take their quantiles in descending order
+        descending = (centred[:, :1] * centred).sum(0) < 0
+        means = torch.where(descending, means.flip(0), means)
         variance = (torch.where(std > 0, std, 1.0) / count).square()
         rho = variance + (-torch.expm1(-variance)).log()  # softplus(ρ) = variance
         bias = self.network.layers[-1].bias[0, 0]  # a view
@@ -97,6 +97,7 @@ class MDN(Model):
         return mean, functional.softplus(rho) + self.floor
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (rows,)
+        """Log-density of each y under the mixture of the network's outputs f (rows, outputs)."""
         log_weights, components = self.mixture(f)
         if self.task.kind == "regression":
             return mixture_log_prob(y, *self.gaussians(components), log_weights)
@@ -126,5 +127,5 @@ class MDN(Model):
 
     @property
     def outputs(self) -> int:
-        """Of every component a weight, and logits or means and ρ."""
+        """Outputs of the network per row: for every component a weight, and logits or means and ρ."""
         return self.config.components * (1 + super().outputs)  # type: ignore[no-any-return]

@@ -20,9 +20,9 @@ class NaturalGradient(torch.optim.Optimizer):
     velocity "sum":  v <- β v + P^-1 D,  M <- M + lr v  (heavy ball).
     velocity "mean": D is replaced by its bias-corrected running mean, M <- M + lr P^-1 D.
 
-    The trust region bounds lr² <D, P^-1 D>, about twice the KL between the models before and after the
-    step. It makes clipping of raw gradients needless; that holds training up where the noise of targets is
-    small and gradients large by nature.
+    D is the gradient and P the damped curvature of a layer, M its means. The trust region bounds
+    lr² <D, P^-1 D>, about twice the KL between the models before and after the step. It replaces clipping of
+    gradients, which would slow training down where the noise of targets is small and gradients are large.
     """
 
     def __init__(self, model: "Noisy", lr: float):
@@ -64,16 +64,20 @@ class NaturalGradient(torch.optim.Optimizer):
         model.count += 1
 
     def _buffer(self, parameter: Tensor, name: str) -> Tensor:
+        """The parameter's state of this name, zeros at first."""
         return self.state[parameter].setdefault(name, torch.zeros_like(parameter))
 
     def _mean(self, parameter: Tensor, name: str, value: Tensor, decay: float, step: int) -> Tensor:
-        """The running mean of a value, corrected for its start at 0."""
+        """Update the running mean `name` of a parameter with `value`; return it without its bias to 0."""
         return self._buffer(parameter, name).lerp_(value, 1 - decay) / (1 - decay ** (step + 1))
 
 
 def trust_region_scale(
     gradients: Sequence[Tensor], steps: Sequence[Tensor], lr: float, bound: float
 ) -> float:
-    """The factor ν <= 1 with lr² ν² <D, P^-1 D> <= bound; no bound where that is 0."""
+    """The largest factor ν <= 1 with lr² ν² <D, P^-1 D> <= bound; 1 if bound is 0, which means no bound.
+
+    `gradients` holds D of each layer, `steps` P^-1 D, of the same shapes.
+    """
     square = lr**2 * sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
     return min(1.0, math.sqrt(bound / square)) if bound and square > 0 else 1.0

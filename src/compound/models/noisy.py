@@ -40,7 +40,7 @@ from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
 
-WARM = (0, 10, 20, 50, 100)  # steps with a posterior of their own: early statistics change fast
+WARM = (0, 10, 20, 50, 100)  # steps at which posteriors are also updated: early statistics change fast
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class Noisy(Model):
 
     def __init__(self, inputs: int, task: Task, config: NoisyConfig, seed: int = 0):
         super().__init__()
-        few = task.kind == "classification"
+        classes = task.kind == "classification"
         defaults = {
             "widths": WIDTHS[task.kind],
-            "prior_variance": 0.1 if few else 1.0,
-            "samples": 1 if few else 10,
+            "prior_variance": 0.1 if classes else 1.0,
+            "samples": 1 if classes else 10,
         }
         config = with_defaults(config, defaults)
         _check(config)
@@ -120,14 +120,14 @@ class Noisy(Model):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
-            start = torch.full_like(layer.std, 1e-12)  # next to nothing until there are statistics
+            start = torch.full_like(layer.std, 1e-12)  # almost no variance until there are statistics
             layer.set_posterior(
                 start, Prior(self.config.lam, self.config.prior_variance)
-            )  # a size of 1, not read: on meta it has no value
+            )  # as with N = 1; on the meta device `size` has no value
 
     @abstractmethod
     def layer(self, k: int, mean: Tensor) -> Layer:
-        """The layer number k, with means that start here."""
+        """Build layer k, whose means start at `mean` (in + 1, out)."""
 
     @property
     def layers(self) -> list[Layer]:
@@ -135,18 +135,21 @@ class Noisy(Model):
 
     @property
     def prior(self) -> Prior:
+        """λ / N and η."""
         return Prior(self.config.lam / float(self.size), self.config.prior_variance)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood and N from the training rows; restart the count of steps."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
         self.count.zero_()
         self.size.fill_(float(data.size))
 
     def augmented_inputs(self, x: Tensor) -> Tensor:  # (rows, in + 1)
-        """The first layer's inputs."""
+        """x (rows, in) clamped, with a column of ones: the first layer's inputs."""
         return append_ones(clamp_inputs(x))
 
-    def batch_inputs(self, batch: Batch) -> Tensor:
+    def batch_inputs(self, batch: Batch) -> Tensor:  # (rows, in + 1)
+        """`augmented_inputs` of a training batch; a subclass may cache them."""
         return self.augmented_inputs(batch.x)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
@@ -156,10 +159,10 @@ class Noisy(Model):
             for layer in self.layers
         ]
         inputs = [self.batch_inputs(batch)]
-        f = _times(inputs[0], weights[0])  # (samples, rows, out)
+        f = _matmul_draws(inputs[0], weights[0])  # (samples, rows, out)
         for weight in weights[1:]:
             inputs.append(append_ones(clipped_relu(f)))
-            f = _times(inputs[-1], weight)
+            f = _matmul_draws(inputs[-1], weight)
         nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y), batch.weight).mean()
         if int(self.count) % self.config.stats_every == 0:
             self._collect(inputs, weights, f, batch, stream)
@@ -170,7 +173,10 @@ class Noisy(Model):
     def _collect(
         self, inputs: list[Tensor], weights: list[Tensor], f: Tensor, batch: Batch, generator: Generator
     ) -> None:
-        """The scores of drawn labels, layer by layer from the last to the first."""
+        """Update each layer's statistics of F with gradients of log p(ŷ | x, W), ŷ drawn from the model.
+
+        `inputs` and `weights` are those of each layer in the forward pass that gave f (samples, rows, out).
+        """
         row_weight = (
             f.new_ones(f.shape[:-1])
             if batch.weight is None
@@ -180,7 +186,7 @@ class Noisy(Model):
         past = int(self.count) // self.config.stats_every
         decay = min(
             self.config.decay, past / (past + 1)
-        )  # a plain mean at first: nothing stays of where F began
+        )  # a plain mean at first, so that the initial F has no weight
         g = scores(self.likelihood, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)
@@ -190,11 +196,12 @@ class Noisy(Model):
                 g = (g @ weights[k][:, :-1].mT) * ((h > 0) & (h < LIMIT))
 
     def due(self, step: int) -> bool:
-        """Whether the posterior follows its statistics at this step."""
+        """Whether to update the posteriors from the statistics at this step."""
         return step in WARM or step % self.config.refresh_every == 0
 
     @torch.no_grad()
     def refresh(self) -> None:
+        """Update the posteriors of all layers from their statistics."""
         for layer in self.layers:
             layer.refresh(self.prior)
 
@@ -205,9 +212,9 @@ class Noisy(Model):
         self.refresh()
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        """a W of a row is Gaussian, so a draw costs one noise number per output.
+        """The predictive of one chunk of rows.
 
-        The first layer's moments serve all draws.
+        Pre-activations, which are Gaussian, are drawn instead of weights: one noise number per unit and draw.
         """
         first, *rest = self.layers
         draws, block = n_samples * n_inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
@@ -230,6 +237,7 @@ class Noisy(Model):
 
 
 def _check(config: NoisyConfig) -> None:
+    """Raise ValueError for options out of range."""
     for name in ("lam", "prior_variance"):
         if not 0 < getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}: give a number above 0")
@@ -247,7 +255,7 @@ def _check(config: NoisyConfig) -> None:
 
 
 def scores(likelihood: ObservationModel, f: Tensor, generator: Generator) -> Tensor:
-    """∂ log p(ŷ | f) / ∂f (samples, rows, out), one ŷ ~ p(. | f) per row."""
+    """∂ log p(ŷ | f) / ∂f, of the shape of f (samples, rows, out), with one ŷ drawn from p(y | f) per row."""
     if isinstance(likelihood, HomoscedasticGaussian):
         return standard_normal(generator, f.shape, f) / likelihood.variance().sqrt()
     p = torch.softmax(f, -1)
@@ -256,8 +264,8 @@ def scores(likelihood: ObservationModel, f: Tensor, generator: Generator) -> Ten
     return nn.functional.one_hot(labels, f.shape[-1]) - p
 
 
-def _times(a: Tensor, weight: Tensor) -> Tensor:  # (samples, rows, out)
-    """a (samples or none, rows, in) times each draw's weights."""
-    if len(weight) == 1:  # the batched product has a cost of its own
+def _matmul_draws(a: Tensor, weight: Tensor) -> Tensor:  # (samples, rows, out)
+    """a (rows, in) or (samples, rows, in) times weight (samples, in, out)."""
+    if len(weight) == 1:  # faster than a batched product
         return torch.mm(a.view(a.shape[-2:]), weight[0]).unsqueeze(0)
     return torch.bmm(a.expand(len(weight), -1, -1), weight)

@@ -39,7 +39,7 @@ class NoisyAdamConfig(NoisyConfig):
 
 
 class DiagonalLayer(Layer):
-    """Independent weights."""
+    """A layer with independent Gaussian weights: its basis is the standard one."""
 
     squares: Tensor  # (in + 1, out) f
 

@@ -44,7 +44,10 @@ class NoisyKFACConfig(NoisyConfig):
 
 
 class KroneckerLayer(Layer):
-    """W ~ N(M, λ/N (A (x) G + γ)^-1); a layer with rotated inputs needs neither A nor its basis, only α."""
+    """W ~ N(M, λ/N (A (x) G + γ)^-1).
+
+    With `rotated`, inputs are already in the eigenbasis of A: the layer has no `inputs` and `basis_in`.
+    """
 
     inputs: Tensor  # (in + 1, in + 1) A
     outputs: Tensor  # (out, out) G
@@ -67,6 +70,7 @@ class KroneckerLayer(Layer):
         return torch.outer(self.values_in, self.values_out)
 
     def damped(self, damping: float) -> Tensor:
+        """d(γ) of the module docstring, (in + 1, out), for γ = damping."""
         if self.damping == "unfactored":
             return super().damped(damping)
         tiny = 1e-10  # the mean of β falls towards 0 as classes become certain
@@ -104,20 +108,20 @@ class NoisyKFAC(Noisy):
 
     method = "noisy-kfac"
     Config = NoisyKFACConfig
-    rotation: Tensor  # (in + 1, in + 1)
+    rotation: Tensor  # (in + 1, in + 1) Q_a of the first layer
 
     def __init__(self, inputs: int, task: Task, config: NoisyKFACConfig, seed: int = 0):
         if config.damping not in ("unfactored", "factored"):
             raise ValueError(f"damping is {config.damping!r}: use 'unfactored' or 'factored'")
         super().__init__(inputs, task, config, seed)
         self.register_buffer("rotation", torch.eye(inputs + 1, dtype=torch.float32))
-        self._forget(torch.empty(0, dtype=torch.float32), 0)
+        self._reset_cache(torch.empty(0, dtype=torch.float32), 0)
 
     def layer(self, k: int, mean: Tensor) -> KroneckerLayer:
         return KroneckerLayer(mean, self.config.damping, rotated=k == 0)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """The first layer's A from all training rows; its means move to the rotated basis."""
+        """Compute the first layer's A from all training rows, and express its means in the eigenbasis."""
         super().on_fit_start(data, generator)
         weight = (
             data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
@@ -133,48 +137,51 @@ class NoisyKFAC(Noisy):
         _eigen(total, first.values_in, self.rotation)
         with torch.no_grad():
             first.mean.copy_(self.rotation.mT @ (former @ first.mean))
-        self._forget(data.x, len(data))
+        self._reset_cache(data.x, len(data))
 
     def augmented_inputs(self, x: Tensor) -> Tensor:
         return super().augmented_inputs(x) @ self.rotation
 
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         super().on_fit_end(data, generator)
-        self._forget(data.x, 0)
+        self._reset_cache(data.x, 0)
 
-    def _forget(self, like: Tensor, rows: int) -> None:
-        """An empty cache; not a buffer, for it is neither saved nor compared."""
-        self._rows, self._marks = like.new_empty(rows, self.inputs + 1), like.new_full((rows,), torch.nan)
+    def _reset_cache(self, like: Tensor, rows: int) -> None:
+        """Empty the cache of rotated rows, with room for `rows` rows of the dtype of `like`.
+
+        It is not a buffer, so that it is not saved.
+        """
+        self._rows, self._checksums = like.new_empty(rows, self.inputs + 1), like.new_full((rows,), torch.nan)
 
     def batch_inputs(self, batch: Batch) -> Tensor:
-        """Rotated rows, each rotated once.
+        """The rotated rows (rows, in + 1) of a batch, from the cache where they are in it.
 
-        Found again by index, and by a mark that tells whether the row is still the same.
+        Rows are cached by index, with a checksum that tells whether a row has changed.
         """
         if not self.config.cache or batch.x.requires_grad:
             return self.augmented_inputs(batch.x)
-        marks = (batch.x * torch.linspace(1, 2, self.inputs, dtype=batch.x.dtype)).sum(-1)
-        if marks.dtype != self._marks.dtype:
-            self._forget(marks, 0)
-        more = int(batch.index.max()) + 1 - len(self._marks)
-        if more > 0:  # a run that was stopped starts with an empty cache
-            self._rows, self._marks = (
+        checksums = (batch.x * torch.linspace(1, 2, self.inputs, dtype=batch.x.dtype)).sum(-1)
+        if checksums.dtype != self._checksums.dtype:
+            self._reset_cache(checksums, 0)
+        more = int(batch.index.max()) + 1 - len(self._checksums)
+        if more > 0:  # a resumed run starts with an empty cache
+            self._rows, self._checksums = (
                 functional.pad(self._rows, (0, 0, 0, more)),
-                functional.pad(self._marks, (0, more), value=torch.nan),
+                functional.pad(self._checksums, (0, more), value=torch.nan),
             )
-        if torch.equal(self._marks[batch.index], marks):
+        if torch.equal(self._checksums[batch.index], checksums):
             return self._rows.index_select(0, batch.index)
         rows = self.augmented_inputs(
             batch.x
         )  # the whole batch: the last bits of a product may depend on its shape
-        self._rows[batch.index], self._marks[batch.index] = rows, marks
+        self._rows[batch.index], self._checksums[batch.index] = rows, checksums
         return rows
 
 
 def _eigen(matrix: Tensor, values: Tensor, basis: Tensor) -> None:
-    """Eigenvalues and eigenvectors, into the tensors given.
+    """Write eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix into `values` and `basis`.
 
-    Float64 keeps the small ones apart from rounding.
+    They are computed in float64, in which small eigenvalues are not lost by rounding.
     """
     eigenvalues, vectors = torch.linalg.eigh(matrix.double())
     values.copy_(eigenvalues.clamp_min(0))

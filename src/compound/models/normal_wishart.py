@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compound.distributions import LOG_2PI
 
-NODES = 40  # Gaussians that a Student-t is made of
+NODES = 40  # Gaussians of the mixture that approximates a Student-t
 
 
 class NormalWishart(NamedTuple):
@@ -29,17 +29,18 @@ class NormalWishart(NamedTuple):
         return 0.5 * torch.arange(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
 
     def precision(self) -> Tensor:  # (..., D)
-        """E Λ, on the diagonal."""
+        """The diagonal of E Λ."""
         return (self.a + 0.5 * (self.mean.shape[-1] - 1)) / self.b
 
-    def expected_log_prob(self, y: Tensor) -> Tensor:
-        """E log N(y; μ, 1/Λ)."""
+    def expected_log_prob(self, y: Tensor) -> Tensor:  # (...)
+        """E log N(y; μ, 1/Λ) over μ and Λ, for y (..., D)."""
         squares = 1 / self.kappa + (y - self.mean).square() * self.precision()
         return 0.5 * (torch.digamma(self.a + self._gamma_offsets()) - self.b.log() - LOG_2PI - squares).sum(
             -1
         )
 
-    def kl(self, other: "NormalWishart") -> Tensor:
+    def kl(self, other: "NormalWishart") -> Tensor:  # (...)
+        """KL(self || other)."""
         half, ratio = self._gamma_offsets(), other.kappa / self.kappa
         wishart = (
             (self.a - other.a) * torch.digamma(self.a + half)
@@ -53,11 +54,12 @@ class NormalWishart(NamedTuple):
 
 
 def student_nodes(a: Tensor) -> tuple[Tensor, Tensor]:  # (nodes, ...) each
-    """A Student-t of variance 1 and 2A degrees of freedom as Gaussians: log-weights and variances.
+    """Log-weights and variances of NODES Gaussians whose mixture approximates a Student-t.
 
-    The trapezoid rule over u = log τ/A, τ ~ Gamma(A, 1), from where the density of u is e^-20 of its mode to
-    where it is again; the first node also carries the variance of all that lies below it. Log-densities are
-    within 1e-4 up to ten scales.
+    The Student-t has mean 0, variance 1 and 2a degrees of freedom. It is an integral over u = log τ/A, τ ~
+    Gamma(A, 1), computed by the trapezoid rule between the points where the density of u is about e^-20 of
+    its mode. The first node is given the variance that makes that of the mixture 1. Log-densities are
+    accurate to 1e-4 up to ten scales from the mean.
     """
     extent = 20 / a
     span = extent + (2 * extent).sqrt()

@@ -1,7 +1,4 @@
-"""What an option of a method may be.
-
-The annotation of its field in the `Config`, as a schema of `compound.io.schema`.
-"""
+"""Checks of the options of methods against the annotations of their `Config`."""
 
 import reprlib
 import types
@@ -11,8 +8,8 @@ from typing import Any, Literal
 
 from compound.io.schema import Schema, any_of, array_of, boolean, integer, null, scalar, string
 
-SIZES = (1e-30, 1e15)  # of a number other than 0: float32 has the smallest, and the square of the largest
-LARGEST = 10_000_000  # integer: more units, members or draws than any machine has memory for
+SIZES = (1e-30, 1e15)  # bounds of |number| other than 0: float32 can represent 1e-30, and 1e15 squared
+LARGEST = 10_000_000  # bound of integers: no machine has memory for as many units, members or draws
 
 INTEGER = Schema(f"a whole number up to {LARGEST:,}", integer(-LARGEST, LARGEST).check)
 NUMBER = scalar(
@@ -23,7 +20,9 @@ WIDTHS = Schema("a list of whole numbers above 0, such as [50,50]", array_of(int
 
 
 def check_option(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option, an integer as a float where the annotation has only floats.
+    """The value of the option `name`, checked against its annotation `hint`.
+
+    NumPy numbers become Python numbers, lists become tuples, and integers floats where `hint` has no int.
 
     Raises
     ------
@@ -40,7 +39,7 @@ def check_option(name: str, value: Any, hint: Any) -> Any:
 
 
 def _python_number(value: Any) -> Any:
-    """numpy's numbers as Python's, also in tuples; anything else as it is."""
+    """NumPy numbers as Python numbers, lists as tuples of such; anything else unchanged."""
     if isinstance(value, tuple | list):
         return tuple(map(_python_number, value))
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -49,12 +48,12 @@ def _python_number(value: Any) -> Any:
 
 
 def schema_of(hint: Any) -> Schema:
-    """The schema of an annotation."""
+    """The schema of an annotation such as `float | None`, `tuple[int, ...]` or a `Literal`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         expected = " or ".join(schema_of(part).expected for part in inner if part is not type(None))
         return Schema(expected, any_of(*map(schema_of, inner)).check)
-    if origin is Literal:  # which values, the method itself checks, with its task
+    if origin is Literal:  # the method itself checks the value: it may depend on the task
         return Schema(" or ".join(map(repr, inner)), string(100).check)
     if origin is tuple and inner[-1] is Ellipsis:
         return WIDTHS if inner[0] is int else Schema("a list of finite numbers", array_of(NUMBER, 1).check)

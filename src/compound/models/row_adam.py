@@ -10,8 +10,7 @@ from torch import Tensor
 class RowAdam(torch.optim.Adam):
     """Adam that updates, in groups with `size` = N, only the B rows with a gradient, at N / B times the rate.
 
-    Every row counts its own steps: its path is Adam's over the batches it was in, without momentum in
-    between.
+    Every row has its own count of steps: its updates are Adam's, as if only batches with this row existed.
     """
 
     @torch.no_grad()
@@ -24,14 +23,15 @@ class RowAdam(torch.optim.Adam):
             if p.grad is not None
         ]
         for parameter, _, _ in local:
-            parameter.grad = None  # hidden from the dense step
+            parameter.grad = None  # so that the step of torch's Adam leaves it out
         loss = super().step(closure)
         for parameter, gradient, group in local:
             parameter.grad = gradient
-            self._move(parameter, gradient, group)
+            self._update_rows(parameter, gradient, group)
         return loss
 
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update_rows(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """One step of Adam for the rows of a parameter (rows, n) whose gradient is not 0."""
         state, (first, second) = self.state[parameter], group["betas"]
         if not state:
             state["step"] = torch.zeros(len(gradient), 1, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Whether a predictive is valid: finite, no negative variances, probabilities that sum to 1."""
+"""Checks that a predictive is valid: finite, variances not negative, probabilities that sum to 1."""
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ def probe_inputs(inputs: int, like: Tensor) -> Tensor:  # (7, inputs)
 
 
 def model_defect(model: Model) -> str | None:
-    """What is wrong with the predictive of `probe_inputs`; None for a valid one.
+    """What is wrong with the model's predictive of `probe_inputs`; None if it is valid.
 
-    None too where the model raises ValueError, as one does that is not fitted yet.
+    Also None if the model raises ValueError, as a model does that is not fitted yet.
     """
     x = probe_inputs(model.inputs, next(model.parameters()).detach())
     try:

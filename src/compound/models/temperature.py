@@ -22,8 +22,8 @@ from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators
 from compound.types import Batch, Task
 
-LOW, HIGH = 0.05, 20.0  # of T for classes: few held-out rows, all of them right, would ask for 0
-LEAST = 1e-6  # of T for targets: a variance stays a variance
+LOW, HIGH = 0.05, 20.0  # bounds of T for classes: if all held-out labels are predicted, the NLL is least at 0
+LEAST = 1e-6  # lower bound of T for targets: variances stay positive
 ROWS = 10_000  # held-out rows that go through the network together
 
 
@@ -51,6 +51,7 @@ class Temperature(Model):
         )
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the network's likelihood, and T to 1."""
         self.temperature.fill_(1.0)
         self.base_model.on_fit_start(data, generator)
 
@@ -62,6 +63,7 @@ class Temperature(Model):
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
+        """Set T to minimise the NLL of the held-out rows, those of weight 0; nothing where there are none."""
         if data.weight is None:
             return
         held = data.weight.reshape(-1) == 0
@@ -86,7 +88,10 @@ class Temperature(Model):
 
 
 def best_temperature(f: Tensor, y: Tensor) -> float:
-    """The T within its bounds that minimises mean -log softmax(f / T)_y, by bisection in 1/T."""
+    """T in [LOW, HIGH] that minimises mean -log softmax(f / T)_y, by bisection in 1/T.
+
+    f are logits (rows, classes), y labels (rows,).
+    """
     picked = f.gather(-1, y.unsqueeze(-1)).mean()
     low, high = 1 / HIGH, 1 / LOW
     for _ in range(60):

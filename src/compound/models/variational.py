@@ -1,9 +1,9 @@
-"""What networks with a Gaussian posterior over their weights share, whatever its form.
+"""Common part of `bbb` and `vmg`: networks with a Gaussian posterior over their weights.
 
     minimise  mean_s mean -log p(y | f_s(x)) + 1/N sum_l KL(q(W_l) || p(W_l)),    s = 1..S draws
 
-A layer's pre-activations are independent Gaussians given its input: they are drawn, anew for every row, in
-place of the weights. An ELBO averages log-likelihoods over draws, not likelihoods.
+A layer's pre-activations are independent Gaussians given its input. In training they are drawn instead of
+the weights, independently for every row. Log-likelihoods, not likelihoods, are averaged over draws: an ELBO.
 """
 
 from abc import abstractmethod
@@ -50,17 +50,19 @@ class VariationalConfig:
 
 
 class Layer(Protocol):
-    """An affine map with a Gaussian posterior, bias as last row."""
+    """An affine map with a Gaussian posterior over its weights."""
 
-    mean: nn.Parameter  # (in + 1, out)
+    mean: nn.Parameter  # (in + 1, out), the last row is the bias
 
-    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]: ...
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of the pre-activations, (rows, out) each, for h (rows, in)."""
 
-    def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]: ...
+    def sample(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Pre-activations (draws, rows, out) for noise of that shape, and the KL of the weights, ()."""
 
 
 class Variational(Model):
-    """A network of layers whose posterior `_layer` chooses."""
+    """A network of layers with Gaussian posteriors; a subclass chooses their form by `_layer`."""
 
     components = ("component", "posterior")
 
@@ -85,13 +87,14 @@ class Variational(Model):
 
     @abstractmethod
     def _layer(self, mean: Tensor, prior_variance: float) -> nn.Module:
-        """A layer whose posterior mean starts at `mean`."""
+        """Build a layer whose posterior mean starts at `mean` (in + 1, out)."""
 
     @property
     def layers(self) -> list[Layer]:
         return cast(list[Layer], list(self.stack))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
@@ -127,7 +130,10 @@ class Variational(Model):
     def _forward_draws(
         self, mean: Tensor, std: Tensor, noises: Sequence[Tensor]
     ) -> Tensor:  # (draws, rows, out)
-        """Outputs from the first layer's moments, which all draws share."""
+        """Outputs, given the first layer's means and standard deviations (rows, units), which draws share.
+
+        `noises` holds standard normal noise (draws, 1, out) for each layer.
+        """
         for layer, noise in zip(self.layers[1:], noises, strict=False):
             h = clipped_relu(torch.addcmul(mean, std, noise))  # (draws, rows, in)
             mean, std = (moment.unflatten(0, h.shape[:2]) for moment in layer.moments(h.flatten(0, 1)))

@@ -60,7 +60,7 @@ class VIBConfig:
 
 
 class VIB(Model):
-    """A network with a noisy bottleneck that pays for what it lets through."""
+    """A network whose last hidden layer is a Gaussian code, penalised by its KL to N(0, I)."""
 
     method = "vib"
     Config = VIBConfig
@@ -82,13 +82,14 @@ class VIB(Model):
         self.decoder = Linear(self.config.latent, self.likelihood.outputs, [stream], gain=1.0)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
+        """Set the constants of the likelihood from the training targets."""
         self.likelihood.on_fit_start(data.y[train_mask(data)])
 
     def lr_multipliers(self) -> dict[str, float]:
         return {"log_noise": self.config.noise_rate}
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (1, rows, latent) each
-        """μ(x) and s(x)."""
+        """μ(x) and s(x), mean and standard deviation of z."""
         mean, rho = self.encoder(x).chunk(2, -1)
         return mean, functional.softplus(rho.clamp(-10, 10) - 5)
 
@@ -111,7 +112,7 @@ class VIB(Model):
             )
         short = self.likelihood.outputs <= self.config.latent
         factor = (
-            _root(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
+            _cholesky_factor(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
         )  # (rows, outputs, outputs or latent)
         noise = standard_normal(
             generator, (n_samples * n_inner, factor.shape[-1]), centre
@@ -126,13 +127,13 @@ class VIB(Model):
         return super().hidden_units + 2 * self.config.latent  # type: ignore[operator]
 
 
-def code_kl(mean: Tensor, std: Tensor) -> Tensor:
-    """KL[N(mean, std²) || N(0, I)] over the last axis."""
+def code_kl(mean: Tensor, std: Tensor) -> Tensor:  # (...)
+    """KL[N(mean, diag std²) || N(0, I)] for mean and std (..., latent)."""
     return 0.5 * (std.square() + mean.square() - 1 - 2 * std.log()).sum(-1)
 
 
-def _root(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
-    """L with L Lᵀ = Dᵀ diag(s²) D for every row."""
+def _cholesky_factor(std: Tensor, weight: Tensor) -> Tensor:  # (rows, outputs, outputs)
+    """L with L Lᵀ = Dᵀ diag(s²) D for every row, for s (rows, latent) and D = weight (latent, outputs)."""
     outputs = weight.shape[-1]
     exact = weight.double()  # in float32 some covariances would be indefinite
     pairs = (exact.unsqueeze(-1) * exact.unsqueeze(-2)).flatten(1)  # (latent, outputs²)

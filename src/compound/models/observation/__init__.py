@@ -1,7 +1,7 @@
 """Observation models p(y | f): what the outputs f of a network mean, for classes and for targets.
 
 An observation model gives log-densities of y and turns draws of f into a `Predictive`. Those in `last_layer`
-know a Gaussian over f instead of f itself.
+are given a Gaussian distribution of f instead of f itself.
 """
 
 from compound.models.observation.base import ObservationModel as ObservationModel
@@ -15,10 +15,10 @@ from compound.types import Task
 def observation_model(
     task: Task, members: int = 1, noise: float = 0.0, variance: str = "one"
 ) -> ObservationModel:
-    """The observation model of a task.
+    """The observation model of a task: softmax for classes, a Gaussian for targets.
 
-    Targets have one variance for all rows, learnt where `noise` (a standard deviation) is 0, or with
-    `variance="rows"` one for each row, from the network.
+    With `variance="one"` the Gaussian has one variance for all rows: `noise` squared, or learnt for each of
+    `members` networks if `noise` is 0. With `variance="rows"` the network outputs a variance for each row.
     """
     if noise < 0 or 0 < noise < 1e-6:  # a smaller variance is lost in the rounding of float32
         raise ValueError(f"noise is {noise}: give a standard deviation of at least 1e-6, or 0 to learn it")

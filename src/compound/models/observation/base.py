@@ -9,21 +9,24 @@ from compound.predictive import Predictive
 
 
 class ObservationModel(nn.Module, ABC):
-    """p(y | f) of a network's outputs f."""
+    """The distribution p(y | f) of labels or targets y, given a network's outputs f."""
 
-    outputs: int  # of the network
+    outputs: int  # numbers that the network must output per row
 
     def on_fit_start(self, y: Tensor) -> None:
-        """Constants from the targets of the training rows."""
+        """Set constants from y of the training rows, (rows,) or (rows, targets); default: none."""
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (members, ..., rows)
-        """Log-densities of y under outputs f (members, ..., rows, outputs)."""
+        """log p(y | f) of each row, for outputs f (members, ..., rows, outputs)."""
 
     def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:  # (members,) or ()
-        """Mean over rows of -log p(y | f), weighted, for f ((members,) rows, outputs)."""
+        """Mean over rows of -log p(y | f), for f (members, rows, outputs) or (rows, outputs).
+
+        `weight` holds the weights of the rows, (rows,) or (members, rows); None weighs them equally.
+        """
         return -weighted_row_mean(self.log_prob(f, y), weight)
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:
-        """From draws f (members, n_samples, n_inner, rows, outputs)."""
+        """The predictive of a mixture over draws f (members, n_samples, n_inner, rows, outputs)."""

@@ -1,4 +1,4 @@
-"""Classes: f are logits."""
+"""The observation model of classes: the outputs f are logits."""
 
 import torch
 from torch import Tensor

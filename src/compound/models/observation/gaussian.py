@@ -1,4 +1,7 @@
-"""Targets: f are means, with one variance for all rows, or means and variances of every row."""
+"""Observation models of targets: Gaussians with one variance for all rows, or with a variance per row.
+
+In the first case the outputs f are the means; in the second they are means and unconstrained variances.
+"""
 
 import math
 
@@ -13,7 +16,10 @@ from compound.predictive import GaussianPredictive
 
 
 class HomoscedasticGaussian(NoiseFloor, ObservationModel):
-    """p(y | f) = N(f, σ² + floor), one σ per target and member, learnt or fixed."""
+    """p(y | f) = N(f, σ² + floor), one σ per target and member.
+
+    σ is learnt if `noise` is 0. Otherwise σ = `noise` is fixed, and the floor is 0.
+    """
 
     def __init__(self, targets: int, members: int, noise: float):
         super().__init__(targets)
@@ -25,6 +31,7 @@ class HomoscedasticGaussian(NoiseFloor, ObservationModel):
             self.set_floor(torch.zeros(targets, dtype=torch.float32))
 
     def on_fit_start(self, y: Tensor) -> None:
+        """Set the floor from the training targets (rows, targets), unless σ is fixed."""
         if not self.fixed:
             self.set_floor(noise_floor(y))
 
@@ -33,16 +40,21 @@ class HomoscedasticGaussian(NoiseFloor, ObservationModel):
         return (2 * self.log_noise).exp()
 
     def variance(self) -> Tensor:  # (members, targets)
+        """σ² + floor, the variance of y given f."""
         return self.noise_variance() + self.known_floor()
 
     def _variance_like(self, f: Tensor) -> Tensor:  # (members, 1, ..., 1, targets)
+        """`variance()` in a shape that broadcasts with f (members, ..., rows, targets)."""
         return self.variance().view(-1, *[1] * (f.ndim - 2), self.outputs)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         return gaussian_log_prob(y, f, self._variance_like(f)).sum(-1)
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """E log N(y; f, σ²) for f ~ N(mean, variance), exactly: the quadratic grows by variance / σ²."""
+        """E log p(y | f) of each row for f ~ N(mean, variance), in closed form.
+
+        `mean` and `variance` are (members, ..., rows, targets). E (y - f)² = (y - mean)² + variance.
+        """
         noise = self._variance_like(mean)
         return (gaussian_log_prob(y, mean, noise) - 0.5 * variance / noise).sum(-1)
 
@@ -60,10 +72,11 @@ class HeteroscedasticGaussian(NoiseFloor, ObservationModel):
         self.outputs = 2 * targets
 
     def on_fit_start(self, y: Tensor) -> None:
+        """Set the floor from the training targets (rows, targets)."""
         self.set_floor(noise_floor(y).clamp_min(1e-6))
 
     def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances (..., rows, targets)."""
+        """Means and variances of y, (..., rows, targets) each, from outputs f (..., rows, 2 targets)."""
         mean, rho = f.split(self.targets, -1)
         return mean, functional.softplus(rho) + self.known_floor()
 

@@ -1,8 +1,10 @@
-"""Observation models that know a Gaussian over the outputs f: a compound last layer, integrated or sampled.
+"""Observation models of a compound density network, whose last layer gives a Gaussian distribution of f.
 
-Training needs log-densities of y under `Gaussian(mean, std)` (members, draws, rows, outputs). Prediction
-keeps two arrays of every draw, (members, n_samples, n_inner, rows, outputs), from noise that all rows share:
-means and variances still to be integrated for targets, logits and standard deviations for classes.
+Given the hidden units of one draw, f ~ N(mean, std²). This Gaussian is integrated over, or f is sampled.
+Training needs log-densities of y under it. Prediction keeps two arrays for all draws (`Draws`):
+
+    targets:  means of f, and its variances;            variances are 0 where f was sampled
+    classes:  means of f, and its standard deviations;  these are 0 where f was sampled
 """
 
 from abc import ABC, abstractmethod
@@ -32,47 +34,61 @@ from compound.types import Task
 
 LastLayer = Literal["integrate", "sample"]
 Draws = tuple[Tensor, Tensor]  # (members, n_samples, n_inner, rows, outputs) each
-LogDensity = Callable[[Tensor | None], Tensor]  # of far noise t
+LogDensity = Callable[[Tensor | None], Tensor]  # far noise t (rows,), or None, -> log p(y) (members, rows)
 
 
 class LastLayerModel(ABC):
-    """What a compound density network asks of its observation model."""
+    """The methods that a compound density network needs of its observation model."""
 
     @abstractmethod
     def last_log_prob(
         self, last: Gaussian, y: Tensor, generator: Generators
     ) -> Tensor:  # (members, draws, rows)
-        """Log-densities of y under the last layer (members, draws, rows, outputs)."""
+        """log p(y) of each row and draw for f ~ `last`, whose arrays are (members, draws, rows, outputs).
+
+        Classes with sampled logits have `last_draws` times as many draws in the result.
+        """
 
     @abstractmethod
     def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
-        """Noise (members, draws, ...) of the last layer for every draw, shared by all rows."""
+        """Standard normal noise (members, draws, ...) for `sample`; all rows share it."""
 
     @abstractmethod
     def sample(self, last: Gaussian, noise: Tensor) -> Draws:
-        """The two arrays (members, draws', rows, outputs) that prediction keeps of the last layer."""
+        """The two arrays that prediction keeps, (members, draws, rows, outputs) each, from f ~ `last`.
+
+        `last` has the same shape, and `noise` comes from `sample_noise`. Classes with sampled logits have
+        `last_draws` times as many draws in the result.
+        """
 
     @abstractmethod
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:  # (members, rows)
-        """log p(y) under the predictive of each member, the mixture of its draws."""
+        """log p(y) of each row under each member's own predictive, the mixture over its draws."""
 
     @abstractmethod
     def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
-        """The same as a function of far noise t (rows,), None for none."""
+        """`member_log_prob` as a function of the far noise t (rows,) that is added; None adds none.
+
+        `far_std` (targets,) is the standard deviation that targets have far from the training rows.
+        """
 
     @abstractmethod
     def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
-        """Correct the scale of the predictive on held-out rows, marked by 1 in held_out (members, rows)."""
+        """Fit the scale of the predictive on held-out rows, those with 1 in held_out (members, rows)."""
 
     @abstractmethod
     def draws_predictive(self, draws: Draws) -> Predictive:
-        """The predictive of all members' draws."""
+        """The predictive of the mixture over the draws of all members."""
 
 
 def last_layer_model(
     task: Task, members: int, last_layer: str, last_draws: int, noise: float
 ) -> "LastLayerGaussian | LastLayerCategorical":
-    """The observation model of a task."""
+    """The observation model of a compound density network for a task.
+
+    `last_layer` is "integrate" or "sample". `last_draws` (classes) is the number of draws of the logits per
+    draw of the hidden units, `noise` (targets) the standard deviation of y given f, 0 to learn it.
+    """
     if last_layer not in ("integrate", "sample"):
         raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
     if task.kind == "regression":
@@ -81,9 +97,10 @@ def last_layer_model(
 
 
 class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
-    """Targets.
+    """Targets: y ~ N(f, σ² + floor).
 
-    After training one factor τ <= 1, from held-out rows, may narrow the predictive about its mean.
+    After training, `calibrate` chooses a factor τ <= 1. Deviations of each member's predictive from its mean
+    are multiplied by τ, variances (but not the floor) by τ².
     """
 
     tau: Tensor  # ()
@@ -103,7 +120,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         return standard_normal(generator, (members, draws, 1, self.outputs), like)
 
     def sample(self, last: Gaussian, noise: Tensor) -> Draws:
-        """Means, and variances of the integrated last layer."""
+        """Means and variances of f; a sampled f is a mean with variance 0."""
         if self.integrate:
             return last.mean, last.std.square()
         return last.draw(noise), torch.zeros_like(last.mean)
@@ -118,7 +135,10 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
 
         return log_prob
 
-    def _log_prob(self, draws: Draws, y: Tensor, tau: float, far: Tensor | float) -> Tensor:
+    def _log_prob(
+        self, draws: Draws, y: Tensor, tau: float, far: Tensor | float
+    ) -> Tensor:  # (members, rows)
+        """`member_log_prob` for the factor `tau`, with the variance `far` (rows, targets) added."""
         means, variances = (draw.flatten(1, 2) for draw in draws)  # (members, draws, rows, targets)
         centre = means.mean(1, keepdim=True)
         noise = self.noise_variance()[:, None, None]
@@ -127,6 +147,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
 
     @torch.no_grad()
     def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+        """Set τ to the value of a grid with the highest log-density of the held-out rows."""
         grid = np.geomspace(0.1, 1.0, 47).tolist()
         scores = [float((held_out * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
         self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
@@ -144,7 +165,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
 
 
 class LastLayerCategorical(Categorical, LastLayerModel):
-    """Classes; logits are sampled (antithetic draws per hidden draw) or integrated."""
+    """Classes: logits are integrated over, or sampled `last_draws` times (antithetically) per hidden draw."""
 
     def __init__(self, classes: int, last_layer: LastLayer, last_draws: int):
         super().__init__(classes)
@@ -163,13 +184,14 @@ class LastLayerCategorical(Categorical, LastLayerModel):
         return self._noise((members, draws), 1, generator, like)
 
     def _noise(self, draws: tuple[int, int], rows: int, generator: Generators, like: Tensor) -> Tensor:
+        """Antithetic standard normal noise (*draws, last_draws, rows, classes)."""
         pairs = (self.last_draws + 1) // 2
         return antithetic(
             standard_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws
         )
 
     def sample(self, last: Gaussian, noise: Tensor) -> Draws:
-        """Logits, and standard deviations still to be integrated over them."""
+        """Means and standard deviations of the logits; sampled logits are means with standard deviation 0."""
         if self.integrate:
             return last.mean, last.std
         logits = torch.addcmul(last.mean.unsqueeze(2), last.std.unsqueeze(2), noise).flatten(1, 2)
@@ -185,7 +207,7 @@ class LastLayerCategorical(Categorical, LastLayerModel):
         return lambda t: log_prob if t is None else log_uniform_mixture(log_prob, t, self.outputs)
 
     def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
-        """Nothing: probabilities are calibrated by estimators."""
+        """Does nothing: the estimators calibrate probabilities."""
 
     def draws_predictive(self, draws: Draws) -> CategoricalPredictive:
         members = len(draws[0])
@@ -199,5 +221,5 @@ class LastLayerCategorical(Categorical, LastLayerModel):
 
 
 def antithetic(noise: Tensor, count: int) -> Tensor:
-    """`count` draws along axis 2 from half as many: each with its mirror image."""
+    """`count` draws along axis 2: the noise given, with ceil(count / 2) draws, followed by its negative."""
     return noise if count == 1 else torch.cat([noise, -noise], 2)[:, :, :count]

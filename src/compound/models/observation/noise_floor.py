@@ -1,4 +1,7 @@
-"""The smallest noise variance of targets: rounded numbers have no finer density."""
+"""A lower bound of the noise variance of targets.
+
+Without it the density of targets that were rounded, and so repeat exactly, could grow without bound.
+"""
 
 from typing import Any
 
@@ -7,10 +10,7 @@ from torch import Tensor, nn
 
 
 class NoiseFloor(nn.Module):
-    """A lower bound of the noise variance, set from the training targets or by a loaded state.
-
-    Unknown before.
-    """
+    """Holds a lower bound of the noise variance; unknown until `set_floor` or a loaded state dict sets it."""
 
     floor: Tensor  # (targets,) a variance; -1: unknown
 
@@ -24,6 +24,7 @@ class NoiseFloor(nn.Module):
         self.floor_is_known = True
 
     def known_floor(self) -> Tensor:  # (targets,)
+        """The bound; ValueError where it is unknown."""
         if not self.floor_is_known:
             raise ValueError(
                 "the noise floor of the targets is not known yet: "
@@ -37,9 +38,9 @@ class NoiseFloor(nn.Module):
 
 
 def noise_floor(y: Tensor) -> Tensor:  # (targets,)
-    """The smallest sensible variance of targets y (rows, targets).
+    """A lower bound of the noise variance of targets y (rows, targets).
 
-    That of their rounding, and never quite 0.
+    It is the variance step² / 12 of rounding errors, but at least (1e-4 std of y)² and 1e-12.
     """
     step = torch.stack([rounding_step(column) for column in y.double().T])
     std = y.double().std(0, correction=0)
@@ -47,9 +48,9 @@ def noise_floor(y: Tensor) -> Tensor:  # (targets,)
 
 
 def rounding_step(values: Tensor) -> Tensor:  # ()
-    """The step to which numbers (rows,) were rounded.
+    """The step to which `values` (rows,) were rounded, 0 where they seem not to be.
 
-    The median gap of distinct values where many repeat, else 0.
+    It is the median gap between distinct values, if more than 5 % of the values are repetitions.
     """
     distinct = values.unique()
     gaps = distinct.diff()
