@@ -93,8 +93,8 @@ class Distance(nn.Module):
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
         """Learn the distance from training rows (rows, features); returns their cross-fitted distances.
 
-        Of more than SAMPLE rows a random sample is used. Rows outside it have no part in the fit: for them the
-        fitted distance is returned.
+        Of more than SAMPLE rows a random sample is used. Rows outside it have no part in the fit: for them
+        the fitted distance is returned.
         """
         sample = torch.randperm(len(x), generator=generator)[:SAMPLE]
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
@@ -120,7 +120,7 @@ class Distance(nn.Module):
         return out
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Before loading, give buffers whose shapes depend on the training rows the shapes of the saved ones."""
+        """Before loading, give the buffers of SIZED_BY_DATA the shapes of the saved ones."""
         for name in SIZED_BY_DATA:
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))

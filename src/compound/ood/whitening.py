@@ -46,7 +46,7 @@ class Whitening(NamedTuple):
         return cls(shift.to(x.dtype), whiten.contiguous(), torch.tensor(beyond, dtype=x.dtype))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """u (rows, rank) of x (rows, features), and the squared whitened length of what u leaves out (rows,)."""
+        """u (rows, rank) of x (rows, features), and the squared whitened length that u leaves out (rows,)."""
         centred = x - self.shift
         u = centred @ self.whiten
         if not bool(self.residual_scale):
