@@ -189,7 +189,7 @@ def _init_heads(
     generator: Generators,
     members: tuple[int, ...],
 ) -> nn.Module:
-    """The last map of the hypernetwork, to `heads` values of s, lr and lc; with a posterior if `config.bayes`."""
+    """The last map of the hypernetwork, to s, lr and lc; with a posterior if `config.bayes`."""
     shape = (*members, inputs + 1, sum(heads))
     if config.scaled:
         values = zip(heads, (1.0, 0.0, config.log_col), strict=True)

@@ -76,7 +76,10 @@ class Kronecker(nn.Module):
         return torch.outer(balance * inputs + root, outputs / balance + root)
 
     def variances(self, h: Tensor, delta: Tensor) -> Tensor:  # (rows, out)
-        """Posterior variances of s = [h, 1] W, h (rows, in), in the basis `output_vectors`; no covariances."""
+        """Posterior variances of s = [h, 1] W for h (rows, in), in the basis `output_vectors`.
+
+        In this basis the entries of s are independent.
+        """
         covariance = self.precisions(delta).reciprocal().to(h.dtype)
         return torch.addmm(covariance[-1], (h @ self.input_vectors).square(), covariance[:-1])
 
