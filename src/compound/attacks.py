@@ -21,18 +21,19 @@ Range = tuple[float, float]  # the smallest and the largest number an input may 
 
 
 def label_loss(log_probs: Function, y: Tensor) -> Function:
-    """-log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes).
+    """The loss -log of the mean over draws of p(y | x), as a function of x, for labels y (rows,).
 
-    Leading axes are draws.
+    `log_probs` maps x to log-probabilities (..., rows, classes), where leading axes are draws.
     """
-    return lambda x: -_log_mean(log_probs(x), y)
+    return lambda x: -_log_mean_prob(log_probs(x), y)
 
 
 def odds_loss(log_probs: Function, y: Tensor) -> Function:
-    """Log-odds against y, of the mean over draws: they increase where `label_loss` does.
+    """The loss log (1 - p) / p of the mean p over draws of p(y | x); arguments as for `label_loss`.
 
-    Where p(y | x) rounds to 1 they keep their gradient. That of -log p(y | x) is zero there, or lacks the
-    part of y's own logit, and an attack that follows it fails for no merit of the network.
+    It increases where `label_loss` does, and keeps its gradient where p(y | x) rounds to 1. The gradient of
+    -log p(y | x) is zero there, or lacks the part of y's own logit: an attack that follows it fails even if
+    the network is not robust.
     """
 
     def loss(x: Tensor) -> Tensor:  # (rows,)
@@ -40,14 +41,14 @@ def odds_loss(log_probs: Function, y: Tensor) -> Function:
         others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(
             -1
         )  # (..., rows)
-        return log_mean_exp(others.reshape(-1, len(y)), 0) - _log_mean(logs, y)
+        return log_mean_exp(others.reshape(-1, len(y)), 0) - _log_mean_prob(logs, y)
 
     return loss
 
 
 def fgsm(loss: Function, x: Tensor, eps: float | Tensor, clip: Range | None = None) -> Tensor:
-    """One step to a corner of the box around x, where a linear loss would be largest."""
-    _check("eps", eps)
+    """Fast gradient sign method: x + eps * sign of the gradient, clipped to the range `clip`."""
+    _check_non_negative("eps", eps)
     return _clip(x + eps * direction(loss, x), clip)
 
 
@@ -61,15 +62,15 @@ def pgd(
     restarts: int = 1,  # runs from other random points; each row keeps the one of largest loss
     clip: Range | None = None,
 ) -> Tensor:
-    """Steps along the signs of gradients from a point of the box, each brought back into it."""
-    _check("eps", eps)
+    """Projected gradient method: steps along gradient signs, each projected onto the box |x' - x| <= eps."""
+    _check_non_negative("eps", eps)
     for name, count in (("steps", steps), ("restarts", restarts)):
         if count < 1:
             raise ValueError(f"{name} is {count}: give at least one")
     if generator is None and restarts > 1:
         raise ValueError(f"restarts is {restarts}: without a generator all of them start from x, give one")
     step = 2.5 * eps / steps if step is None else step
-    _check("step", step)
+    _check_non_negative("step", step)
     low, high = x - eps, x + eps
 
     def attack() -> Tensor:
@@ -87,26 +88,26 @@ def pgd(
     return best
 
 
-def _log_mean(log_probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
-    """Log of the mean over draws of p(y | x)."""
+def _log_mean_prob(log_probs: Tensor, y: Tensor) -> Tensor:  # (rows,)
+    """Log of the mean over draws of p(y | x), from log-probabilities (..., rows, classes)."""
     picked = log_probs.gather(-1, y.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)  # (..., rows)
     return log_mean_exp(picked.reshape(-1, len(y)), 0)
 
 
 def direction(loss: Function, x: Tensor) -> Tensor:
-    """The sign of the gradient with respect to each input, -1, 0 or 1; 0 where it is not a number."""
+    """The sign of `gradient` (-1, 0 or 1), of the shape of x; 0 where the gradient is NaN."""
     return gradient(loss, x).sign().nan_to_num_(0.0)
 
 
 def gradient(loss: Function, x: Tensor) -> Tensor:
-    """The gradient of every row's loss with respect to that row."""
+    """The gradient of every row's loss with respect to that row, of the shape of x."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(loss(x).sum(), x)[0]
 
 
 def _uniform(x: Tensor, generator: Generator) -> Tensor:
-    """Uniform in -1..1, of the shape of x."""
+    """Random numbers, uniform in [-1, 1), of the shape of x."""
     return (
         2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
     )
@@ -116,6 +117,6 @@ def _clip(x: Tensor, clip: Range | None) -> Tensor:
     return x if clip is None else x.clamp(*clip)
 
 
-def _check(name: str, value: float | Tensor) -> None:
+def _check_non_negative(name: str, value: float | Tensor) -> None:
     if not bool(torch.as_tensor(value >= 0).all()):
         raise ValueError(f"{name} is {value}: give numbers >= 0")

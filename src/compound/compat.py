@@ -15,7 +15,7 @@ TESTED = "2.13"  # the release of torch that these functions were tested with
 
 
 def private(path: str) -> Any:
-    """The attribute of torch at a dotted path such as "torch._foreach_mul_"."""
+    """The attribute of torch at a dotted path such as "torch._foreach_mul_"; ValueError if missing."""
     value: Any = torch
     prefix = "torch"
     try:
@@ -52,7 +52,10 @@ TRACING = "torch.fx.experimental.proxy_tensor"  # looked up on first use: import
 
 
 def make_fx(function: Callable[..., Any], mode: str) -> Callable[..., torch.nn.Module]:
-    """A tracer: called with example inputs, it returns the traced graph of `function`."""
+    """A tracer: called with example inputs, it returns the traced graph of `function`.
+
+    `mode` is torch's `tracing_mode`.
+    """
     return private(f"{TRACING}.make_fx")(function, tracing_mode=mode)  # type: ignore[no-any-return]
 
 

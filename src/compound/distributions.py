@@ -143,19 +143,15 @@ class MatrixNormal(Distribution):
 
 @register_kl(MatrixNormal, MatrixNormal)
 def _kl_matrix_normal(p: MatrixNormal, q: MatrixNormal) -> Tensor:
-    """Of p whitened by q to the standard matrix normal."""
+    """KL of p to q, (*batch,): that of p, standardised by q, to the standard matrix normal."""
     mean = (p.loc - q.loc) / q.row.unsqueeze(-1) / q.col.unsqueeze(-2)
     return matrix_normal.reference(mean, 2 * (p.row / q.row).log(), 2 * (p.col / q.col).log())
 
 
 @register_kl(MatrixNormal, Normal)
 def _kl_matrix_normal_normal(p: MatrixNormal, q: Normal) -> Tensor:
-    """To independent normals, one per entry (or one for all)."""
+    """KL of p to independent normals q, one per entry (or one for all), (*batch,)."""
     return kl_divergence(Normal(p.loc, p.stddev, validate_args=False), q).sum((-2, -1))
-
-
-# Mixtures of n Gaussians per row and target: means, variances (n, rows, targets); equal weights, or
-# log_weights (n, rows, 1).
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
@@ -171,19 +167,23 @@ def gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def weighted_log_sum(values: Tensor, log_weights: Tensor | None) -> Tensor:
-    """log sum_k w_k exp(values_k) over the first axis."""
+    """log sum_k w_k exp(values_k) over the first axis; equal weights w if log_weights is None."""
     return log_mean_exp(values, 0) if log_weights is None else torch.logsumexp(log_weights + values, 0)
 
 
 def weighted_mean(values: Tensor, log_weights: Tensor | None) -> Tensor:
-    """sum_k w_k values_k over the first axis."""
+    """sum_k w_k values_k over the first axis; equal weights w if log_weights is None."""
     return values.mean(0) if log_weights is None else (log_weights.exp() * values).sum(0)
 
 
 def mixture_log_prob(
     y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
 ) -> Tensor:  # (rows,)
-    """Joint log-density over targets: all targets of a row come from the same component."""
+    """Joint log-density of the targets of each row of y (rows, targets) under a mixture of n Gaussians.
+
+    means and variances are (n, rows, targets), log_weights (n, rows, 1); weights are equal by default. All
+    targets of a row come from the same component.
+    """
     joint = gaussian_log_prob(y, means, variances).sum(-1, keepdim=True)
     return weighted_log_sum(joint, log_weights).squeeze(-1)
 
@@ -191,14 +191,14 @@ def mixture_log_prob(
 def mixture_cdf(
     y: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
 ) -> Tensor:  # (rows, targets)
-    """Cumulative distribution function of each target."""
+    """Cumulative distribution function of each target at y; arguments as for `mixture_log_prob`."""
     return weighted_mean(torch.special.ndtr((y - means) / variances.sqrt()), log_weights)
 
 
 def mixture_quantile(
     q: float, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
 ) -> Tensor:  # (rows, targets)
-    """Quantile of each target, by bisection on the cdf in float64: 60 halvings of its range."""
+    """The q-quantile of each target, by 60 bisections of the cdf in float64; see `mixture_log_prob`."""
     if not 0 < q < 1:
         raise ValueError(f"q is {q}: a quantile level must lie between 0 and 1")
     m, v = means.double(), variances.double()
@@ -215,7 +215,10 @@ def mixture_quantile(
 def mixture_entropy(
     means: Tensor, variances: Tensor, log_weights: Tensor | None = None, points: int = 24
 ) -> Tensor:  # (rows, targets)
-    """-E log p of each target, by Gauss-Hermite quadrature in every component: exact for a single one."""
+    """Entropy of each target, in nats; means, variances and log_weights as for `mixture_log_prob`.
+
+    By Gauss-Hermite quadrature with `points` nodes in every component: exact for a single component.
+    """
     nodes, node_weights = np.polynomial.hermite_e.hermegauss(points)
     node_weights /= node_weights.sum()
     equal = means.new_full((len(means), 1, 1), 1 / len(means))

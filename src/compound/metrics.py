@@ -1,7 +1,7 @@
 """Scores of predictive distributions: accuracy, calibration, and separation of outliers from other rows.
 
-Functions of a predictive take the true y as second argument. Scores that separate outliers come as two sets
-of rows, (rows,) each.
+Functions of a predictive take the true y as second argument. Functions that measure how well a score
+separates outliers take the scores of in-distribution rows and of outliers, (rows,) each.
 """
 
 import math
@@ -28,7 +28,7 @@ def accuracy(predictive: CategoricalPredictive, y: Tensor) -> float:
 
 
 def mmc(predictive: CategoricalPredictive) -> float:
-    """Mean maximal confidence."""
+    """Mean maximal confidence: the mean over rows of the largest class probability."""
     return predictive.confidence.double().mean().item()
 
 
@@ -49,7 +49,11 @@ def ece(predictive: CategoricalPredictive, y: Tensor, bins: int = 15) -> float:
 
 
 def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int = 15) -> Tensor:
-    """Expected calibration errors (...) of rows that count as often as float64 counts (..., rows) say."""
+    """Expected calibration error of each resample of the rows, (...).
+
+    confidence and correct (0 or 1) are (rows,); counts (..., rows) is how often a resample has each row. All
+    are float64.
+    """
     index = confidence_bins(confidence, bins).expand_as(counts)
     gaps = counts.new_zeros(*counts.shape[:-1], bins)
     gaps.scatter_add_(-1, index, counts * (confidence - correct))
@@ -57,7 +61,7 @@ def resampled_ece(confidence: Tensor, correct: Tensor, counts: Tensor, bins: int
 
 
 def confidence_bins(confidence: Tensor, bins: int) -> Tensor:  # (rows,)
-    """The number of the bin (low, high] of width 1 / bins that each confidence lies in."""
+    """Index of the bin (low, high] of width 1 / bins that each confidence (rows,) lies in."""
     return (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
 
 
@@ -71,16 +75,16 @@ def crps(predictive: GaussianPredictive, y: Tensor) -> float:
     weights = means.new_full((n, 1, 1), 1 / n)  # (draws, rows or 1, 1)
     if predictive.log_weights is not None:
         weights = predictive.log_weights.double().exp()
-    to_y = (weights * _mean_size(y.double() - means, variances)).sum(0)  # (rows, targets)
+    to_y = (weights * _mean_absolute(y.double() - means, variances)).sum(0)  # (rows, targets)
     between = torch.zeros_like(to_y)
     for i in range(n):  # one draw against itself and all later ones: memory stays that of the predictive
-        pairs = weights[i:] * _mean_size(means[i] - means[i:], variances[i] + variances[i:])
+        pairs = weights[i:] * _mean_absolute(means[i] - means[i:], variances[i] + variances[i:])
         between += weights[i] * (2 * pairs.sum(0) - pairs[0])
     return (to_y - 0.5 * between).mean().item()
 
 
-def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
-    """E|N(mean, variance)|."""
+def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
+    """E|X| for X ~ N(mean, variance), elementwise."""
     std = variance.sqrt()
     z = mean / std
     return mean * (2 * torch.special.ndtr(z) - 1) + std * math.sqrt(2 / math.pi) * (-0.5 * z.square()).exp()
@@ -100,8 +104,11 @@ def auroc(in_dist: Tensor, ood: Tensor) -> float:
 
 
 def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """AUROC (resamples,) with rows counted as often as each pair of float64 counts says."""
-    below, up_to = _counts(in_dist, ood)
+    """AUROC of each resample of the rows, (resamples,).
+
+    A resample is a pair of float64 tensors: how often it has each in-distribution row, and each outlier.
+    """
+    below, up_to = _counts_below(in_dist, ood)
     order = in_dist.argsort(stable=True)
     areas = []
     for in_dist_counts, ood_counts in counts:
@@ -113,20 +120,20 @@ def resampled_auroc(in_dist: Tensor, ood: Tensor, counts: Iterable[tuple[Tensor,
 
 def aupr(in_dist: Tensor, ood: Tensor) -> float:
     """Average precision of finding the outliers by a high score."""
-    recall, precision, _ = _thresholds(in_dist, ood)
+    recall, precision, _ = _threshold_rates(in_dist, ood)
     gained = recall.diff(prepend=recall.new_zeros(1))
     return (gained * precision).sum().item()
 
 
 def fpr95(in_dist: Tensor, ood: Tensor) -> float:
     """False positive rate at the highest threshold that finds 95 % of the outliers."""
-    recall, _, false_positive_rate = _thresholds(in_dist, ood)
+    recall, _, false_positive_rate = _threshold_rates(in_dist, ood)
     enough = torch.nonzero(recall >= 0.95 - 1e-12)[0]
     return false_positive_rate[enough].item()
 
 
-def _counts(values: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """How many values lie below, and how many at or below, each threshold."""
+def _counts_below(values: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """How many values lie below, and how many at or below, each threshold; ValueError for NaN or no rows."""
     for scores in (values, thresholds):
         if scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
             raise ValueError(
@@ -137,11 +144,11 @@ def _counts(values: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, thresholds), torch.searchsorted(ordered, thresholds, right=True)
 
 
-def _thresholds(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _threshold_rates(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Recall, precision and false positive rate at every distinct score as threshold, highest first."""
     thresholds = torch.cat([in_dist, ood]).unique().flip(0)  # sorted, ties once
-    true_positives = len(ood) - _counts(ood, thresholds)[0].double()
-    false_positives = len(in_dist) - _counts(in_dist, thresholds)[0].double()
+    true_positives = len(ood) - _counts_below(ood, thresholds)[0].double()
+    false_positives = len(in_dist) - _counts_below(in_dist, thresholds)[0].double()
     recall = true_positives / len(ood)
     precision = true_positives / (true_positives + false_positives)
     return recall, precision, false_positives / len(in_dist)

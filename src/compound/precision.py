@@ -27,7 +27,7 @@ def full_precision(function: C) -> C:
 
 
 def once_differentiable(backward: C) -> C:
-    """Decorator: a hand-written backward pass in full precision, which refuses create_graph=True.
+    """Decorator of a hand-written backward pass: full precision, and ValueError for create_graph=True.
 
     torch's decorator of this name raises in the second pass; this one raises in the first.
     """

@@ -9,7 +9,7 @@ Generators = Generator | Sequence[Generator]  # one generator, or one per ensemb
 
 
 def named_generator(seed: int, *path: str | int) -> Generator:
-    """A generator named by its purpose.
+    """A generator that depends on a seed and on a name for its purpose.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def derive_seed(seed: int, *path: str | int) -> int:
 
 
 def member_seed(seed: int, k: int) -> int:
-    """The seed of ensemble member k; member 0 has that of the ensemble."""
+    """The seed of ensemble member k; member 0 has the ensemble's own seed."""
     return seed if k == 0 else derive_seed(seed, "member", k)
 
 
 def only_generator(generator: Generators) -> Generator:
-    """The one generator of a method without members."""
+    """The generator, or the single one of a sequence, for a method without members; ValueError for more."""
     if isinstance(generator, Generator):
         return generator
     if len(generator) != 1:

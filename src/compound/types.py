@@ -85,7 +85,7 @@ class Batch:
         return len(self.x)
 
     def take(self, rows: Tensor) -> "Batch":
-        """These rows of the batch; `size` remains that of the training set."""
+        """The rows with these indices; `size` and `x_ood` stay as they are."""
         weight = None if self.weight is None else self.weight[..., rows]
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
 
@@ -147,6 +147,7 @@ def make_dataset(
 
 
 def _check_targets(y: Tensor, task: Task, rows: int) -> None:
+    """Raise ValueError for targets of a wrong shape, type or value."""
     shape = (rows,) if task.kind == "classification" else (rows, task.size)
     if tuple(y.shape) != shape:
         raise ValueError(
@@ -176,6 +177,7 @@ def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> Non
 
 
 def _first_non_finite(values: Tensor) -> str:
+    """The first NaN or infinity and where it is, such as "nan at row 3, column 1"."""
     index = (~torch.isfinite(values)).nonzero()[0].tolist()
     column = f", column {index[1]}" if len(index) > 1 else ""
     return f"{values[tuple(index)].item()} at row {index[0]}{column}"

@@ -24,7 +24,7 @@ from compound.random import Generators
 
 
 class CompoundLinear(nn.Module):
-    """A linear layer with weights drawn anew for every input, as its own hypernetwork says for that input.
+    """A linear layer with weights drawn anew for every input, from a distribution that a hypernetwork gives.
 
     `layer(x, generator)` returns the exact Gaussian over pre-activations; draw from it with `.draw(noise)`.
     Inside `torch.utils.checkpoint`, which computes the layer twice, create the generator in the checkpointed
@@ -104,7 +104,7 @@ class CompoundLinear(nn.Module):
     def forward_augmented(
         self, x_aug: Tensor, generator: Generators, shared: tuple[int, int] = (1, 1), kl: bool = True
     ) -> Gaussian:
-        """`forward` of h~ = [x; 1]."""
+        """`forward` for x_aug = [x; 1], (*members, rows, in + 1): inputs with the constant 1 appended."""
         heads = self.hyper(x_aug, generator, shared)
         options = MomentOptions(self.config.bound, self.config.scaled, kl)
         if self.config.basis != "vmg":
@@ -118,7 +118,10 @@ class CompoundLinear(nn.Module):
         return out._replace(mean=mean)
 
     def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
-        """One draw of all that has a posterior: the hypernetwork's weights, and V."""
+        """One draw of the hypernetwork's weights (see `HyperNetwork.draw`) and of V (*members, in + 1, out).
+
+        Weights without a posterior are returned as they are.
+        """
         weights = self.hyper.draw(generator)
         if self.config.basis != "vmg":
             return weights, self.basis
@@ -128,7 +131,10 @@ class CompoundLinear(nn.Module):
 
     @full_precision
     def forward_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
-        """The Gaussian of the pre-activations for ψ from `draw`, the same for all rows; without KL."""
+        """The Gaussian of the pre-activations of x (*members, rows, in), without KL.
+
+        `psi` is the result of `draw`: the same weights for all rows.
+        """
         weights, basis = psi
         x_aug = append_ones(x)
         heads = self.hyper.forward_given(x_aug, weights)
@@ -170,7 +176,11 @@ class CompoundLinear(nn.Module):
         return (self.inputs + 1) ** -0.5 if self.config.scaled else 1.0
 
     def kl(self) -> Tensor:
-        """The KL of the posterior over ψ, and what V's prior or posterior adds, (*members,)."""
+        """The KL of the posterior over ψ to its prior, plus a term for V, (*members,).
+
+        The term is 0 for the basis "point", the negative log-prior up to a constant for "map", and the KL of
+        V's posterior to its prior for "vmg".
+        """
         total = self.hyper.kl()
         if self.config.basis == "map":
             total = total + 0.5 * (self.basis.square().sum((-2, -1)) / self.basis_variance)

@@ -11,7 +11,7 @@ from compound.ops.masked_flow import MASKED
 
 
 def init_normal(generator: Generator, *shape: int) -> Tensor:
-    """Gaussian initial values of variance 4 / (in + out); a vector has no out."""
+    """Gaussian initial values of a matrix (in, out), variance 4 / (in + out), or a vector (in,), 4 / in."""
     return math.sqrt(4 / sum(shape)) * standard_normal(generator, shape, torch.empty(0, dtype=torch.float32))
 
 
@@ -41,6 +41,8 @@ class Flow(nn.Module):
 
 
 class Identity(Flow):
+    """z' = z with log-determinant 0."""
+
     op = flow.IDENTITY
 
 

@@ -129,7 +129,7 @@ class HyperNetwork(nn.Module):
         return self._chain(x_aug, (partial(layer, generator=generator, shared=n) for layer, n in layers))
 
     def draw(self, generator: Generator) -> list[Tensor]:
-        """One draw of ψ: the weights of every map."""
+        """One draw of ψ: the weights of every map, (*members, in + 1, out) each."""
         return [cast(Any, layer).draw(generator) for layer in self.maps]
 
     @full_precision
@@ -138,6 +138,7 @@ class HyperNetwork(nn.Module):
         return self._chain(x_aug, (partial(matmul, b=weight) for weight in weights))
 
     def _chain(self, x_aug: Tensor, maps: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Apply the maps in turn, with the activation and an appended 1 between them."""
         *hidden, last = maps
         for layer in hidden:
             x_aug = append_ones(ACTIVATIONS[self.activation](layer(x_aug)))
@@ -151,7 +152,7 @@ class HyperNetwork(nn.Module):
 def init_basis(
     inputs: int, outputs: int, config: CompoundConfig, generator: Generators, members: tuple[int, ...]
 ) -> Tensor:  # (*members, in + 1, out)
-    """Initial values of V."""
+    """Initial values of V, the basis of the mean diag(s) V of a compound layer's weights."""
     shape = (*members, inputs + 1, outputs)
     if config.scaled:
         return standard_normal(generator, shape, FLOAT32) * math.sqrt(2 / (inputs + 1))
@@ -161,13 +162,14 @@ def init_basis(
 
 
 def _uniform(generator: Generators, shape: tuple[int, ...], high: float) -> Tensor:
-    """U(-high, high), by the normal cdf so that one generator per member works as well."""
+    """Draws from U(-high, high): the normal cdf of draws that may use one generator per member."""
     return high * (2 * torch.special.ndtr(standard_normal(generator, shape, FLOAT32)) - 1)
 
 
 def _init_hidden(
     inputs: int, outputs: int, config: CompoundConfig, generator: Generators, members: tuple[int, ...]
 ) -> nn.Module:
+    """A hidden map of the hypernetwork, with a posterior if `config.bayes`."""
     shape = (*members, inputs + 1, outputs)
     if config.scaled:
         weight = standard_normal(generator, shape, FLOAT32) * 0.5 * math.sqrt(2 / (inputs + 1))
@@ -187,6 +189,7 @@ def _init_heads(
     generator: Generators,
     members: tuple[int, ...],
 ) -> nn.Module:
+    """The last map of the hypernetwork, to s, lr and lc; with a posterior if `config.bayes`."""
     shape = (*members, inputs + 1, sum(heads))
     if config.scaled:
         values = zip(heads, (1.0, 0.0, config.log_col), strict=True)

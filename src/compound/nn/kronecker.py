@@ -1,10 +1,10 @@
 """Curvature of the summed loss in the weights of an affine map, and the posterior of its pre-activations.
 
     H = sum_n (a_n a_n^T) ⊗ (g_n^T Λ_n g_n)  over W (in + 1, out), row by row
-    a = (h, 1),  g = df/ds,  Λ = -∇² log p(y | f)
+    a = (h, 1),  g = df/ds,  Λ = -∇² log p(y | f)        s = a W: pre-activations, f: outputs of the network
 
 `Kronecker` approximates H by mean(a a^T) ⊗ sum(g^T Λ g), with separate blocks for weights and bias; `Dense`
-is H in full. The prior precision δ is added to the eigenvalues, so a new δ costs nothing.
+is H in full. The prior precision δ is added to the eigenvalues, so a new δ needs no new decomposition.
 """
 
 import torch
@@ -38,17 +38,20 @@ class Kronecker(nn.Module):
         self.register_buffer("size", torch.ones((), dtype=torch.float32))
 
     def zeros(self) -> list[Tensor]:
-        """Accumulators for `add`: A and G, in float64."""
+        """Accumulators for `add`, at 0: the sums behind A and G, in float64."""
         return [torch.zeros_like(v, dtype=torch.float64) for v in (self.input_vectors, self.output_vectors)]
 
     def add(self, sums: list[Tensor], h: Tensor, g: Tensor, weight: Tensor) -> None:
-        """Accumulate rows h (rows, in), g = √(weight Λ) df/ds (rows, directions, out), weight (rows,)."""
+        """Add rows to accumulators from `zeros`.
+
+        Shapes: h (rows, in), g = √(weight Λ) df/ds (rows, directions, out), weight (rows,).
+        """
         g = g.flatten(0, 1)
         sums[0] += (weight.unsqueeze(-1) * h).T @ h
         sums[1] += g.T @ g
 
     def fit(self, sums: list[Tensor], size: Tensor) -> None:
-        """Eigendecomposition of what `add` has accumulated; `size` is the sum of the rows' weights."""
+        """Store the eigendecomposition of the sums from `add`; `size` is the sum of the rows' weights."""
         inputs, outputs = sums
         values, vectors = torch.linalg.eigh(inputs / size)
         self.input_values[:-1] = values.clamp_min(0)
@@ -59,6 +62,7 @@ class Kronecker(nn.Module):
         self.size.copy_(size)
 
     def rescale(self, factor: Tensor) -> None:
+        """Multiply H by a factor."""
         self.output_values.mul_(factor)
 
     def precisions(self, delta: Tensor, factor: Tensor | float = 1.0) -> Tensor:  # (in + 1, out)
@@ -72,12 +76,18 @@ class Kronecker(nn.Module):
         return torch.outer(balance * inputs + root, outputs / balance + root)
 
     def variances(self, h: Tensor, delta: Tensor) -> Tensor:  # (rows, out)
-        """Posterior variances of s = [h, 1] W in the basis `output_vectors`, where they are independent."""
+        """Posterior variances of s = [h, 1] W for h (rows, in), in the basis `output_vectors`.
+
+        In this basis the entries of s are independent.
+        """
         covariance = self.precisions(delta).reciprocal().to(h.dtype)
         return torch.addmm(covariance[-1], (h @ self.input_vectors).square(), covariance[:-1])
 
     def covariance(self, h: Tensor, g: Tensor, delta: Tensor) -> Tensor:
-        """Posterior covariance (rows, directions, directions) of g s for g (rows, directions, out)."""
+        """Posterior covariance (rows, directions, directions) of g s, where s = [h, 1] W.
+
+        Shapes: h (rows, in), g (rows, directions, out); δ is the prior precision.
+        """
         projected = (g @ self.output_vectors).double()
         return (projected * self.variances(h, delta).double().unsqueeze(1)) @ projected.mT
 
@@ -97,7 +107,7 @@ class Dense(nn.Module):
         self.register_buffer("vectors", torch.eye(weights, dtype=torch.float32))
 
     def zeros(self) -> list[Tensor]:
-        """The accumulator for `add`."""
+        """The accumulator for `add`, at 0, in float64."""
         shape = (self.outputs, self.outputs, self.inputs + 1, self.inputs + 1)
         return [torch.zeros(shape, dtype=torch.float64, device=self.values.device)]
 
@@ -113,11 +123,13 @@ class Dense(nn.Module):
                     sums[0][j, i] += block
 
     def fit(self, sums: list[Tensor], size: Tensor) -> None:
+        """As `Kronecker.fit`; `size` is not used."""
         values, vectors = torch.linalg.eigh(sums[0].transpose(1, 2).reshape(self.vectors.shape))
         self.values.copy_(values.clamp_min(0))
         self.vectors.copy_(vectors)
 
     def rescale(self, factor: Tensor) -> None:
+        """Multiply H by a factor."""
         self.values.mul_(factor)
 
     def precisions(self, delta: Tensor, factor: Tensor | float = 1.0) -> Tensor:  # (weights,)
@@ -144,7 +156,10 @@ def layer_inputs(network: Network, x: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def jacobians(network: Network, inputs: list[Tensor], directions: Tensor) -> list[Tensor]:
-    """directions (rows, directions, outputs) times df/ds of each of the last len(inputs) layers."""
+    """`directions` (rows, directions, outputs) times df/ds of each of the last len(inputs) layers.
+
+    `inputs` are those of these layers, from `layer_inputs`; each product is (rows, directions, out).
+    """
     products = [directions]
     for layer, h in zip(network.layers[:0:-1], inputs[:0:-1], strict=False):
         is_open = (h > 0) & (h < LIMIT)  # units that are neither off nor clipped

@@ -38,7 +38,7 @@ class Affine(nn.Module):
 
     @full_precision
     def forward(self, x_aug: Tensor, generator: Generators, shared: int = 1) -> Tensor:
-        """h~ W.
+        """The product h~ W.
 
         Parameters
         ----------

@@ -8,7 +8,10 @@ from compound.precision import full_precision
 
 
 class MeanFieldLinear(nn.Module):
-    """Weights W_ij ~ N(mean_ij, S_ij²) with prior N(0, prior_variance); the last row is the bias."""
+    """Weights W_ij ~ N(mean_ij, S_ij²) with prior N(0, prior_variance); the last row is the bias.
+
+    `mean` (in + 1, out) is the initial mean, `log_std` the initial log S_ij.
+    """
 
     def __init__(self, mean: Tensor, log_std: float = -5.0, prior_variance: float = 1.0):
         super().__init__()

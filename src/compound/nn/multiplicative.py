@@ -18,7 +18,10 @@ from compound.precision import full_precision
 
 
 class MultiplicativeLinear(nn.Module):
-    """x (rows, in) -> draws of x W + b, and a bound on the KL of q(W) q(b) to N(0, prior_variance)."""
+    """Draws of x W + b with W_ij ~ N(z_i M_ij, S_ij²) and random z, and an upper bound on the KL.
+
+    The KL is that of q(W) q(b) to N(0, prior_variance). Louizos and Welling (2017).
+    """
 
     def __init__(
         self,
@@ -47,7 +50,10 @@ class MultiplicativeLinear(nn.Module):
 
     @full_precision
     def forward(self, x: Tensor, groups: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """x W + b (rows, out), row k under z number k modulo `groups`, and the bound for each z (groups,)."""
+        """Draws of x W + b (rows, out) for x (rows, in), and the bound on the KL for each z (groups,).
+
+        `groups` vectors z are drawn; row k uses number k modulo `groups`.
+        """
         noise = Noise(
             standard_normal(generator, (groups, self.inputs), x),
             self.flow.masks(groups, generator),
@@ -58,7 +64,7 @@ class MultiplicativeLinear(nn.Module):
         return self.forward_given(x, noise)
 
     def forward_given(self, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """`forward` with given random numbers."""
+        """`forward` with given random numbers, for as many z as they have."""
         parameters = Parameters(self.mean, self.log_std, self.bias, self.vectors)
         flow_parameters = tuple(self.flow.parameters()), tuple(self.reverse_flow.parameters())
         flows = Flows(self.flow.op, self.reverse_flow.op, *flow_parameters)
@@ -66,7 +72,7 @@ class MultiplicativeLinear(nn.Module):
 
     @full_precision
     def draw(self, n: int, generator: Generator) -> Tensor:  # (n, in)
-        """Draws of z."""
+        """n draws of the scales z."""
         mean, log_var = self.vectors[:2]
         noise = standard_normal(generator, (n, self.inputs), mean)
         return self.flow(torch.addcmul(mean, log_var.exp().sqrt(), noise), generator)[0]
@@ -81,5 +87,5 @@ class MultiplicativeLinear(nn.Module):
 
     @full_precision
     def std(self, x: Tensor) -> Tensor:  # (..., rows, out)
-        """Standard deviation of x W + b given z, on which it does not depend."""
+        """Standard deviation of x W + b given z, for x (..., rows, in); it is the same for every z."""
         return conditional_std(x, self.log_std, self.bias[1])

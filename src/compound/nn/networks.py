@@ -13,7 +13,7 @@ from compound.ops.gaussian_noise import standard_normal
 
 
 class Linear(nn.Module):
-    """Affine maps of several members; He initialisation with the true fan-in, biases at 0."""
+    """One affine map per member (one generator each); initial weights N(0, gain / inputs), biases 0."""
 
     def __init__(self, inputs: int, outputs: int, generators: Sequence[Generator], gain: float = 2.0):
         super().__init__()
@@ -37,7 +37,10 @@ class Linear(nn.Module):
 
 
 class Network(nn.Module):
-    """x (rows, in), or one x per member (members, rows, in) -> f (members, rows, out)."""
+    """One network per member (one generator each), with the same widths from inputs to outputs.
+
+    It maps x (rows, in), or one x per member (members, rows, in), to outputs f (members, rows, out).
+    """
 
     def __init__(self, widths: Sequence[int], generators: Sequence[Generator]):
         super().__init__()

@@ -31,7 +31,7 @@ class Clusters(NamedTuple):
 
     @classmethod
     def fit(cls, u: Tensor, count: int, with_covariances: bool, seed: int) -> Self:
-        """From whitened rows (rows, rank)."""
+        """At most `count` k-means clusters of whitened rows u (rows, rank); `seed` is that of k-means."""
         centres = k_means(u, min(count, len(u)), seed)
         if not with_covariances:
             return cls(centres, u.new_zeros(0, 0, 0), u.new_zeros(0))
@@ -47,7 +47,10 @@ class Clusters(NamedTuple):
         return cls(centres, roots.to(u.dtype).contiguous(), (1 / values.mean(-1)).to(u.dtype))
 
     def distance(self, u: Tensor, residual: Tensor) -> Tensor:  # (rows,)
-        """Of whitened rows (rows, rank), with their squared lengths outside these directions (rows,)."""
+        """Distance of whitened rows u (rows, rank) from the nearest cluster.
+
+        `residual` (rows,) is their squared length outside the whitened directions, from `Whitening`.
+        """
         index = nearest(u, self.centres)
         gaps = u - self.centres[index]
         if len(self.precision_roots):
@@ -57,7 +60,7 @@ class Clusters(NamedTuple):
 
 
 def cluster_whiten(differences: Tensor, index: Tensor, precision_roots: Tensor) -> Tensor:  # (rows, rank)
-    """Each row's difference times the precision root of its centre."""
+    """Each row of differences (rows, rank) times the precision root of its centre, number index (rows,)."""
     if (
         len(index) < BLOCK or is_tracing()
     ):  # a trace may not depend on which centres these rows are nearest to
@@ -66,26 +69,27 @@ def cluster_whiten(differences: Tensor, index: Tensor, precision_roots: Tensor) 
     near, sizes = torch.unique_consecutive(index[order], return_counts=True)
     parts = differences[order].split(sizes.tolist())
     products = torch.cat(
-        [_product(part, precision_roots[k]) for k, part in zip(near.tolist(), parts, strict=True)]
+        [_blockwise_product(part, precision_roots[k]) for k, part in zip(near.tolist(), parts, strict=True)]
     )
     return torch.empty_like(products).index_copy(0, order, products)
 
 
-def _product(rows: Tensor, root: Tensor) -> Tensor:
-    """rows @ root in blocks of one shape.
+def _blockwise_product(rows: Tensor, root: Tensor) -> Tensor:
+    """rows @ root, BLOCK rows at a time.
 
-    Products of other shapes round differently, depending on neighbouring rows.
+    Products of other shapes round differently: a row's result would depend on the number of other rows.
     """
     padded = functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
     return torch.cat([part @ root for part in padded.split(BLOCK)])[: len(rows)]
 
 
 def nearest(u: Tensor, centres: Tensor) -> Tensor:  # (rows,)
-    """Index of the nearest centre in Euclidean distance, from |c|²/2 - u'c."""
+    """Index of the centre nearest to each row of u (rows, rank), by the Euclidean distance: |c|²/2 - u'c."""
     return torch.addmm(0.5 * centres.square().sum(-1), u, centres.T, alpha=-1).argmin(-1)
 
 
 def k_means(u: Tensor, count: int, seed: int) -> Tensor:  # (count, rank)
+    """Centres of rows u (rows, rank), by mini-batch k-means."""
     from sklearn.cluster import MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 

@@ -1,13 +1,14 @@
 """Which rows are out of distribution: those farther from the training rows than nearly all rows like them.
 
 The score is the distance d(x) of `compound.ood.distance`. The threshold is a quantile of the training rows'
-cross-fitted distances, so that about `false_alarms` of new rows from the same distribution exceed it.
+cross-fitted distances, so that new rows from the same distribution exceed it at about the requested rate.
 
-The rate at which new rows exceed a threshold from n rows varies itself, by 1 / sqrt(n false_alarms) of its
-size. With fewer than ENOUGH rows expected beyond the threshold not even a factor 2 is certain: then
-`promised` is False. With fewer than one, the largest distance is exceeded at the rate 1 / (n + 1); where no
-tail is heavier than one of finite variance, P(d > t) ~ t⁻², the requested rate lies by the factor sqrt(1 /
-((n + 1) false_alarms)) beyond it. Lighter tails are flagged less often.
+A threshold from n rows is itself random: the rate of new rows beyond it has a relative standard deviation of
+1 / sqrt(n rate). With fewer than ENOUGH of n rows expected beyond it the rate may be wrong by a factor 2, and
+`promised` is False. With fewer than one expected, the quantile is extrapolated: new rows exceed the largest
+of n distances at the rate 1 / (n + 1), and for a tail P(d > t) ~ t⁻², the heaviest of finite variance, the
+threshold is that distance times sqrt(1 / ((n + 1) rate)). For lighter tails the rate is below the requested
+one.
 """
 
 import math
@@ -53,15 +54,18 @@ class OODDetector:
 
     @classmethod
     def fit(cls, x: Tensor, false_positive_rate: float, generator: Generator) -> Self:
-        """From training rows (rows, features), for a rate of false alarms between 0 and 1."""
+        """Fit the distance and its threshold to training rows (rows, features).
+
+        `false_positive_rate`, between 0 and 1, is the fraction of such rows to be beyond the threshold.
+        """
         distance = Distance(x.shape[1])
         return cls.from_distances(distance, distance.fit(x, generator), false_positive_rate)
 
     @classmethod
     def from_distances(cls, distance: Distance, cross_fitted: Tensor, false_positive_rate: float) -> Self:
-        """From a fitted distance, and distances (rows,) of rows as if they were new.
+        """The detector with a fitted distance, whose threshold is a quantile of distances (rows,).
 
-        Cross-fitted, or new ones.
+        They are those of rows that the distance was not fitted to: cross-fitted, or of new rows.
         """
         # a new distance is equally likely in each of the n + 1 gaps between n distances: method "weibull"
         threshold = float(
@@ -72,5 +76,5 @@ class OODDetector:
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:  # (rows,)
-        """Distances of rows (rows, features)."""
+        """Distances of rows x (rows, features) from the training rows."""
         return self.distance(x)

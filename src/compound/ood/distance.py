@@ -36,7 +36,8 @@ class Distance(nn.Module):
     Attributes
     ----------
     quantiles : Tensor of shape (3,)
-        Of the training rows' cross-fitted distances: d50, d99 (50%, 99%), and the largest, at most 2 d99.
+        Quantiles of the training rows' cross-fitted distances: d50 (50%), d99 (99%), and the largest
+        distance, at most 2 d99.
     cross_fitted : Tensor of shape (rows,) or None
         Cross-fitted distances of the rows that `fit` has seen; not saved.
 
@@ -84,7 +85,7 @@ class Distance(nn.Module):
         return Clusters(self.centres, self.precision_roots, self.residual_precision)
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
-        """Of rows (rows, features)."""
+        """Distance of rows x (rows, features) from the training rows; ValueError before `fit`."""
         if not self.fitted:
             raise ValueError("the distance is not fitted: call fit with the training rows first")
         return self.clusters.distance(*self.whitening(x))
@@ -92,8 +93,8 @@ class Distance(nn.Module):
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
         """Learn the distance from training rows (rows, features); returns their cross-fitted distances.
 
-        Beyond SAMPLE rows only a sample is used; rows outside it took part in nothing and are measured
-        directly.
+        Of more than SAMPLE rows a random sample is used. Rows outside it have no part in the fit: for them
+        the fitted distance is returned.
         """
         sample = torch.randperm(len(x), generator=generator)[:SAMPLE]
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
@@ -119,6 +120,7 @@ class Distance(nn.Module):
         return out
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Before loading, give the buffers of SIZED_BY_DATA the shapes of the saved ones."""
         for name in SIZED_BY_DATA:
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
@@ -126,7 +128,7 @@ class Distance(nn.Module):
 
 
 def _quantiles(distances: Tensor) -> Tensor:  # (3,)
-    """d50, d99 and the edge: the largest distance, at least d99 and at most 2 d99."""
+    """d50, d99 and the edge (the largest distance, at least d99 and at most 2 d99) of distances (rows,)."""
     levels = torch.tensor([0.5, 0.99], dtype=torch.float64)
     d50, d99 = torch.quantile(distances.double(), levels).tolist()
     d99 = max(d99, d50 + 1e-6 * d50 + 1e-12)  # rows all alike: any other row is far
@@ -135,16 +137,16 @@ def _quantiles(distances: Tensor) -> Tensor:  # (3,)
 
 
 def _n_centres(x: Tensor, many_inputs: bool) -> int:
-    """One centre per ROWS_PER_CENTRE distinct rows, at most MAX_CENTRES."""
+    """Number of k-means centres for rows x: one per ROWS_PER_CENTRE distinct rows, at most MAX_CENTRES."""
     distinct = len(np.unique(x.numpy(), axis=0))
     return max(1, min(MAX_CENTRES[many_inputs], distinct // ROWS_PER_CENTRE[many_inputs]))
 
 
 def _unit(x: Tensor, train: Tensor) -> Tensor:  # (features,)
-    """Factors that give the columns of `train` the standard deviations of those of `x`.
+    """Factors that give the columns of `train`, some rows of `x`, the standard deviations of those of `x`.
 
-    Indicators and pixels, which are not standardised, stay as they are: the deviation of numbers from 0 to 1
-    is at most 1/2.
+    With them the units of the columns do not depend on the held-out rows. The factor is 1 for indicators and
+    pixels, which are not standardised: the standard deviation of numbers from 0 to 1 is at most 1/2.
     """
     std, train_std = (rows.double().std(0, correction=0) for rows in (x, train))
     return torch.where((std > 0.5) & (train_std > 1e-6 * std), std / train_std, 1.0).to(x.dtype)

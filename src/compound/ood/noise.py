@@ -19,7 +19,7 @@ MAX_RISE = 8.0  # t that every row beyond 2.9 d99 gets, where the cap allows it
 
 
 class DistanceAwareNoise(nn.Module):
-    """d(x) and t(x); without noise (t = -inf) until fitted.
+    """The far noise t(x) (rows,) of rows x (rows, features); -inf, no noise, until fitted.
 
     Parameters
     ----------
@@ -51,20 +51,20 @@ class DistanceAwareNoise(nn.Module):
         return self.distance.fitted
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
-        """Fit the distance to training rows; returns their cross-fitted distances.
+        """Fit the distance to training rows (rows, features); returns their cross-fitted distances.
 
-        The ramp is set apart from it.
+        The ramp is reset to t = -20 everywhere, nearly no noise: `set_ramp` chooses another.
         """
         distances = self.distance.fit(x, generator)
         self.ramp = torch.tensor([-20.0, 0.0, -20.0], dtype=x.dtype)
         return distances
 
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
-        """t(x)."""
+        """The far noise t of rows x (rows, features)."""
         return self.from_distance(self.distance(x)) if self.fitted else x.new_full((len(x),), -torch.inf)
 
     def from_distance(self, distance: Tensor) -> Tensor:
-        """t at these distances."""
+        """The far noise t of rows at these distances, of the same shape."""
         d50, d99, edge = self.distance.quantiles.unbind()
         level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
@@ -72,5 +72,5 @@ class DistanceAwareNoise(nn.Module):
         return torch.minimum(torch.maximum(rise, least).clamp_min(-20), cap)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
-        """t is `level` at the median distance and `level + kappa` at the 99% quantile, at most `cap`."""
+        """Make t `level` at the median distance and `level + kappa` at the 99% quantile, at most `cap`."""
         self.ramp = self.ramp.new_tensor([level, kappa, cap])

@@ -14,7 +14,7 @@ ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows ca
 
 
 class RampGrid(NamedTuple):
-    """Ramps to choose from."""
+    """The ramps to choose from: every pair of a level and a kappa."""
 
     levels: tuple[float, ...]  # t at the median distance
     kappas: tuple[float, ...]  # its rise from there to the 99% quantile
@@ -47,17 +47,19 @@ def choose_ramp(
     noise : DistanceAwareNoise
         Its distance is fitted; its ramp is set.
     grid : RampGrid
+        Ramps to choose from.
     distances : Tensor of shape (1 + quantiles, rows)
-        Of the calibration rows themselves, and other distances that each of them represents.
+        First the distances of the calibration rows; then other distances at which a row's cost is computed
+        too, and averaged.
     log_densities : callable
         Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
 
     Notes
     -----
-    No mean over rows, less its standard error, may fall by more than the budget below that without noise. Nor
-    may it fall by more than the budget below the best of such ramps: an overconfident network gains by far
-    noise, and that gain is not to be spent on a steeper ramp. Where no ramp is cheap enough the gentlest one
-    is set, for the sake of rows far away.
+    A ramp is safe if the mean gain in each score, minus its standard error, is at least -BUDGET. Of the safe
+    ramps the steepest is set whose mean gains are within BUDGET of the best safe ramp's: an overconfident
+    network gains by far noise, and a steeper ramp must not use up that gain. If there is none the gentlest
+    one is set, so that there is far noise in any case.
     """
     # steepest last, by t one more 50%-to-99% stretch beyond the 99% quantile
     ramps = sorted(

@@ -27,7 +27,7 @@ class Whitening(NamedTuple):
 
     @classmethod
     def fit(cls, x: Tensor) -> Self:
-        """From rows (rows, features); computed in float64."""
+        """The whitening of rows x (rows, features) by their mean and covariance, computed in float64."""
         rows, features = x.shape
         data = x.double()
         shift = data.mean(0)
@@ -46,7 +46,7 @@ class Whitening(NamedTuple):
         return cls(shift.to(x.dtype), whiten.contiguous(), torch.tensor(beyond, dtype=x.dtype))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """u (rows, rank), and the squared whitened length outside the leading directions (rows,)."""
+        """u (rows, rank) of x (rows, features), and the squared whitened length that u leaves out (rows,)."""
         centred = x - self.shift
         u = centred @ self.whiten
         if not bool(self.residual_scale):

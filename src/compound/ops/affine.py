@@ -15,12 +15,12 @@ NARROW = 16  # columns up to which a product is computed as its transpose
 
 
 def append_ones(x: Tensor) -> Tensor:  # (..., in + 1)
-    """h~ = [h; 1]."""
+    """h~ = [h; 1]: x (..., in) with the constant 1 appended to its last axis."""
     return torch.cat([x, x.new_ones((*x.shape[:-1], 1))], -1)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a b for two or three axes, without the dispatch cost of `@`."""
+    """The product a b of matrices, or of batches of them (three axes), without the dispatch cost of `@`."""
     product = torch.bmm if a.ndim == 3 else torch.mm
     return product(b.mT, a.mT).mT.contiguous() if b.shape[-1] <= NARROW else product(a, b)
 
@@ -58,7 +58,7 @@ def affine(h: Tensor, weight: Tensor) -> Tensor:  # (rows, out)
 
 
 def grad_weight(h: Tensor, d_out: Tensor) -> Tensor:  # (in + 1, out)
-    """The gradient of `affine` with respect to W."""
+    """The gradient of `affine` with respect to W, from h (rows, in) and the output's gradient (rows, out)."""
     d_weight = h.new_empty((h.shape[1] + 1, d_out.shape[1]))
     if d_out.shape[1] <= NARROW:
         d_weight[:-1] = torch.mm(d_out.mT, h).mT

@@ -1,4 +1,4 @@
-"""The auxiliary posterior r(z | W) of a multiplicative layer: a Gaussian behind a flow.
+"""The auxiliary posterior r(z | W) of a multiplicative layer: z is Gaussian after a flow.
 
     flow_r(z) ~ N(s b_1, exp(-s b_2)),  s = mean_j t_j,  t = tanh(c^T W),  c^T W | z ~ N(c^T (z M), c²^T S²)
 
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of -1/2 of the doubled log-density."""
+    """Gradients of minus the log-density, that is -1/2 times the value of `forward`."""
 
     z_flowed: Tensor  # (groups, in)
     projection: Tensor  # (groups, out): with respect to c^T W
@@ -61,7 +61,7 @@ class Gradients(NamedTuple):
 def forward(
     z: Tensor, z_flowed: Tensor, mean: Tensor, variance: Tensor, vectors: Tensor, noise: Tensor
 ) -> tuple[Tensor, Saved]:
-    """`reference`, compiled."""
+    """`reference`, compiled, and what `backward` needs."""
     log_density = z.new_empty(len(z))
     saved = Saved(
         std=z.new_empty(mean.shape[1]),
@@ -78,7 +78,7 @@ def forward(
 
 
 def backward(saved: Saved, vectors: Tensor, d_bound: Tensor) -> Gradients:
-    """Gradients of -1/2 `forward`, weighted by d_bound (groups,)."""
+    """Gradients of -1/2 times the value of `forward`, weighted by d_bound (groups,)."""
     gradients = Gradients(
         torch.empty_like(saved.weighted_residual),
         torch.empty_like(saved.t),
@@ -145,7 +145,7 @@ def density_backward_loop(
     d_z_flowed_: int, d_projection_: int, d_projection_var_: int, d_vectors_: int,
     groups: int, d: int, c: int, bound: float,
 ) -> None:  # fmt: skip
-    """Gradients of -1/2 `density_loop`; see `Gradients`."""
+    """Gradients of -1/2 times the value of `density_loop`; see `Gradients`."""
     d_bound = array(d_bound_, (groups,))
     vectors = array(vectors_, (5, d))
     noise = array(noise_, (groups, c))

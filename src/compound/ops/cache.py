@@ -22,7 +22,7 @@ SUFFIX = "-sha256"  # of file names: numba's own files have another layout
 
 
 class LoopCache(FunctionCache):
-    """The cache of one loop."""
+    """numba's on-disk cache of one compiled function, with checksums."""
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
@@ -30,6 +30,7 @@ class LoopCache(FunctionCache):
         self._cache_file = _ChecksummedFiles(self.cache_path, self._impl.filename_base + SUFFIX, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function for a signature; None, with a warning, where its file cannot be used."""
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # intact, but unusable by this numba: it may raise anything
@@ -37,6 +38,7 @@ class LoopCache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        """Save the compiled function for a signature; a warning where the folder cannot be written."""
         try:
             super().save_overload(sig, data)
         except OSError as error:  # full, read-only or missing: the loop in memory is not affected
@@ -71,6 +73,7 @@ class _ChecksummedFiles(IndexDataCacheFile):
         self._write(self._data_path(name), data)
 
     def _read(self, path: Path) -> Any:
+        """The object that `_write` has saved; None for a missing file and, with a warning, a damaged one."""
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -88,7 +91,7 @@ class _ChecksummedFiles(IndexDataCacheFile):
 
 
 def _warn_damaged(folder: object, why: object) -> None:
-    """One message for all files of a folder: Python shows a repeated warning once."""
+    """Warn with the same message for all files of a folder, since Python shows a repeated warning once."""
     warnings.warn(f"compiled loops in {folder} are damaged ({why}): they are compiled again", stacklevel=2)
 
 

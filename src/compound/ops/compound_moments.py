@@ -74,11 +74,11 @@ class MomentOptions(NamedTuple):
 def compound_moments(
     x_aug: Tensor, heads: Tensor, basis: Tensor, options: MomentOptions, overwrite_heads: bool = False
 ) -> Gaussian:
-    """Pre-activations at h~ from the hypernetwork's heads and V: compiled where possible, differentiable.
+    """The Gaussian of the pre-activations from h~, the hypernetwork's heads and V; differentiable.
 
-    Shapes: x_aug (*members, rows, r = in + 1), heads (s, lr, lc) (*members, rows, 2 r + c), basis V
-    (*members, r, c). With `overwrite_heads` the memory of `heads` is reused: nobody else may read it
-    afterwards.
+    Shapes: h~ = x_aug (*members, rows, r = in + 1), heads (s, lr, lc) (*members, rows, 2 r + c), V = basis
+    (*members, r, c). With `overwrite_heads` the memory of `heads` is reused: the caller must not read it
+    afterwards. Compiled where possible.
     """
     if not can_use_kernel(x_aug, heads, basis):
         return reference(x_aug, heads, basis, options)
@@ -121,7 +121,7 @@ class Saved(NamedTuple):
 
 
 def forward(x_aug: Tensor, heads: Tensor, basis: Tensor, options: MomentOptions) -> tuple[Gaussian, Saved]:
-    """`reference`, compiled. Overwrites `heads`: new memory costs more than the arithmetic on it."""
+    """`reference`, compiled, and what `backward` needs; overwrites `heads`, since new memory is slow."""
     *members, r, c = basis.shape
     shape = x_aug.shape[:-1]
     scaled = torch.empty_like(x_aug)

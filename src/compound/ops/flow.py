@@ -29,6 +29,7 @@ class Flow(NamedTuple):
 
 
 def identity(z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """z (draws, d) itself and log-determinants 0 (draws,); masks are not used."""
     return z, z.new_zeros(len(z))
 
 
@@ -45,8 +46,8 @@ def planar(
 ) -> tuple[Tensor, Tensor]:
     """z' = z + û tanh(w z + b) in every step, û = u + (softplus(w u) - 1 - w u) w / |w|².
 
-    Shapes: weight w and direction u (steps, d), bias b (steps,). w û > -1 makes the flow invertible.
-    Rezende and Mohamed (2015).
+    Returns z' and the log-determinants (draws,). Shapes: z (draws, d), weight w and direction u (steps, d),
+    bias b (steps,); masks are not used. w û > -1 makes the flow invertible. Rezende and Mohamed (2015).
     """
     log_det = z.new_zeros(len(z))
     for w, u, b in zip(weight, direction, bias, strict=True):
@@ -65,7 +66,7 @@ def _planar_forward(z: Tensor, masks: Tensor, *parameters: Tensor) -> tuple[Tens
 
 @torch.enable_grad()
 def _planar_backward(saved: Saved, d_z: Tensor, d_log_det: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """By autograd: it serves layers with one input, where there is little to gain."""
+    """By autograd: planar flows are for layers with one input, where a compiled loop would gain little."""
     z, *parameters = (tensor.detach().requires_grad_() for tensor in saved)
     out = planar(z, z, *parameters)
     d_z, *gradients = torch.autograd.grad(out, [z, *parameters], (d_z, d_log_det))

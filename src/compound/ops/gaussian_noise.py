@@ -13,14 +13,14 @@ from compound.random import Generators
 
 
 def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Standard normal numbers of the dtype and device of `like`.
+    """Standard normal numbers of this shape, with the dtype and device of `like`.
 
     With one generator per member the first axis counts members: members trained together draw what each would
     draw by itself.
     """
     if isinstance(generator, Generator):
         if like.dtype is torch.float32 and like.device.type == generator.device.type == "cpu":
-            return _compiled(generator, shape)
+            return _compiled_normal(generator, shape)
         if like.is_meta:  # only the shape is needed
             return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
         noise = torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=generator.device)
@@ -33,8 +33,8 @@ def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
 
-def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
-    """The generator gives a 63-bit key, and the key determines all numbers."""
+def _compiled_normal(generator: Generator, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers in float32 by `normal_loop`, with a 63-bit key from the generator."""
     count = math.prod(shape)
     quarter = -(-count // 4)
     is_exact = count == 4 * quarter
@@ -48,7 +48,7 @@ def _compiled(generator: Generator, shape: Sequence[int]) -> Tensor:
 
 @loop({"contract"}, "out")
 def normal_loop(out_: int, quarter: int, key: int) -> None:
-    """4 quarter standard normal numbers: Philox 4x32 with 7 rounds (Salmon et al., 2011), then Box-Muller."""
+    """4 * quarter standard normal numbers: Philox 4x32 with 7 rounds (Salmon et al., 2011), Box-Muller."""
     out = array(out_, (4 * quarter,))
     for i in range(quarter):
         c0, c1, c2, c3 = np.uint32(i), np.uint32(0), np.uint32(0), np.uint32(0)
@@ -64,7 +64,10 @@ def normal_loop(out_: int, quarter: int, key: int) -> None:
 
 @kernel({"contract"})
 def box_muller(u: Any, v: Any) -> Any:
-    """sqrt(-2 ln U) times the sine and cosine of a random angle, from 24 bits each of u and v."""
+    """Two independent standard normal numbers from random uint32 u and v, of which 24 bits each are used.
+
+    sqrt(-2 ln U) times the sine and cosine of a random angle.
+    """
     radius = math.sqrt(F(-2) * log((F(np.int32(u >> np.uint32(8))) + F(1)) * F(2.0**-24)))  # U in (0, 1]
     turn = F(np.int32(v) >> np.int32(8)) * F(2.0**-23)  # [-1, 1): half turns
     n = (F(2) * turn + ROUND) - ROUND

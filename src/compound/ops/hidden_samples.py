@@ -12,9 +12,9 @@ from compound.precision import once_differentiable
 
 
 def sample_hidden(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:  # (members, S rows, width + 1)
-    """[clipped_relu(mean + std * noise); 1]: compiled where possible, differentiable.
+    """[clipped_relu(mean + std * noise); 1] for S draws: compiled where possible, differentiable.
 
-    Shapes: noise (members, S, rows, width), mean and std (members, S or 1, rows, width).
+    Shapes: standard normal noise (members, S, rows, width), mean and std (members, S or 1, rows, width).
     """
     if can_use_kernel(mean, std, noise):
         return cast(Tensor, _SampleHidden.apply(mean.contiguous(), std.contiguous(), noise))

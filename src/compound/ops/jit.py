@@ -90,7 +90,7 @@ def pointer(_: Any, address: Any) -> Any:
 
 @kernel(FASTMATH)
 def array(address: int, shape: Any) -> Any:
-    """The float32 array at an address."""
+    """The float32 array of this shape at an address; for use inside loops."""
     return carray(pointer(address), shape)
 
 

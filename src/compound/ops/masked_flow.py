@@ -1,4 +1,4 @@
-"""The masked flow: in every step a random half m of z stays and moves the other half, each entry by a gate g.
+"""The masked flow: in every step a random half of z (mask m) is kept and determines how the other changes.
 
     h = tanh(A (m z) + a),  μ = B h + b,  g = sigmoid(C h + c),  z' = m z + (1 - m) (g z + (1 - g) μ)
 

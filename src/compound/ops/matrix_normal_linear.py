@@ -27,7 +27,7 @@ def matrix_normal_linear(
     noise: Tensor,  # (draws, rows, out): standard normal, overwritten
     prior_variance: float,
 ) -> tuple[Tensor, Tensor]:  # (draws, rows, out), ()
-    """Draws of h~ W and the KL of W's law to its prior."""
+    """Draws of h~ W and the KL of W's distribution to its prior; differentiable."""
     if is_tracing():
         return reference(h, mean, log_row, log_col, noise, prior_variance)
     return _MatrixNormalLinear.apply(h, mean, log_row, log_col, noise, prior_variance)  # type: ignore[no-any-return]

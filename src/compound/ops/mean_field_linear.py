@@ -24,7 +24,7 @@ def mean_field_linear(
     noise: Tensor,  # (draws, rows, out): standard normal, overwritten
     prior_variance: float,
 ) -> tuple[Tensor, Tensor]:  # (draws, rows, out), ()
-    """Draws of h~ W and the KL of W's law to its prior: compiled where possible, differentiable."""
+    """Draws of h~ W and the KL of W's distribution to its prior: compiled where possible, differentiable."""
     if can_use_kernel(h, mean, log_std, noise):
         return _MeanFieldLinear.apply(h, mean, log_std, noise, prior_variance)  # type: ignore[no-any-return]
     return reference(h, mean, log_std, noise, prior_variance)
@@ -58,7 +58,7 @@ class WeightStatistics(NamedTuple):
 
 
 def weight_statistics(mean: Tensor, log_std: Tensor) -> WeightStatistics:
-    """In one pass, compiled; float32 on the CPU only."""
+    """The statistics of M and log S (in, out), in one compiled pass; float32 on the CPU only."""
     variance = torch.empty_like(mean)
     squared_norms = mean.new_empty(len(mean))
     sums = mean.new_empty(2)
@@ -67,7 +67,7 @@ def weight_statistics(mean: Tensor, log_std: Tensor) -> WeightStatistics:
 
 
 class _MeanFieldLinear(torch.autograd.Function):
-    """S² is computed once for outputs and KL, and the gradient of the KL is added to that of the outputs."""
+    """Outputs and KL in one node: S² is computed once, and the gradients are added in place."""
 
     @staticmethod
     def forward(  # type: ignore[override]

@@ -23,7 +23,7 @@ from compound.precision import once_differentiable
 
 
 class Noise(NamedTuple):
-    """All random numbers of one pass."""
+    """The standard normal numbers of one pass, and the masks of its flows, for `groups` draws of z."""
 
     z: Tensor  # (groups, in)
     masks: Tensor  # of q's flow
@@ -51,9 +51,9 @@ class Flows(NamedTuple):
 def multiplicative_linear(
     x: Tensor, noise: Noise, parameters: Parameters, flows: Flows, prior_variance: float
 ) -> tuple[Tensor, Tensor]:  # (rows, out), (groups,)
-    """x W + b for x (rows, in), row k under z number k modulo groups, and the bound for each z.
+    """Draws of x W + b for x (rows, in), and the bound on the KL for each z.
 
-    Compiled where possible, differentiable.
+    Row k uses z number k modulo groups. Compiled where possible, differentiable.
     """
     if not can_use_kernel(x, parameters.mean):
         return reference(x, noise, parameters, flows, prior_variance)
@@ -86,12 +86,15 @@ def reference(
 
 
 def conditional_std(x: Tensor, log_std: Tensor, bias_log_var: Tensor) -> Tensor:  # (..., rows, out)
-    """Standard deviation of x W + b given z, on which it does not depend."""
+    """Standard deviation of x W + b given z; it is the same for every z.
+
+    Shapes: x (..., rows, in), log_std (in, out), bias_log_var (out,).
+    """
     return (x.square() @ log_std.exp().square() + bias_log_var.exp()).sqrt()
 
 
 def scale_rows(x: Tensor, z: Tensor) -> Tensor:
-    """Row k of x times z number k modulo groups."""
+    """Row k of x (rows, in) times row k modulo groups of z (groups, in)."""
     if len(x) % len(z):
         return x * z.repeat(len(x) // len(z) + 1, 1)[: len(x)]
     return (x.reshape(-1, *z.shape) * z).reshape(x.shape)

@@ -54,10 +54,11 @@ def reference(
 
 
 def scaled_noise(x_aug: Tensor, row: Tensor, noise: Tensor, shared: int = 1) -> Tensor:
-    """Noise (..., rows, out) of h~ W for row variances (..., r) and unit column variances.
+    """Draws of h~ W - E[h~ W] from standard normal noise (..., rows, out).
 
-    If `shared` parts of the rows use one W, the covariance of parts s and t of a row is K_st = sum_i h_si
-    row_i h_ti: the noise is multiplied by a Cholesky factor of each row's K.
+    Shapes: h~ = x_aug (..., rows, r), row variances (..., r); column variances are 1. Rows come in `shared`
+    equal parts. Row b of every part uses the same W, so parts s and t of it have the covariance K_st = sum_i
+    h_si row_i h_ti: the noise is multiplied by a Cholesky factor of each row's K.
     """
     if shared == 1:
         return noise * (x_aug.square() @ row.unsqueeze(-1)).sqrt()
@@ -86,7 +87,7 @@ class Saved(NamedTuple):
 def forward(
     x_aug: Tensor, mean: Tensor, log_row: Tensor, log_col: Tensor, noise: Tensor, blocks: tuple[int, ...]
 ) -> tuple[Tensor, Saved]:
-    """`reference` for shared = 1, compiled."""
+    """`reference` for shared = 1, compiled, and what `backward` needs."""
     out = matmul(x_aug, mean)
     row = log_row.exp()
     col = (0.5 * log_col).exp_()

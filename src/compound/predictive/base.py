@@ -55,7 +55,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:  # (rows,)
-        """Log of the predictive probability or density of y."""
+        """Log of the predictive probability of labels y (rows,), or density of targets y (rows, targets)."""
 
     @abstractmethod
     def entropy(self) -> Tensor:  # (rows,) or (rows, targets)
@@ -67,12 +67,17 @@ class Predictive(ABC):
 
     @abstractmethod
     def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
-        """The predictive with far noise t (rows,): log-odds of classes, relative log-variances of targets."""
+        """The predictive with far noise t (rows,) added.
+
+        For classes t is the log-odds that the predictive is uniform; far_std is not used. For targets the
+        variance far_std² exp(t) is added, far_std (targets,).
+        """
 
     @abstractmethod
-    def _concat(self, parts: Sequence[Self]) -> Self: ...
+    def _concat(self, parts: Sequence[Self]) -> Self:
+        """`concat` for parts of this class."""
 
     @staticmethod
     def concat(parts: "Sequence[Predictive]") -> "Predictive":
-        """The predictives of several chunks of rows as one."""
+        """One predictive for all rows, from the predictives of consecutive chunks of them."""
         return parts[0] if len(parts) == 1 else parts[0]._concat(parts)

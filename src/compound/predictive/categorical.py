@@ -41,14 +41,17 @@ class CategoricalPredictive(Predictive):
     def from_draws(
         cls, logs: Tensor, members: int = 1, paired: int = 1, component: Tensor | None = None
     ) -> Self:
-        """From draws of the log-probabilities.
+        """The mean of drawn probabilities, with its entropy decomposed.
 
         Parameters
         ----------
         logs : Tensor of shape (members * n_samples, n_inner * paired, rows, classes)
+            Log-probabilities: n_samples draws from the posterior of each member, and for each of them draws
+            from the mixing distribution.
         members : int, default=1
+            Number of networks in the ensemble.
         paired : int, default=1
-            Neighbouring draws that are not independent, such as antithetic ones.
+            Number of neighbouring draws that depend on each other, such as 2 for antithetic pairs.
         component : Tensor of shape (rows,), optional
             Mean entropy given θ, where it is known better than from these draws.
         """
@@ -65,13 +68,14 @@ class CategoricalPredictive(Predictive):
         return cls(component, total - component - posterior, posterior, mean)
 
     def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
+        """`mix_with_uniform` with log-odds t (rows,); far_std is not used."""
         return self.mix_with_uniform(t)
 
     def mix_with_uniform(self, log_odds: Tensor) -> Self:
-        """The mixture with the uniform distribution, whose weight π has these log-odds (rows,).
+        """The mixture (1 - π) p + π uniform, with log-odds log(π / (1 - π)) (rows,).
 
-        The label stays. Aleatoric parts count with the network's weight 1 - π. All other entropy is
-        epistemic: more data would remove it.
+        The most probable class is unchanged. Aleatoric parts count with the network's weight 1 - π. All other
+        entropy is epistemic: more data would remove it.
         """
         uniform = torch.full_like(self.probs, 1 / self.probs.shape[-1])
         probs = torch.lerp(self.probs, uniform, torch.sigmoid(log_odds).unsqueeze(-1))
@@ -88,10 +92,11 @@ class CategoricalPredictive(Predictive):
 
     @property
     def confidence(self) -> Tensor:  # (rows,)
-        """Its probability."""
+        """The probability of the most probable class."""
         return self.probs.amax(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:  # (rows,)
+        """Log-probability of the labels y (rows,), never -inf."""
         return safe_log(take_label(self.probs, y))
 
     def entropy(self) -> Tensor:  # (rows,)
@@ -106,16 +111,16 @@ class CategoricalPredictive(Predictive):
 
 
 def take_label(values: Tensor, y: Tensor) -> Tensor:
-    """The entry of each row's label y (rows,) along the last axis of values (..., rows, classes)."""
+    """values[..., n, y_n] for every row n: values (..., rows, classes), labels y (rows,)."""
     return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
 def safe_log(probs: Tensor) -> Tensor:
-    """Logs of probabilities; one that underflowed is not an impossible event."""
+    """log of probabilities, elementwise; 0 (an underflow) counts as the smallest normal number."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 def log_uniform_mixture(log_prob: Tensor, log_odds: Tensor, classes: int) -> Tensor:
-    """log((1 - π) p + π / classes), π with these log-odds."""
+    """log((1 - π) p + π / classes) from log p and log(π / (1 - π)), elementwise."""
     network = log_prob + functional.logsigmoid(-log_odds)
     return torch.logaddexp(network, functional.logsigmoid(log_odds) - math.log(classes))

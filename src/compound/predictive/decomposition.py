@@ -12,14 +12,14 @@ def entropy(probs: Tensor) -> Tensor:
 def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
     """Mixing and posterior variance of drawn means (members, n_samples, n_inner, rows, targets).
 
-    Both are without bias, and may be negative. Members are a complete list, not a sample. Within one, with v
-    the variance of inner draws and w that of the means of n_inner draws:
+    Both are unbiased, and may be negative. The members are all there are, not a sample. With v the variance
+    of inner draws and w the variance of the means of n_inner draws, both within a member:
 
         mixing = v
         posterior = w - v / n_inner + (variance between members' means) - (1 - 1 / members) (w / n_samples)
 
-    With n_samples = 1 there is no w: the error of a member's mean is v / n_inner, and only members differ.
-    With n_inner = 1 there is no v: all is posterior, and the sum is right.
+    With n_samples = 1, w cannot be estimated and is set to v / n_inner: only members' means differ. With
+    n_inner = 1, v is set to 0: all is posterior, and the sum of both parts is still unbiased.
     """
     members, n_samples, n_inner = means.shape[:3]
     inner_means = means.mean(2)
@@ -30,13 +30,13 @@ def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) e
 
 
 def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) each
-    """Mixing and posterior part of the total entropy.
+    """Mixing and posterior part of `total` from drawn probs (members, n_samples, n_inner, rows, classes).
 
-    From probabilities (members, n_samples, n_inner, rows, classes). Both may be negative. The entropy of a
-    mean of K draws is too low by about one K-th of its excess over the draws' own. The jackknife over inner
-    draws leaves an error of order 1 / n_inner² in the mixing part. `total`, the entropy of the mean of all
-    draws, is not corrected: it is too low by about (posterior within members + mixing / n_inner) / (members
-    n_samples), and so is the posterior part.
+    `component` (rows,) is the mean entropy of single draws, `total` (rows,) the entropy of the mean of all
+    draws. Both parts may be negative. The entropy of a mean of K draws is too low by about 1 / K of its
+    difference from the mean entropy of the draws. The jackknife over inner draws leaves an error of order
+    1 / n_inner² in the mixing part. `total` is not corrected: it is too low by about (posterior within
+    members + mixing / n_inner) / (members n_samples), and so is the posterior part.
     """
     n_inner = probs.shape[2]
     mean = probs.mean(2, keepdim=True)  # (members, n_samples, 1, rows, classes)

@@ -27,9 +27,9 @@ class GaussianPredictive(Predictive):
     component, mixing, posterior : Tensor of shape (rows, targets)
         Parts of the variance.
     means, variances : Tensor of shape (draws, rows, targets)
-        Of the Gaussians.
+        Means and variances of the Gaussians.
     log_weights : Tensor of shape (draws, rows, 1), optional
-        Of the Gaussians; equal weights by default.
+        Log-weights of the Gaussians; equal weights by default.
 
     Examples
     --------
@@ -90,7 +90,10 @@ class GaussianPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:  # (rows, targets)
-        """Of y. That of the mixture of these draws is a little smaller: its mean varies with the draws."""
+        """Variance of y: `total`.
+
+        The variance of the mixture itself is a little smaller, since its mean varies with the draws.
+        """
         return self.total
 
     @property
@@ -98,7 +101,7 @@ class GaussianPredictive(Predictive):
         return self.variance.sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Joint log-density of all targets of a row."""
+        """Joint log-density (rows,) of all targets of a row, for y (rows, targets)."""
         return mixture_log_prob(y, self.means, self.variances, self.log_weights)
 
     def cdf(self, y: Tensor) -> Tensor:  # (rows, targets)
@@ -108,13 +111,13 @@ class GaussianPredictive(Predictive):
         return mixture_quantile(q, self.means, self.variances, self.log_weights)
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds y with probability `coverage`."""
+        """Bounds (rows, targets) of the central interval that holds y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
         return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
 
     def entropy(self) -> Tensor:
-        """Of each target's marginal mixture."""
+        """Entropy of each target's marginal mixture, in nats, (rows, targets)."""
         return mixture_entropy(self.means, self.variances, self.log_weights)
 
     def sample(self, n: int, generator: Generator) -> Tensor:
