@@ -28,11 +28,8 @@ PGD_STRENGTHS = (0.1, 0.3, 1.0)
 PGD_IMAGES = 100
 IMAGES = {"quick": 200, "paper": 1000}
 DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
-PASSES = {
-    1: protocols.ONE,
-    10: protocols.TEN,
-    100: protocols.HUNDRED,
-}  # of a published attack -> draws of the sound one beside it
+# passes of a published attack -> draws of the sound attack shown with it
+PASSES = {1: protocols.ONE, 10: protocols.TEN, 100: protocols.HUNDRED}
 SAMPLES = {"quick": (1, 3), "paper": (1, 3, 5, 10)}  # per training step
 
 
@@ -41,9 +38,8 @@ class FgsmExperiment(Experiment):
     """Attacks on the models of an out-of-distribution experiment."""
 
     source: ood.OodExperiment  # whose models are attacked
-    kind: Literal["methods", "samples", "strong"] = (
-        "methods"  # compares methods, samples in training, or attacks
-    )
+    # compares methods, samples per training step, or attacks
+    kind: Literal["methods", "samples", "strong"] = "methods"
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = [replace(run, experiment=self.name) for run in self.source.grid(preset, seeds, methods)]
@@ -51,9 +47,7 @@ class FgsmExperiment(Experiment):
         if self.kind == "samples":
             runs = [_single_network(run) for run in runs]
             return [_with_samples(run, samples) for run in runs for samples in SAMPLES[preset]]
-        if (
-            self.kind == "strong"
-        ):  # also the published forms with the most samples, which the paper found most robust
+        if self.kind == "strong":  # also published forms with the most samples: most robust in the paper
             published = [run for run in runs if run.variant == PUBLISHED]
             runs += [_with_samples(run, SAMPLES[preset][-1]) for run in published]
         return runs

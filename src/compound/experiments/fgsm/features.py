@@ -83,10 +83,8 @@ class FeatureCache:
         features = {number: block for number, block in enumerate(loaded) if block is not None}
         start = time.monotonic()
         n_loaded = len(features)
-        for wait in (
-            False,
-            True,
-        ):  # first the blocks that no other process computes, then wait for those that others do
+        # first the blocks that no other process computes, then wait for those that others do
+        for wait in (False, True):
             for number, block in enumerate(blocks):
                 if number in features:
                     continue

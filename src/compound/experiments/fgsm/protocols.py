@@ -190,7 +190,7 @@ def pgd_attack(
     steps: int = 40,
     restarts: int = 5,
 ) -> Curve:
-    """The curve under projected gradient descent on the surrogate of `sound_protocol`, new draws every step."""
+    """The curve under projected gradient descent on `surrogate`, with new draws at every step."""
     probs = []
     for strength in strengths:
         images = []
