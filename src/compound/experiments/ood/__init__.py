@@ -174,7 +174,7 @@ def predict(model: Model, x: Tensor, seed: int, stream: str = "predict") -> Cate
 def evaluate(
     in_dist: CategoricalPredictive, y: Tensor, ood_sets: dict[str, CategoricalPredictive]
 ) -> dict[str, Any]:
-    """Metrics of the test set with labels y (rows,), and those of each out-of-distribution set by its name."""
+    """Metrics of the test set with labels y (rows,), and of each out-of-distribution set by its name."""
     numbers: dict[str, Any] = {
         "accuracy": metrics.accuracy(in_dist, y),
         "nll": metrics.nll(in_dist, y),
