@@ -1,4 +1,4 @@
-"""The registry of experiments, and what is done with one: plan its grid, perform its runs, publish its page.
+"""The experiments by name, and functions that plan the runs of one and perform them.
 
 registry, interface    __init__, base, forms, published (numbers of the paper)
 one run                identity, runs, run_files, locks, progress, provenance
@@ -46,7 +46,10 @@ def load(name: str) -> Experiment:
 
 
 def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str] = ()) -> list[Run]:
-    """The runs of an experiment; every argument is checked before any work."""
+    """The runs of an experiment under a preset, for seeds 0, ..., seeds - 1; ValueError for a wrong argument.
+
+    Without `seeds` or `methods` the experiment's defaults are used; "all" means all of its methods.
+    """
     experiment = load(name)
     if preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}: {name} has {', '.join(PRESETS)}")
@@ -60,26 +63,30 @@ def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str
 
 
 def check_data(runs: Sequence[Run], root: Path, data_dir: Path | None = None) -> None:
-    """Raise before any work where data sets that unfinished runs need are missing."""
+    """Raise an error if a data set that an unfinished run needs is not on disk."""
     names = {run.experiment for run in runs if not is_finished(run, root)}
     require(dict.fromkeys(data for name in sorted(names) for data in load(name).data), data_dir)
 
 
 def work_of(name: str) -> Work:
+    """The function that trains and evaluates one run of the experiment of this name."""
     return load(name).work
 
 
 def run_grid(
     runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
 ) -> GridResult:
-    """Perform all runs, with progress on the terminal."""
+    """Perform the runs that are not finished, `jobs` at once; results and failures of all runs.
+
+    Run directories are in `root`. Progress is shown on the terminal.
+    """
     return launch.run_grid(runs, work_of, root, data_dir, jobs)
 
 
 def perform_all(
     runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
 ) -> list[Result]:
-    """The results of all runs, in their order; raises where one failed, after all others have ended."""
+    """The results of `run_grid`, in the order of runs; ValueError, after all have ended, if one failed."""
     grid = run_grid(runs, root, data_dir, jobs)
     if grid.failures:
         run, reason = grid.failures[0]

@@ -30,8 +30,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def work(self, run: Run, context: RunContext) -> Outcome:
-        """Train and evaluate one run."""
+        """Train the model of one run and evaluate it; the metrics and arrays to save."""
 
     @abstractmethod
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
-        """Put figures, tables and claims on the page; return the claims."""
+        """Add figures, tables and claims about the results to the page; return the claims."""

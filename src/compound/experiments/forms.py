@@ -1,4 +1,4 @@
-"""The form in which a method is measured: its variant, with or without far noise, samples in training."""
+"""A method in one of its forms: default or variant, with or without far noise, samples per training step."""
 
 from typing import Any, NamedTuple
 
@@ -10,16 +10,16 @@ LABELS = {PUBLISHED: "published"}  # of variants, on pages
 
 
 class ModelForm(NamedTuple):
-    """One method in one form. Its runs differ by seed and are averaged; as text it labels rows and curves."""
+    """One method in one form. Its runs differ only by seed and are averaged; str() labels rows and curves."""
 
     method: str
-    variant: str = ""
+    variant: str = ""  # of the run
     far_noise: bool = False
     n_samples: int | None = None  # per training step, where runs differ in it
 
     @classmethod
     def from_run(cls, run: Run, far_noise: bool = False, n_samples: int | None = None) -> "ModelForm":
-        """The form of a run; far noise and samples are shown only where the caller gives them."""
+        """The form of a run; `far_noise` and `n_samples` are not read from its options."""
         return cls(run.method, run.variant, far_noise, n_samples)
 
     def __str__(self) -> str:
@@ -31,6 +31,7 @@ class ModelForm(NamedTuple):
 
     @property
     def is_published(self) -> bool:
+        """Whether options and training are those of the paper."""
         return self.variant == PUBLISHED
 
     @property
@@ -43,4 +44,4 @@ class ModelForm(NamedTuple):
         return METHODS[self.method].needs_ood_rows
 
 
-Groups = dict[ModelForm, list[dict[str, Any]]]  # metrics of the seeds of each form
+Groups = dict[ModelForm, list[dict[str, Any]]]  # form -> metrics of each of its seeds

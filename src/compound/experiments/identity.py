@@ -1,4 +1,4 @@
-"""The identity of a run: everything that determines its result, as fields, and the keys made of them."""
+"""The identity of a run: the fields that determine its result, and the directory names hashed from them."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from compound.experiments.run_files import canonical_json
 PUBLISHED = "as published"  # options and training of the paper
 ONE_MEMBER = "one member"  # the default form without its ensemble
 REGION = "region"  # a region of the inputs is kept out of training
-# Keys of runs are hashes of these names of the fields of `TrainConfig`, those of the committed results:
-# renaming a field renames no directory
+# field of `TrainConfig` -> its name when the first results were saved. Keys of runs are hashes of these
+# names, so that directories keep theirs when a field is renamed
 SETTING_NAMES = {
     "batch_size": "batch",
     "lr": "rate",
@@ -28,7 +28,7 @@ SETTING_NAMES = {
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that determines a result. Equal runs share a directory; the order of options is free."""
+    """Everything that determines a result. Runs with equal fields have the same directory."""
 
     experiment: str
     method: str
@@ -57,16 +57,19 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Name of the run's directory."""
+        """Name of the run's directory: a hash of all fields."""
         return self._hash(self.experiment)
 
     @property
     def fit_key(self) -> str:
-        """Equal for runs that train the same model on the same data, whatever they evaluate afterwards."""
+        """Name of the directory of the fit: a hash of all fields but the experiment.
+
+        Equal for runs that train the same model on the same data, in whatever experiment.
+        """
         return self._hash("")
 
     def _hash(self, experiment: str) -> str:
-        # as in the first version, where `data_label` was one field: directories keep their names
+        # the text of `data_label`, one field in the first version, is hashed: directories keep their names
         identity = {
             "experiment": experiment,
             "method": self.method,
@@ -82,7 +85,7 @@ class Run:
 
 
 def read_config(path: Path) -> Run | None:
-    """The run that a config.json describes, None where it is not the run of its directory."""
+    """The run that a config.json describes; None if it is unreadable or its key is not the folder's name."""
     try:
         run = Run.from_config(json.loads(path.read_text()))
         return run if run.key == path.parent.name else None
@@ -91,7 +94,10 @@ def read_config(path: Path) -> Run | None:
 
 
 def _upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of the first version: `data` was `data_label`, and settings had SETTING_NAMES."""
+    """Fields of `Run` from a config.json of the first version.
+
+    There `data` was the text that is now `data_label`, and settings had the names of SETTING_NAMES.
+    """
     source, _, variant = str(config.get("data", "")).partition(", ")
     fields = {name: field for field, name in SETTING_NAMES.items()}
     settings = {fields.get(name, name): value for name, value in config.get("settings", {}).items()}

@@ -1,7 +1,7 @@
-"""A grid of runs, several at once. A run that fails, or whose worker is killed, does not affect the others.
+"""Perform a grid of runs, several at once. If one fails or its process is killed, the others go on.
 
-Runs that another command is working on are left for last. With one job all runs take turns in this process;
-with more they are given to worker processes.
+Runs that another command is working on come last. With one job the runs are performed one after another in
+this process, with more in worker processes.
 """
 
 import time
@@ -22,6 +22,8 @@ class Failure(NamedTuple):
 
 
 class GridResult(NamedTuple):
+    """What `run_grid` returns."""
+
     results: list[Result]  # of the runs that finished, in the order of the grid
     failures: list[Failure]
 
@@ -29,7 +31,10 @@ class GridResult(NamedTuple):
 def run_grid(
     runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Path | None = None, jobs: int | None = None
 ) -> GridResult:
-    """Perform all runs, `jobs` at once (default: one per core), with progress on the terminal."""
+    """Perform the unfinished runs, `jobs` at once (default: one per core); results and failures of all runs.
+
+    `work_of` gives the work of an experiment by its name. Progress is shown on the terminal.
+    """
     root.mkdir(parents=True, exist_ok=True)
     jobs = max(1, min(jobs or n_cores(), len(runs)))
     with Scheduler(runs, root) as scheduler:
@@ -50,6 +55,7 @@ def run_grid(
 
 
 def _run_in_process(scheduler: Scheduler, work_of: WorkOf, data_dir: Path | None) -> None:
+    """Perform the unfinished runs one after another in this process."""
     while scheduler.unfinished:
         number = scheduler.next()
         if number is None:

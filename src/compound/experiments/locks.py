@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Busy(RuntimeError):
-    """Another process holds the lock of this run, or of a fit that it needs."""
+    """Raised where another process holds the lock of a run or of a fit that it needs."""
 
     def __init__(self, path: Path):
         super().__init__(f"{path} is held by another process")
@@ -16,9 +16,10 @@ class Busy(RuntimeError):
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file; where another process holds it, wait or raise `Busy`.
+    """A context manager that holds an exclusive lock on a file, which is created if needed.
 
-    The lock ends with its process. The file stays: removing it would be a race.
+    If another process holds it: wait, or raise `Busy` where `wait` is False. A process that dies releases its
+    locks. The file is not removed: another process may just have opened it.
     """
     with path.open("a") as handle:
         try:

@@ -1,7 +1,7 @@
-"""A hint to the C library to keep freed memory instead of returning it to the system after every step.
+"""Settings of the C library to keep freed memory instead of returning it to the system after every step.
 
 A training step frees and allocates the same megabytes again; each return costs page faults, about a tenth of
-the step. The setting holds for a whole process, so the commands make it and the library does not.
+the step. The settings hold for the whole process: the commands make them, importing the library does not.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def keep_memory() -> None:
-    """Raise the thresholds of malloc; nothing happens where the C library has no `mallopt`."""
+    """Raise the sizes above which malloc returns memory to the system; no effect without `mallopt`."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -21,15 +21,17 @@ ORDER = PRESETS[::-1]  # paper first
 
 
 class Overview(NamedTuple):
-    runs: int  # on the page
+    """What `overview` put on its page."""
+
+    runs: int  # how many are shown
     errors: list[str]  # runs that could not be read and sections that could not be drawn, with reasons
 
 
 class Section(NamedTuple):
-    """Results of one experiment that may stand in one table."""
+    """Results of one experiment with one preset, which are shown in the same tables."""
 
     experiment: str
-    preset: str  # or "77 steps", where no preset has as many
+    preset: str  # or, if the runs have the steps of no preset, such as "77 steps"
     results: list[Result]
 
     @property
@@ -38,11 +40,15 @@ class Section(NamedTuple):
 
     @property
     def file_prefix(self) -> str:
+        """The start of the names of its files."""
         return f"{self.preset.replace(' ', '-')}-"
 
 
 def overview(root: Path, out: Path, preset: str = "") -> Overview:
-    """Write out/index.html and its files; an empty preset means all of them, apart."""
+    """Write out/index.html and its files, from the finished runs in `root`.
+
+    An empty preset means all presets, each in sections of its own.
+    """
     if preset and preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}: choose {' or '.join(ORDER)}")
     runs = find_runs(root)
@@ -72,16 +78,16 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
         draw_times(_results(group), page, f"{group[0].file_prefix}times")
     page.provenance([result.provenance for result in _results(sections)])
     unfinished = [run for run in runs if not is_finished(run, root)]
-    _draw_missing(page, unfinished, left_out, root, unreadable)
+    _list_missing_runs(page, unfinished, left_out, root, unreadable)
     page.write(out / "index.html")
     return Overview(len(_results(sections)), [*unreadable, *errors])
 
 
 def make_sections(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[Run]]:
-    """Sections that mix no presets and no options, paper first, and the runs that belong to none.
+    """Sections of finished runs, preset paper first, and the runs that are in none.
 
-    Of runs that differ only in options, those of the present grid are shown (with the selected λ, where one
-    was selected); where there is none of them, those with the most common options.
+    Of runs that differ only in options, a section has those that the experiment would plan today (with the
+    selected λ, where one was selected); if there are none, those with the most common options.
     """
     sections = []
     left_out = []
@@ -89,26 +95,26 @@ def make_sections(runs: Sequence[Run], root: Path) -> tuple[list[Section], list[
         of_experiment = [run for run in runs if run.experiment == name]
         if not of_experiment:
             continue
-        plans = {preset: _plan(load(name), preset, of_experiment) for preset in ORDER}
+        plans = {preset: _current_plan(load(name), preset, of_experiment) for preset in ORDER}
         groups: dict[str, list[Run]] = {}
         for run in of_experiment:
             groups.setdefault(_preset_of(run, plans), []).append(run)
         for preset in sorted(groups):
-            planned = _with_selection(plans.get(preset, []), preset, runs, root)
-            shown = _shown(groups[preset], {run.key for run in planned})
+            planned = _with_selected_lambda(plans.get(preset, []), preset, runs, root)
+            shown = _runs_to_show(groups[preset], {run.key for run in planned})
             sections.append(Section(name, preset, [read(run, root) for run in shown]))
             left_out += [run for run in groups[preset] if run not in shown]
     rank = {preset: number for number, preset in enumerate(ORDER)}
     return sorted(sections, key=lambda section: rank.get(section.preset, len(rank))), left_out
 
 
-def _plan(experiment: Experiment, preset: str, runs: Sequence[Run]) -> list[Run]:
-    """The present grid, with as many seeds as there are."""
+def _current_plan(experiment: Experiment, preset: str, runs: Sequence[Run]) -> list[Run]:
+    """The runs that the experiment plans today, with all its methods and as many seeds as `runs` have."""
     return experiment.grid(preset, 1 + max(run.seed for run in runs), experiment.all_methods)
 
 
 def _preset_of(run: Run, plans: dict[str, list[Run]]) -> str:
-    """The preset whose grid has this run, or else has a run of its method with as many steps."""
+    """The preset that plans this run, or a run of its method with as many steps; else such as "77 steps"."""
     steps = run.settings.get("steps")
     for preset, plan in plans.items():
         if run.key in {planned.key for planned in plan}:
@@ -119,8 +125,8 @@ def _preset_of(run: Run, plans: dict[str, list[Run]]) -> str:
     return f"{steps} steps"
 
 
-def _with_selection(plan: list[Run], preset: str, runs: Sequence[Run], root: Path) -> list[Run]:
-    """The plan with the selected λ, where all candidates are finished."""
+def _with_selected_lambda(plan: list[Run], preset: str, runs: Sequence[Run], root: Path) -> list[Run]:
+    """The plan with the selected λ, if all candidates of the selection are among the finished `runs`."""
     name = SELECTIONS.get(plan[0].data) if plan else None
     if name is None or plan[0].experiment == name:
         return plan
@@ -130,27 +136,30 @@ def _with_selection(plan: list[Run], preset: str, runs: Sequence[Run], root: Pat
     return with_best_lambdas(plan, best_lambdas([read(run, root) for run in candidates]))
 
 
-def _shown(runs: Sequence[Run], planned: set[str]) -> list[Run]:
-    """Runs of one preset without mixed options; `planned` are the keys of the present grid."""
+def _runs_to_show(runs: Sequence[Run], planned: set[str]) -> list[Run]:
+    """The runs of one preset to show: one set of options for each method, data and number of samples.
+
+    `planned` has the keys of the runs that the experiment plans today; these are preferred.
+    """
     slots: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         slots.setdefault((run.method, run.data_label, run.options.get("samples")), []).append(run)
     in_grid = {slot: [run for run in group if run.key in planned] for slot, group in slots.items()}
-    # a method of the grid may once have been run with another number of samples: then only the grid's is
-    # shown
+    # a planned method may have earlier runs with other numbers of samples: these are not shown
     planned_methods = {slot[:2] for slot, group in in_grid.items() if group}
     shown: set[str] = set()
     for slot, group in slots.items():
         if in_grid[slot]:
             shown |= {run.key for run in in_grid[slot]}
         elif slot[:2] not in planned_methods:
-            most_common, _ = Counter(map(_options, group)).most_common(1)[0]
-            shown |= {run.key for run in group if _options(run) == most_common}
+            most_common, _ = Counter(map(_options_text, group)).most_common(1)[0]
+            shown |= {run.key for run in group if _options_text(run) == most_common}
     order = sorted(runs, key=lambda run: (run.seed, method_order(run.method), run.data_label))
     return [run for run in order if run.key in shown]
 
 
-def _options(run: Run) -> str:
+def _options_text(run: Run) -> str:
+    """Options and settings as text, equal for equal ones."""
     return repr((sorted(run.options.items()), sorted(run.settings.items())))
 
 
@@ -164,6 +173,7 @@ def _results(sections: Sequence[Section]) -> list[Result]:
 
 
 def _draw_contents(page: Page, sections: Sequence[Section]) -> None:
+    """Add the introduction, and a table of the sections."""
     page.text(
         "Made from finished runs, each kept with its configuration, its numbers and the commit that "
         "computed them. Presets are never mixed: paper trains as long as the paper does, quick a tenth of "
@@ -178,6 +188,7 @@ def _draw_contents(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _draw_comparison(page: Page, sections: Sequence[Section]) -> None:
+    """Add the table of which statements of the paper hold, for sections of one preset."""
     findings = paper_comparison(_results(sections))
     if not findings:
         return
@@ -194,7 +205,10 @@ def _draw_comparison(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _draw_sections(page: Page, sections: Sequence[Section]) -> tuple[list[list[Cell]], list[str]]:
-    """Rows of all claims, and the errors of sections that could not be drawn; the others do not suffer."""
+    """Add the figures and tables of every section.
+
+    Returns table rows of all claims, and an error message for each section that could not be drawn.
+    """
     claims: list[list[Cell]] = []
     errors = []
     for section in sections:
@@ -214,10 +228,10 @@ def _claim_cells(claim: Claim) -> list[Cell]:
     return [claim.claim, claim.value, f"{claim.sense} {claim.limit:g}", claim.verdict]
 
 
-def _draw_missing(
+def _list_missing_runs(
     page: Page, unfinished: Sequence[Run], left_out: Sequence[Run], root: Path, unreadable: Sequence[str]
 ) -> None:
-    """Runs that are not on the page, and why."""
+    """List the runs without results on the page: failed, unreadable (error messages), or left out."""
     failed = [state for state in run_states(unfinished, root) if state.kind == "failed"]
     if failed:
         page.heading("Runs that failed")

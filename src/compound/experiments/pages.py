@@ -18,7 +18,7 @@ def publish(
 ) -> list[Claim]:
     """Write out/index.html, a page for one or more experiments; return the claims it makes.
 
-    Figures and data are files beside it.
+    Figures and data are files in the same folder. The title defaults to that of the first experiment.
     """
     runs = [*(result.run for result in results), *(failure.run for failure in failures)]
     names = list(dict.fromkeys(run.experiment for run in runs))
@@ -45,7 +45,7 @@ def publish(
 def save_summary(
     path: Path, results: Sequence[Result], claims: Sequence[Claim], failures: Sequence[Failure] = ()
 ) -> None:
-    """Write all numbers as JSON: runs with configurations, claims with limits, failures with reasons."""
+    """Write a JSON file: runs with configurations and metrics, claims with limits, failures with reasons."""
     content: dict[str, Any] = {
         "runs": [
             {

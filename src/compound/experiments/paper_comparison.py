@@ -1,4 +1,4 @@
-"""Which statements of the paper hold for our results, with the numbers that decide it."""
+"""Which statements of the paper hold for our results, with the numbers compared."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from compound.experiments.ood import page as ood_page
 from compound.experiments.published import paper_accuracy_bounds, paper_table_1
 from compound.experiments.runs import Result
 
-CLOSE = 0.02  # to a number of the paper
+CLOSE = 0.02  # largest difference from a number of the paper that counts as agreement
 MARGIN = 0.1  # what the paper calls "only marginally decreased"
 AT = {0.3: 3, 1.0: 10}  # strength -> index in a curve
 NO_RUNS = "no finished runs"
@@ -23,13 +23,15 @@ BASELINES = "VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC"
 
 
 class Finding(NamedTuple):
+    """Whether one statement of the paper holds for our results."""
+
     claim: str
     agrees: bool | None  # None: no runs
-    detail: str
+    detail: str  # the numbers compared
 
 
 def paper_comparison(results: Sequence[Result]) -> list[Finding]:
-    """Findings from runs of one preset, of any experiments."""
+    """A finding for each statement about the experiments among the results, which are of one preset."""
     by_name: dict[str, list[Result]] = {}
     for result in results:
         by_name.setdefault(result.run.experiment, []).append(result)
@@ -47,7 +49,7 @@ def paper_comparison(results: Sequence[Result]) -> list[Finding]:
 
 
 def above(claim: str, value: Mean | None, others: Mapping[str, Mean]) -> Finding:
-    """Whether a number is above every other; the detail names those it is not above, or the nearest one."""
+    """Whether `value` is above all `others`; the detail names those it is not above, or the nearest one."""
     if value is None or not others:
         return Finding(claim, None, NO_RUNS)
     ranked = sorted(others.items(), key=lambda item: -item[1].mean)
@@ -58,11 +60,11 @@ def above(claim: str, value: Mean | None, others: Mapping[str, Mean]) -> Finding
     else:
         name, other = ranked[0]
         detail = f"above all {len(others)}, nearest {name} ({other.text()})"
-    return Finding(claim, not not_below, f"{value.text()}; {detail}{_scatter(value, others)}")
+    return Finding(claim, not not_below, f"{value.text()}; {detail}{_within_scatter(value, others)}")
 
 
-def _scatter(value: Mean, others: Mapping[str, Mean]) -> str:
-    """Names the numbers within two standard errors of the difference."""
+def _within_scatter(value: Mean, others: Mapping[str, Mean]) -> str:
+    """Text that names the others whose difference from `value` is below two standard errors; or empty."""
     if value.error is None or any(other.error is None for other in others.values()):
         return "; some with one seed, whose scatter is not known"
     near = [
@@ -74,6 +76,7 @@ def _scatter(value: Mean, others: Mapping[str, Mean]) -> str:
 
 
 def _table_1(groups: Groups) -> list[Finding]:
+    """Whether VB-CDN is above the baselines, numbers are close to the paper's, and the order is the same."""
     paper = paper_table_1()
     auroc = {form: ood_page.mean_of(group, "notmnist", "auroc") for form, group in groups.items()}
     names = [name for name in paper if name != VB_CDN.method]
@@ -100,6 +103,7 @@ def _table_1(groups: Groups) -> list[Finding]:
 def _close_to_paper(
     form: ModelForm, group: Sequence[dict[str, Any]] | None, paper: Sequence[float]
 ) -> Finding:
+    """Whether MMC-in, MMC-out and AUROC, means over `group`, are within CLOSE of those in `paper`."""
     claim = f"Table 1: {form} within {CLOSE} of the paper's MMC-in, MMC-out and AUROC"
     if group is None:
         return Finding(claim, None, NO_RUNS)
@@ -117,6 +121,7 @@ def _close_to_paper(
 
 
 def _same_order(auroc: Mapping[str, Mean], paper: Mapping[str, Sequence[float]]) -> Finding:
+    """Whether our AUROC by method ranks the methods as the AUROC of `paper_table_1` does."""
     theirs = sorted(paper, key=lambda name: -paper[name][2])
     ours = sorted(theirs, key=lambda name: -auroc[name].mean)
     detail = f"ours: {', '.join(f'{name} {auroc[name].mean:.3f}' for name in ours)}; "
@@ -133,6 +138,8 @@ def _mean_at_strength(
 
 
 def _attacks(groups: Groups, data: str) -> list[Finding]:
+    """For each CDN under attack: whether accuracy and entropy are above those of all baselines."""
+
     def compare(
         protocol: str, measure: str, strength: float, others: Sequence[ModelForm], title: str
     ) -> list[Finding]:
@@ -153,7 +160,7 @@ def _attacks(groups: Groups, data: str) -> list[Finding]:
 
 
 def _figure_4(groups: Groups) -> list[Finding]:
-    """With ten samples per training step, accuracy under the published attack stays above a bound."""
+    """For each CDN trained with ten samples: whether accuracy under attack stays above the paper's bound."""
     findings = []
     for method, variant in product(("ml-cdn", "vb-cdn"), (PUBLISHED, "")):
         bound = float(paper_accuracy_bounds()[method])
@@ -166,7 +173,7 @@ def _figure_4(groups: Groups) -> list[Finding]:
         if not group:
             findings.append(Finding(claim, None, NO_RUNS))
             continue
-        lowest, sound = (_lowest(group, protocol) for protocol in ("published", "sound"))
+        lowest, sound = (_lowest_accuracy(group, protocol) for protocol in ("published", "sound"))
         detail = f"lowest {lowest.text()}; {sound.text()} under the sound attack"
         findings.append(Finding(claim, lowest.mean > bound, detail))
     return findings
@@ -191,7 +198,7 @@ def _figure_5(groups: Groups) -> list[Finding]:
     return findings
 
 
-def _lowest(group: Sequence[dict[str, Any]], protocol: str) -> Mean:
-    """The mean accuracy at the strength where it is lowest."""
+def _lowest_accuracy(group: Sequence[dict[str, Any]], protocol: str) -> Mean:
+    """The lowest accuracy of a curve: the mean over seeds at the strength where that mean is lowest."""
     curves = [metrics[protocol]["accuracy"] for metrics in group]
     return min((Mean.from_values(values) for values in zip(*curves, strict=True)), key=lambda mean: mean.mean)

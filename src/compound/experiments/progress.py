@@ -20,7 +20,10 @@ WRITE_INTERVAL = 2.0  # seconds between two writes
 
 
 class Clock:
-    """Wall-clock seconds of a run, and those among them spent in training."""
+    """Measures the wall-clock seconds of a run, and how many of them are training.
+
+    It starts at the seconds and training seconds of earlier attempts.
+    """
 
     def __init__(self, seconds: float = 0.0, training: float = 0.0):
         self._start = time.monotonic() - seconds
@@ -29,16 +32,18 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Seconds so far, of earlier attempts and of this one."""
         return time.monotonic() - self._start
 
     @property
     def training(self) -> float:
+        """Seconds of training so far, of earlier attempts and of this one."""
         running = 0.0 if self._training_since is None else time.monotonic() - self._training_since
         return self._training + running
 
     @contextmanager
     def train(self) -> Iterator[None]:
-        """Seconds inside count as training."""
+        """A context manager: the time inside it counts as training."""
         self._training_since = time.monotonic()
         try:
             yield
@@ -47,14 +52,14 @@ class Clock:
             self._training_since = None
 
     def summary(self) -> dict[str, float]:
-        """Seconds in all, of training and of evaluation ("answering" in files)."""
+        """Total seconds, seconds of training, and the rest: of evaluation, which files call "answering"."""
         seconds = round(self.seconds, 2)
         training = round(self.training, 2)
         return {"seconds": seconds, "training": training, "answering": round(seconds - training, 2)}
 
 
 def resume_clock(directory: Path) -> Clock:
-    """A clock that continues from the seconds of the last attempt."""
+    """A clock that starts at the seconds in progress.json of the last attempt, or at 0."""
     previous = read(directory) or {}
     return Clock(previous.get("seconds", 0.0), previous.get("training", 0.0))
 
@@ -62,7 +67,7 @@ def resume_clock(directory: Path) -> Clock:
 def writer(
     directory: Path, clock: Clock, callback: Callable[[FitProgress], None] | None
 ) -> Callable[[FitProgress], None]:
-    """A training callback that writes progress.json at intervals and passes everything on to `callback`."""
+    """A training callback that writes progress.json every WRITE_INTERVAL seconds and calls `callback`."""
     last_write = time.monotonic()
     _write(directory, clock, read(directory) or {})
 
@@ -81,7 +86,7 @@ def writer(
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """The content of progress.json, None where there is nothing readable."""
+    """The content of progress.json; None where it does not exist or is unreadable."""
     try:
         content = json.loads((directory / NAME).read_text())
     except (OSError, ValueError):
@@ -90,6 +95,7 @@ def read(directory: Path) -> dict[str, Any] | None:
 
 
 def _write(directory: Path, clock: Clock, position: Mapping[str, Any]) -> None:
+    """Write progress.json; `position` has step, steps and rate, or lacks them before the first step."""
     content = {
         **{name: position.get(name) for name in ("step", "steps", "rate")},
         "seconds": round(clock.seconds, 2),

@@ -1,4 +1,4 @@
-"""Provenance of a result: versions, commit, command."""
+"""Provenance of a result: which versions, commit and command made it."""
 
 import platform
 import shlex
@@ -26,11 +26,12 @@ def provenance() -> dict[str, Any]:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """The command line with the last component of every path: results are public, folders are not."""
+    """The command line as text. Paths are shortened to their last component, since results are published."""
     return shlex.join(_without_folder(argument) for argument in arguments)
 
 
 def _without_folder(argument: str) -> str:
+    """An argument, or --option=argument, with a path shortened to its last component."""
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     if "/" in value or "\\" in value:
         value = Path(value.replace("\\", "/")).name
@@ -39,7 +40,7 @@ def _without_folder(argument: str) -> str:
 
 @cache
 def _commit() -> str | None:
-    """The commit of this file, with "-dirty" where the tree has changes; None outside a repository."""
+    """The commit of the git repository of this file, with "-dirty" if it has changes; None without one."""
     file = Path(__file__)
     for arguments in (
         ["ls-files", "--error-unmatch", file.name],

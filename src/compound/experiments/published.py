@@ -1,4 +1,4 @@
-"""Published numbers: those of the paper, and of others on the UCI tables (published.json)."""
+"""Numbers from publications: the compound density network paper, and others for the UCI tables."""
 
 import json
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def published() -> dict[str, Any]:
-    """The content of published.json: "paper" and "uci_regression". Shared: do not change it."""
+    """The content of published.json: "paper" and "uci_regression". Callers must not change it."""
     content: dict[str, Any] = json.loads(files("compound.experiments").joinpath("published.json").read_text())
     return content
 
@@ -20,23 +20,26 @@ def paper_table_1() -> dict[str, list[float]]:
 
 
 def paper_lambdas() -> tuple[float, ...]:
-    """The values of λ that the paper selects from."""
+    """The values of λ of ml-cdn among which the paper selects."""
     return tuple(published()["paper"]["lambda_grid"])
 
 
 def paper_weight_variances() -> dict[str, dict[str, float]]:
-    """Toy data set -> average variances of the weights of VB-CDN."""
+    """Toy data set ("set_1", "set_2") -> name of an average -> average variance of the weights of VB-CDN."""
     variances: dict[str, dict[str, float]] = published()["paper"]["toy_average_variance_vb_cdn"]
     return variances
 
 
 def paper_accuracy_bounds() -> dict[str, float]:
-    """Method -> accuracy that ten samples per training step keep at every attack strength (figure 4)."""
+    """Method -> lower bound of its accuracy at all attack strengths, trained with ten samples (figure 4)."""
     bounds: dict[str, float] = published()["paper"]["fgsm_mnist_10_training_samples"]
     return bounds
 
 
 def uci_results() -> dict[str, Any]:
-    """Method -> metric -> {"values": data set -> [mean, standard error], "status"}."""
+    """Method -> metric -> {"values": table -> [mean, standard error], "status"}.
+
+    Status "seen": the numbers were read in their publication; "memory": they were not.
+    """
     results: dict[str, Any] = published()["uci_regression"]["methods"]
     return results

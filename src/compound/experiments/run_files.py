@@ -1,9 +1,10 @@
 """The files of a run directory: written atomically, verified by checksums when read.
 
-config.json                what determines the result
-metrics.json, arrays.npz the result, with checksums; metrics.json is written last and marks the run as
-finished history.csv losses of training progress.json while the run is not finished failure.json why the last
-attempt failed
+config.json                the fields of the run (identity.py)
+metrics.json, arrays.npz   the result, with checksums; a run with metrics.json, written last, is finished
+history.csv                losses of training
+progress.json              steps and seconds so far, while the run is not finished
+failure.json               why the last attempt failed
 """
 
 import hashlib
@@ -27,7 +28,7 @@ CONFIG = "config.json"
 METRICS = "metrics.json"
 ARRAYS = "arrays.npz"
 FAILURE = "failure.json"
-# what numpy raises for a damaged archive
+# exceptions of numpy for a damaged archive
 UNREADABLE = (
     *(OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error),
@@ -35,7 +36,7 @@ UNREADABLE = (
 
 
 class Damaged(ValueError):
-    """A finished run whose files differ from what was written."""
+    """Raised where the files of a finished run are missing, unreadable or differ from their checksums."""
 
     def __init__(self, directory: Path, reason: object):
         super().__init__(
@@ -47,20 +48,20 @@ class Damaged(ValueError):
 def write_result(
     directory: Path, metrics: Mapping[str, Any], arrays: Arrays, seconds: Mapping[str, float]
 ) -> None:
-    """Write arrays.npz, then metrics.json with the checksums of both and the provenance of the numbers."""
-    packed = _pack(arrays)
+    """Write arrays.npz, then metrics.json with the checksums of both, the provenance and `seconds`."""
+    packed = _to_npz(arrays)
     write_atomic(directory / ARRAYS, packed)
     content = {
-        "metrics": _finite(metrics),
+        "metrics": _non_finite_to_none(metrics),
         "record": {**provenance(), **seconds},
         "arrays": hashlib.sha256(packed).hexdigest(),
     }
     content = json.loads(to_json(content))
-    write_atomic(directory / METRICS, to_json({**content, "sha256": _digest(content)}))
+    write_atomic(directory / METRICS, to_json({**content, "sha256": _sha256(content)}))
 
 
 def read_metrics(directory: Path) -> dict[str, Any]:
-    """The content of metrics.json; `Damaged` where it is not what was written.
+    """The content of metrics.json; raises `Damaged` where it is unreadable or its checksum differs.
 
     Files of earlier versions have no checksums: only their structure is checked.
     """
@@ -71,7 +72,7 @@ def read_metrics(directory: Path) -> dict[str, Any]:
         )
         if not all(isinstance(section, dict) for section in sections):
             raise Damaged(directory, f"{METRICS} holds no result")
-        if content.pop("sha256", None) not in (None, _digest(content)):
+        if content.pop("sha256", None) not in (None, _sha256(content)):
             raise Damaged(directory, f"the checksum of {METRICS} differs")
     except Damaged:
         raise
@@ -81,7 +82,10 @@ def read_metrics(directory: Path) -> dict[str, Any]:
 
 
 def read_arrays(directory: Path, sha256: str | None) -> Arrays:
-    """The content of arrays.npz; `Damaged` where its checksum, if there is one, differs."""
+    """The content of arrays.npz; raises `Damaged` where it is unreadable or its checksum is not `sha256`.
+
+    None for `sha256` (files of earlier versions): the checksum is not compared.
+    """
     try:
         packed = (directory / ARRAYS).read_bytes()
         if sha256 not in (None, hashlib.sha256(packed).hexdigest()):
@@ -95,7 +99,7 @@ def read_arrays(directory: Path, sha256: str | None) -> Arrays:
 
 
 def write_failure(directory: Path, reason: str, traceback: str = "") -> None:
-    """Record why an attempt at a run failed; the next attempt starts all the same."""
+    """Write failure.json: why an attempt at a run failed. It does not prevent another attempt."""
     content = {
         "reason": reason,
         "traceback": traceback.splitlines(),
@@ -106,7 +110,7 @@ def write_failure(directory: Path, reason: str, traceback: str = "") -> None:
 
 
 def remove_temporary_files(directory: Path) -> None:
-    """Remove what a killed process was writing; only the holder of the directory's lock may."""
+    """Remove half-written files of killed processes. The caller must hold the lock of the directory."""
     for path in directory.glob(".*.new"):
         path.unlink(missing_ok=True)
 
@@ -118,7 +122,10 @@ def error_line(error: BaseException) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value, for hashing: sorted keys, no spaces, no NaN."""
+    """JSON text that is the same for equal values, for hashing: sorted keys, no spaces.
+
+    ValueError for NaN, infinity, and types that JSON does not have.
+    """
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -128,23 +135,25 @@ def canonical_json(value: Any) -> str:
 
 
 def to_json(value: Any) -> bytes:
+    """The content of a JSON file, indented for readers."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def _finite(value: Any) -> Any:
-    """The same value with None (null) for NaN and infinity, which JSON cannot represent."""
+def _non_finite_to_none(value: Any) -> Any:
+    """A copy of nested dictionaries and lists with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: _non_finite_to_none(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_non_finite_to_none(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _pack(arrays: Arrays) -> bytes:
+def _to_npz(arrays: Arrays) -> bytes:
+    """The content of an .npz file; ValueError for arrays of Python objects."""
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ValueError(f"array {name!r} holds Python objects, which would be pickled: give numbers")

@@ -1,4 +1,4 @@
-"""Runs: execution and results.
+"""Perform a run, or read its result if it is finished.
 
 <root>/<key>/        one directory per run (run_files.py); a finished run is never repeated
 <root>/fits/<key>/   checkpoint.safetensors, shared by all runs that train the same model on the same data
@@ -37,24 +37,24 @@ from compound.types import Batch, Task
 
 
 class RunContext(NamedTuple):
-    """What the work of a run may use, but its result must not depend on."""
+    """Arguments of the work of a run on which its result must not depend."""
 
-    directory: Path
+    directory: Path  # of the run
     data_dir: Path | None = None
     callback: Callable[[FitProgress], None] | None = None
     clock: Clock | None = None
-    wait: bool = True  # for a fit that another process works on; else raise `Busy`
+    wait: bool = True  # for a fit that another process works on; False: raise `Busy`
 
 
 class Outcome(NamedTuple):
-    """What the work of a run returns."""
+    """What the work of a run returns, to be saved as its result."""
 
     metrics: dict[str, Any]  # numbers, strings, and lists or dictionaries of them
     arrays: Arrays
 
 
 class Result(NamedTuple):
-    """A finished run."""
+    """A finished run, as read from its directory."""
 
     run: Run
     metrics: dict[str, Any]
@@ -73,10 +73,10 @@ def perform(
     callback: Callable[[FitProgress], None] | None = None,
     wait: bool = True,
 ) -> Result:
-    """The result of a run: read where it is finished, else computed by `work`.
+    """The result of a run: read from its directory in `root` if finished, else computed by `work` and saved.
 
-    While another process works on the same run, waits or raises `Busy`. Errors are kept in failure.json and
-    raised.
+    If another process works on the same run: wait, or raise `Busy` where `wait` is False. An error of `work`
+    is written to failure.json and raised again.
     """
     directory = root / run.key
     directory.mkdir(parents=True, exist_ok=True)
@@ -98,6 +98,7 @@ def _compute(
     callback: Callable[[FitProgress], None] | None,
     wait: bool,
 ) -> None:
+    """Call `work` and write its outcome; an error is written to failure.json and raised again."""
     clock = progress.resume_clock(directory)
     context = RunContext(directory, data_dir, progress.writer(directory, clock, callback), clock, wait)
     try:
@@ -115,7 +116,7 @@ def is_finished(run: Run, root: Path) -> bool:
 
 
 def read(run: Run, root: Path) -> Result:
-    """A finished run from its directory; raises `Damaged` where its files differ from what was written."""
+    """The result of a finished run; ValueError if it is not finished, `Damaged` if its files are."""
     directory = root / run.key
     if not is_finished(run, root):
         raise ValueError(f"run {run.key} in {root} is not finished: perform it first")
@@ -124,7 +125,7 @@ def read(run: Run, root: Path) -> Result:
 
 
 def split_damaged(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Damaged]]:
-    """Finished runs that can be read, and the errors of those that cannot."""
+    """Of finished runs: those whose results can be read, and the errors of the others."""
     intact = []
     errors = []
     for run in runs:
@@ -137,9 +138,9 @@ def split_damaged(runs: Sequence[Run], root: Path) -> tuple[list[Run], list[Dama
 
 
 def fit_run(run: Run, context: RunContext, data: Batch, task: Task) -> Model:
-    """The model of a run, trained on data; training resumes from its checkpoint where there is one.
+    """Build and train the model of a run; training resumes from its checkpoint if there is one.
 
-    Runs of several experiments that train the same model share one fit, in fits/ beside their directories.
+    Runs of several experiments that train the same model on the same data share one checkpoint, in fits/.
     """
     model = build(Method(run.method, **run.options), data.x.shape[1], task, run.seed)
     directory = context.directory.parent / "fits" / run.fit_key
@@ -159,6 +160,7 @@ def fit_run(run: Run, context: RunContext, data: Batch, task: Task) -> Model:
 
 
 def _write_config(run: Run, directory: Path) -> None:
+    """Write config.json; ValueError if the directory has one of another run."""
     path = directory / CONFIG
     if path.exists() and read_config(path) is None:
         raise ValueError(f"{path} describes another run: move that directory away")

@@ -1,4 +1,4 @@
-"""The queue of a grid of runs, the messages about them, and one attempt at a run."""
+"""The queue of a grid of runs, messages about what happened to a run, and a function that tries one run."""
 
 import time
 from collections import deque
@@ -18,11 +18,13 @@ from compound.train.progress import FitProgress
 
 POLL_INTERVAL = 0.5  # seconds between two checks of runs that other processes hold
 REPORT_INTERVAL = 0.1  # seconds between two messages about a step
-# the work of an experiment by its name; a function of a module, so that workers can import it
+# from the name of an experiment to its work; a module-level function, so that workers can import it
 WorkOf = Callable[[str], Work]
 
 
 class Step(NamedTuple):
+    """A message: the run is at this training step."""
+
     number: int  # of the run in the grid
     step: int
     steps: int
@@ -33,8 +35,10 @@ class Finished(NamedTuple):
 
 
 class Held(NamedTuple):
+    """A message: another process works on the run or on its fit."""
+
     number: int
-    path: Path  # lock of the other process
+    path: Path  # the locked file
 
 
 class Failed(NamedTuple):
@@ -53,7 +57,7 @@ class Scheduler:
         self.root = root
         self.failed: dict[int, str] = {}  # number -> reason
         self._queue = deque(number for number, run in enumerate(runs) if not is_finished(run, root))
-        self._held: dict[int, Path] = {}  # number -> lock of another process
+        self._held: dict[int, Path] = {}  # number -> file that another process has locked
         self._unfinished = set(self._queue)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = Progress(*columns, console=Console(stderr=True))
@@ -72,21 +76,25 @@ class Scheduler:
 
     @property
     def unfinished(self) -> bool:
+        """Whether some run has neither finished nor failed."""
         return bool(self._unfinished)
 
     def next(self) -> int | None:
-        """Number of a run to start now, None while other processes hold all that are left."""
+        """Take the number of the next run from the queue; None if none can be started now.
+
+        Runs whose lock another process has released are put back into the queue before.
+        """
         for number in [number for number, path in self._held.items() if not is_locked(path)]:
             del self._held[number]
             self._queue.append(number)
         return self._queue.popleft() if self._queue else None
 
     def retry(self, number: int) -> None:
-        """Put a run at the head of the queue."""
+        """Put a run back, at the head of the queue."""
         self._queue.appendleft(number)
 
     def handle(self, message: Message) -> None:
-        """Update queue and bars by what happened to a run."""
+        """Update the queue and the progress bars after a message about a run."""
         task = self._tasks[message.number]
         if isinstance(message, Step):
             self._bars.start_task(task)
@@ -106,16 +114,16 @@ class Scheduler:
         self._bars.advance(self._all_runs)
 
     def log(self, line: str) -> None:
-        """Print a line above the bars."""
+        """Print a line above the progress bars."""
         self._bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def attempt(
     number: int, run: Run, work_of: WorkOf, root: Path, data_dir: Path | None, send: Callable[[Message], None]
 ) -> Message:
-    """Carry out one run, number `number` of the grid; `send` gets its progress.
+    """Perform one run, number `number` of the grid; `send` is called with a Step as training proceeds.
 
-    Returns Finished, Failed, or Held where another process works on the same run.
+    Returns Finished, Failed, or Held if another process works on the same run or fit.
     """
     last_report = 0.0
 

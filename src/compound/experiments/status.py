@@ -1,4 +1,4 @@
-"""The state of runs, from their directories alone: the processes that work on them are not asked."""
+"""The state of runs (done, running, failed, waiting), read from the files and locks of their directories."""
 
 import json
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ MAX_OPTIONS = 40  # characters of options in a table
 class State(NamedTuple):
     run: Run
     kind: Kind
-    detail: str = ""  # seconds, progress or reason
-    remaining: float | None = None  # seconds of training
+    detail: str = ""  # seconds of a finished run, progress of a running one, reason of a failure
+    remaining: float | None = None  # seconds of training; None: not known
 
 
 def find_runs(root: Path) -> list[Run]:
-    """Every run that has a directory in root, by experiment."""
+    """All runs that have a directory in root, sorted by experiment; ValueError if there is none."""
     runs = [read_config(path) for path in sorted(root.glob(f"*/{CONFIG}"))]
     order = sorted((run for run in runs if run is not None), key=_sort_key)
     if not order:
@@ -41,7 +41,7 @@ def _sort_key(run: Run) -> tuple[Any, ...]:
 
 
 def unreadable_configs(root: Path) -> list[Path]:
-    """The config.json of finished runs that cannot be read: what their results belong to is lost."""
+    """Paths of unreadable config.json files of finished runs: it is not known which runs these were."""
     return [
         path
         for path in sorted(root.glob(f"*/{CONFIG}"))
@@ -55,19 +55,19 @@ def run_states(runs: Sequence[Run], root: Path) -> list[State]:
 
 def run_state(run: Run, directory: Path) -> State:
     if (directory / METRICS).exists():
-        return _is_finished(run, directory)
+        return _finished_state(run, directory)
     position = progress.read(directory) or {}
     step = position.get("step")
     steps = position.get("steps")
     done = f"step {step:,} of {steps:,}" if step and steps else ""
     if is_locked(directory / "lock"):
-        return _running(run, step, steps, position.get("rate"), done)
+        return _running_state(run, step, steps, position.get("rate"), done)
     if (directory / FAILURE).exists():
-        return State(run, "failed", str(_read(directory / FAILURE).get("reason", "")))
+        return State(run, "failed", str(_read_json(directory / FAILURE).get("reason", "")))
     return State(run, "waiting", f"stopped at {done}" if done else "")
 
 
-def _is_finished(run: Run, directory: Path) -> State:
+def _finished_state(run: Run, directory: Path) -> State:
     try:
         seconds = read_metrics(directory)["record"].get("seconds")
     except Damaged as error:
@@ -75,7 +75,8 @@ def _is_finished(run: Run, directory: Path) -> State:
     return State(run, "done", "" if seconds is None else _duration(seconds))
 
 
-def _running(run: Run, step: int | None, steps: int | None, rate: float | None, done: str) -> State:
+def _running_state(run: Run, step: int | None, steps: int | None, rate: float | None, done: str) -> State:
+    """`rate` in steps per second; `done` is the text about steps."""
     if not (step and steps):
         return State(run, "running")
     if step == steps:
@@ -88,7 +89,7 @@ def _running(run: Run, step: int | None, steps: int | None, rate: float | None, 
 
 
 def state_tables(states: Sequence[State]) -> list[Table]:
-    """One table for each experiment."""
+    """A table for each experiment, with a row per run."""
     tables = []
     for name in dict.fromkeys(state.run.experiment for state in states):
         group = [state for state in states if state.run.experiment == name]
@@ -99,7 +100,7 @@ def state_tables(states: Sequence[State]) -> list[Table]:
             steps = run.settings.get("steps")
             cells = (
                 run.data_label,
-                run.method + _distinct_options(run, group),
+                run.method + _differing_options(run, group),
                 str(run.seed),
                 "" if steps is None else f"{steps:,}",
             )
@@ -108,13 +109,13 @@ def state_tables(states: Sequence[State]) -> list[Table]:
     return tables
 
 
-def _distinct_options(run: Run, states: Sequence[State]) -> str:
-    """The options that differ between runs of the same method, data, seed and steps."""
+def _differing_options(run: Run, states: Sequence[State]) -> str:
+    """The options, as text, in which a run differs from others of the same method, data, seed and steps."""
 
-    def slot(other: Run) -> tuple[object, ...]:
+    def group_key(other: Run) -> tuple[object, ...]:
         return other.method, other.data_label, other.seed, other.settings.get("steps")
 
-    alike = [state.run.options for state in states if slot(state.run) == slot(run)]
+    alike = [state.run.options for state in states if group_key(state.run) == group_key(run)]
     names = [name for name in run.options if any(other.get(name) != run.options[name] for other in alike)]
     text = "".join(f", {name}={run.options[name]}" for name in sorted(names))
     return text if len(text) < MAX_OPTIONS else f"{text[: MAX_OPTIONS - 1]}…"
@@ -127,7 +128,8 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if it is unreadable."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Seconds by method: training and evaluation apart."""
+"""A table of seconds by experiment and method, for training and for evaluation."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -8,8 +8,11 @@ from compound.report.page import Cell, Page
 
 
 def draw_times(results: Sequence[Result], page: Page, name: str) -> None:
-    """A table of means over runs. A fit that several runs share counts for each of them."""
-    training: dict[str, float] = {}  # by fit
+    """Add a table and the file `name`.csv to the page: mean seconds per run of each experiment and method.
+
+    The training time of a fit that several runs share counts in full for each of them.
+    """
+    training: dict[str, float] = {}  # seconds, by key of the fit
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         key = result.run.fit_key

@@ -30,10 +30,10 @@ class Worker(NamedTuple):
 
 
 def run_in_workers(scheduler: Scheduler, work_of: WorkOf, data_dir: Path | None, jobs: int) -> None:
-    """Perform the unfinished runs of a grid in `jobs` processes."""
-    busy: dict[Connection, tuple[Worker, int]] = {}  # with the number of its run
+    """Perform the unfinished runs of a grid in `jobs` worker processes."""
+    busy: dict[Connection, tuple[Worker, int]] = {}  # worker, and the number of the run it performs
     idle: list[Worker] = []
-    deaths: Counter[int] = Counter()  # by run
+    deaths: Counter[int] = Counter()  # of workers, by number of the run
     try:
         while scheduler.unfinished:
             while len(busy) < jobs and (number := scheduler.next()) is not None:
@@ -62,7 +62,7 @@ def _receive(
     deaths: Counter[int],
     scheduler: Scheduler,
 ) -> None:
-    """Handle one message of a worker, or its death."""
+    """Receive a message from a busy worker, or notice its death; `busy`, `idle`, `deaths` are updated."""
     worker, number = busy[connection]
     try:
         message: Message = connection.recv()
@@ -78,6 +78,7 @@ def _receive(
 
 
 def _spawn(work_of: WorkOf, root: Path, data_dir: Path | None, n_threads: int) -> Worker:
+    """Start a worker process whose torch uses `n_threads` threads."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
     ours, theirs = context.Pipe()
     arguments = (theirs, work_of, root, data_dir, n_threads)
@@ -90,7 +91,7 @@ def _spawn(work_of: WorkOf, root: Path, data_dir: Path | None, n_threads: int) -
 
 
 def _handle_exit(worker: Worker, number: int, deaths: int, scheduler: Scheduler) -> None:
-    """Retry the run of a dead worker, or record its failure."""
+    """Queue the run of a dead worker again, or record its failure after more than MAX_RETRIES deaths."""
     worker.process.join()
     worker.connection.close()
     code = worker.process.exitcode or 0
@@ -111,7 +112,10 @@ def _handle_exit(worker: Worker, number: int, deaths: int, scheduler: Scheduler)
 def _worker_main(
     connection: Connection, work_of: WorkOf, root: Path, data_dir: Path | None, n_threads: int
 ) -> None:
-    """Receive a run, perform it, send its messages; until the parent process closes the connection."""
+    """The main function of a worker: perform the runs that arrive, send messages about them.
+
+    It returns when the parent process closes the connection.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process group; the parent decides
 
     def send(message: Message) -> None:
@@ -130,11 +134,12 @@ def _worker_main(
 
 
 def n_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_job(jobs: int) -> int:
-    """An equal part of the cores for each job, at most OMP_NUM_THREADS."""
+    """Number of threads of each job: an equal part of the cores, at most OMP_NUM_THREADS."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     equal_part = max(1, n_cores() // jobs)
     return min(equal_part, int(limit)) if limit.isdecimal() and int(limit) else equal_part
@@ -142,7 +147,7 @@ def threads_per_job(jobs: int) -> int:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads of torch inside, and freed memory is kept."""
+    """A context manager: torch uses `count` threads inside. It calls `keep_memory`, which stays in effect."""
     previous = torch.get_num_threads()
     torch.set_num_threads(count)
     keep_memory()
@@ -154,7 +159,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for processes that are started inside."""
+    """A context manager that sets environment variables, for processes that are started inside it."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

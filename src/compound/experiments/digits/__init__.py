@@ -1,4 +1,4 @@
-"""Digits, in distribution and out of it: a small classification of scikit-learn's digits.
+"""Out-of-distribution images for classifiers of scikit-learn's digits, a small and fast experiment.
 
 A 64-100-10 network learns the digits and is evaluated on patches of photographs, noise and digits upside
 down.
@@ -32,6 +32,8 @@ N_UNCERTAIN = 16  # test digits of the largest entropy on the page
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsExperiment(Experiment):
+    """Each method learns the digits; its entropy on them is compared with that on other images."""
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         settings = asdict(replace(default_train_config(TASK, N_TRAIN), steps=STEPS[preset]))
         return [

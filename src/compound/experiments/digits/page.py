@@ -21,6 +21,7 @@ LIMITS = {"accuracy": 0.97, "auroc_photographs": 0.99, "auroc_noise": 0.99}
 
 
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
+    """Fill the page of the digits experiment; return its claims. Figures show the first seed."""
     page.text(
         "A good classifier is confident about digits and uncertain about everything else. Uncertainty is "
         "the predictive entropy, that of the mean probabilities; AUROC is the probability that an "
@@ -34,7 +35,11 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "Largest possible: 2.303 nats."
     )
     page.figure_with_data(
-        "digits", _curves(shown), caption, ("method", "pictures", "entropy", "share"), _data(shown)
+        "digits",
+        _entropy_curves(shown),
+        caption,
+        ("method", "pictures", "entropy", "share"),
+        _curve_rows(shown),
     )
     methods = dict.fromkeys(result.run.method for result in results)
     claims = [claim for method in methods for claim in _claims(method, results)]
@@ -51,10 +56,12 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
 
 
 def _metric_name(key: str) -> str:
+    """A key of the metrics for readers: "auroc_noise" becomes "AUROC, noise"."""
     return ", ".join(part.upper() if part in ABBREVIATIONS else part for part in key.split("_"))
 
 
 def _claims(method: str, results: Sequence[Result]) -> list[Claim]:
+    """Means over the seeds of a method, against LIMITS and a limit on the accuracy that far noise costs."""
     metrics = [result.metrics for result in results if result.run.method == method]
     means = {key: fmean(m[key] for m in metrics) for key in (*LIMITS, "accuracy_cost")}
     claims = [Claim(f"{method}: {_metric_name(key)}", means[key], limit) for key, limit in LIMITS.items()]
@@ -62,12 +69,13 @@ def _claims(method: str, results: Sequence[Result]) -> list[Claim]:
 
 
 def _cumulative(result: Result, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Sorted entropies, and the fraction of images with at most that."""
+    """Sorted entropies of a data set, and for each the fraction of images with at most that entropy."""
     values = np.sort(result.arrays[f"entropy_{name}"])
     return values, np.arange(1, len(values) + 1) / len(values)
 
 
-def _data(results: Sequence[Result]) -> list[list[Cell]]:
+def _curve_rows(results: Sequence[Result]) -> list[list[Cell]]:
+    """The points of the entropy curves as rows of the CSV file."""
     rows: list[list[Cell]] = []
     for result in results:
         for name in DATA_SETS:
@@ -76,7 +84,8 @@ def _data(results: Sequence[Result]) -> list[list[Cell]]:
     return rows
 
 
-def _curves(results: Sequence[Result]) -> Figure:
+def _entropy_curves(results: Sequence[Result]) -> Figure:
+    """A panel for each method: the cumulative distribution of the entropy on each data set."""
     figure = Figure(figsize=(4.2 * len(results), 3.2), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
     for panel, result in zip(axes, results, strict=True):
@@ -89,13 +98,14 @@ def _curves(results: Sequence[Result]) -> Figure:
 
 
 def _examples(result: Result) -> Figure:
+    """A row of images for each data set."""
     examples = result.arrays["examples"]  # (data sets, images, side, side)
     images = examples.reshape(-1, *examples.shape[2:])
-    return _tiles(images, examples.shape[1], [("", "black")] * len(images))
+    return _image_grid(images, examples.shape[1], [("", "black")] * len(images))
 
 
 def _most_uncertain(results: Sequence[Result]) -> Figure:
-    """A row of images for each method."""
+    """The test images of the largest entropy, a row for each method, with prediction and label."""
     images, predictions, labels = (
         np.concatenate([result.arrays[name] for result in results])
         for name in ("doubtful", "doubtful_guess", "doubtful_truth")
@@ -104,11 +114,11 @@ def _most_uncertain(results: Sequence[Result]) -> Figure:
         (f"{prediction} ({label})", "black" if prediction == label else "tab:red")
         for prediction, label in zip(predictions, labels, strict=True)
     ]
-    return _tiles(images, len(images) // len(results), titles)
+    return _image_grid(images, len(images) // len(results), titles)
 
 
-def _tiles(images: np.ndarray[Any, Any], n_columns: int, titles: Sequence[tuple[str, str]]) -> Figure:
-    """Images (rows, side, side) with their titles and colours, row by row."""
+def _image_grid(images: np.ndarray[Any, Any], n_columns: int, titles: Sequence[tuple[str, str]]) -> Figure:
+    """A grid of images (n, side, side), each with its (title, colour of the title), filled row by row."""
     n_rows = -(-len(images) // n_columns)
     figure = Figure(figsize=(0.62 * n_columns, 0.8 * n_rows), layout="constrained")
     panels = figure.subplots(n_rows, n_columns).flat

@@ -1,4 +1,4 @@
-"""Fast gradient sign attacks: figures 3, 6 (all methods), 4 (samples in training), 5 (stronger attacks).
+"""Fast gradient sign attacks: figures 3 and 6 (all methods), 4 (samples in training), 5 (stronger attacks).
 
 Kristiadi et al. (2019), section 5.3. 1,000 test images, strengths 0 to 1, under the two protocols of
 protocols.py, on the models of the out-of-distribution experiments.
@@ -28,7 +28,8 @@ PGD_STRENGTHS = (0.1, 0.3, 1.0)
 PGD_IMAGES = 100
 IMAGES = {"quick": 200, "paper": 1000}
 DRAWS = {"quick": 20, "paper": 100}  # of the published protocol
-PASSES = {1: protocols.ONE, 10: protocols.TEN, 100: protocols.HUNDRED}  # with counts of the sound protocol
+# passes of a published attack -> draws of the sound attack shown with it
+PASSES = {1: protocols.ONE, 10: protocols.TEN, 100: protocols.HUNDRED}
 SAMPLES = {"quick": (1, 3), "paper": (1, 3, 5, 10)}  # per training step
 
 
@@ -37,9 +38,8 @@ class FgsmExperiment(Experiment):
     """Attacks on the models of an out-of-distribution experiment."""
 
     source: ood.OodExperiment  # whose models are attacked
-    kind: Literal["methods", "samples", "strong"] = (
-        "methods"  # compares methods, samples in training, or attacks
-    )
+    # compares methods, samples per training step, or attacks
+    kind: Literal["methods", "samples", "strong"] = "methods"
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = [replace(run, experiment=self.name) for run in self.source.grid(preset, seeds, methods)]
@@ -47,7 +47,7 @@ class FgsmExperiment(Experiment):
         if self.kind == "samples":
             runs = [_single_network(run) for run in runs]
             return [_with_samples(run, samples) for run in runs for samples in SAMPLES[preset]]
-        if self.kind == "strong":  # also the published forms that the paper found hardest to fool
+        if self.kind == "strong":  # also published forms with the most samples: most robust in the paper
             published = [run for run in runs if run.variant == PUBLISHED]
             runs += [_with_samples(run, SAMPLES[preset][-1]) for run in published]
         return runs
@@ -133,17 +133,20 @@ class FgsmExperiment(Experiment):
 
 
 def without_wrapper(model: Model) -> Model:
-    """Baselines as published, without far noise; CDNs, which have it built in, as they are."""
+    """The model inside a `DistanceAware`, which adds far noise to a baseline; CDNs keep theirs."""
     return model.inner if isinstance(model, DistanceAware) else model
 
 
 def _single_network(run: Run) -> Run:
-    """CDNs with one member; other methods have one already."""
+    """A run of a CDN with one member; runs of other methods are unchanged."""
     return replace(run, options={**run.options, "members": 1}) if run.method in ood.PUBLISHED_OPTIONS else run
 
 
 def _with_samples(run: Run, samples: int) -> Run:
-    """One sample is the default of every method, and not given: then the run shares its fit."""
+    """The run with this many samples per training step.
+
+    One is the default of the methods: the run is then unchanged, and shares its fit with other experiments.
+    """
     return run if samples == 1 else replace(run, options={**run.options, "samples": samples})
 
 

@@ -30,7 +30,7 @@ from compound.train.holdout import holdout_weights
 from compound.types import make_dataset
 
 EXTRACTOR = "efficientnet-lite0"
-ENVIRONMENT = "COMPOUND_EXTRACTOR"  # names another one
+ENVIRONMENT = "COMPOUND_EXTRACTOR"  # environment variable that names another one
 EPOCHS = 100
 DATA = "cifar10"
 OUTLIERS = "svhn"
@@ -38,7 +38,7 @@ PUBLISHED_OPTIONS = {method: {**options, "hyper": (50,)} for method, options in 
 
 
 class Scale(NamedTuple):
-    """Numbers of images."""
+    """Numbers of images of a preset."""
 
     n_train: int
     n_test: int
@@ -52,7 +52,7 @@ SCALES = {"quick": Scale(2000, 500, 500, 50, 20, 5), "paper": Scale(20_000, 10_0
 
 
 class FeatureSets(NamedTuple):
-    """Standardised features (rows, features), and the pixels of the attacked images: the first test rows."""
+    """The data of a run as standardised features (rows, features), and the pixels of the attacked images."""
 
     extractor: FeatureExtractor
     x_train: Tensor
@@ -60,13 +60,15 @@ class FeatureSets(NamedTuple):
     weight: Tensor  # (rows,) 0 = held out
     x_test: Tensor
     y_test: Tensor  # (rows,)
-    pixels: Tensor  # (rows, 3, 32, 32) in [0, 1]
+    pixels: Tensor  # (rows, 3, 32, 32) in [0, 1], of the first test rows
     outliers: Tensor  # for methods that train on out-of-distribution rows
     ood_sets: dict[str, Tensor]  # evaluated, disjoint from the outliers
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarExperiment(Experiment):
+    """Methods on features of CIFAR-10, under attack and on out-of-distribution images."""
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         extractor = os.environ.get(ENVIRONMENT, "") or EXTRACTOR
         parse_name(extractor)  # raises before any work
@@ -104,7 +106,7 @@ class CifarExperiment(Experiment):
 
 
 def _attack(run: Run, model: Model, sets: FeatureSets, scale: Scale) -> dict[str, Any]:
-    """Curves of both protocols, and the fraction of rows without a gradient."""
+    """The curves under both protocols, and under "silent" the fraction of images with zero gradient."""
     model = without_wrapper(model)
     extractor = sets.extractor
     x = sets.pixels
@@ -124,7 +126,7 @@ def _attack(run: Run, model: Model, sets: FeatureSets, scale: Scale) -> dict[str
 
 
 def load_features(run: Run, context: RunContext, scale: Scale) -> FeatureSets:
-    """Features of all images of a run, standardised by the rows that train."""
+    """Features of all images of a run, standardised by the training rows that are not held out."""
     network = load_extractor(run.extractor)
     folder = context.directory.parent / "cache" / "features"
     cache = FeatureCache(run.extractor, network, folder, context.callback)
@@ -151,7 +153,7 @@ def load_features(run: Run, context: RunContext, scale: Scale) -> FeatureSets:
 
 
 def _shuffled(x: Tensor) -> Tensor:
-    """In one fixed random order: traffic signs are sorted by class."""
+    """The rows in a random order that is always the same; files may be sorted by class."""
     return x[torch.randperm(len(x), generator=named_generator(0, "mixed"))]
 
 

@@ -1,4 +1,4 @@
-"""The page of CIFAR-10 under attack: the curves of all attack pages, and out-of-distribution metrics."""
+"""The page of CIFAR-10 under attack: curves as on the other attack pages, and out-of-distribution metrics."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,11 @@ from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
 OOD_SETS = ("svhn", "gtsrb")
-OOD_KEY = "strange"  # of the out-of-distribution metrics in metrics.json
+OOD_KEY = "strange"  # key of the out-of-distribution metrics in metrics.json
 
 
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
+    """Fill the page; return its claims."""
     page.text(
         f"Methods with 100 hidden units on the features of a fixed network ({results[0].run.extractor}), "
         "which was trained on other images. Attacks perturb the pixels, through that network: strengths are "

@@ -1,8 +1,9 @@
 """Attacks on pixels through a fixed feature extractor, under the protocols of protocols.py.
 
-The extractor is nearly all of the cost, so an image passes it as seldom as possible: gradients with respect
-to features come from the method, and one vector-Jacobian product each takes them to the pixels; images that
-several draws share pass once.
+The extractor is nearly all of the cost, so it is called as seldom as possible: gradients with respect to
+features are computed for the model alone, and each becomes a gradient with respect to pixels by one
+vector-Jacobian product; features of an image that several draws share are computed once. Pixels x are
+(rows, 3, 32, 32) in [0, 1].
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ FeatureGradients = Callable[[Tensor, Tensor], list[Tensor]]
 def gradient_signs(
     extractor: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator
 ) -> Tensor:  # as x, int8
-    """Sign of the gradient with respect to pixels of the log-odds against y, of the mean over draws."""
+    """Sign of the gradient of `log_odds_loss`, of the mean over draws, with respect to pixels x."""
     state = generator.get_state()
 
     def feature_gradients(z: Tensor, labels: Tensor) -> list[Tensor]:
@@ -46,7 +47,7 @@ def gradient_signs(
 def pixel_gradient_signs(
     extractor: FeatureExtractor, x: Tensor, y: Tensor, feature_gradients: FeatureGradients
 ) -> Tensor:  # (losses, *x.shape), int8
-    """Signs of the gradients of several losses with respect to pixels; 0 where a gradient is 0 or NaN."""
+    """Signs of the gradients of several losses with respect to pixels x; 0 where a gradient is 0 or NaN."""
     signs = []
     for inputs, labels in zip(x.split(BATCH_ROWS), y.split(BATCH_ROWS), strict=True):
         with torch.enable_grad():
@@ -70,7 +71,10 @@ def sound_protocol(
     generator: Generator,
     n_eval: Counts = HUNDRED,
 ) -> Curve:
-    """The sound protocol with the gradient signs given: fresh draws classify x + strength * signs."""
+    """The curve under the sound protocol: `n_eval` fresh draws classify x + strength * signs, clipped.
+
+    `signs` are those of `gradient_signs`, of the shape of x.
+    """
     features = (_attacked_features(extractor, x, signs, strength) for strength in strengths)
     return Curve.from_probs([predict_probs(model, z, n_eval, generator) for z in features], y)
 
@@ -84,7 +88,7 @@ def published_protocol(
     generator: Generator,
     draws: int,
 ) -> Curve:
-    """An image per draw, from one pass and the label of that pass, classified by another draw."""
+    """The curve under the published protocol, as `protocols.published_protocol` with one pass per draw."""
     state = generator.get_state()
 
     def feature_gradients(z: Tensor, labels: Tensor) -> list[Tensor]:
@@ -112,6 +116,7 @@ def published_protocol(
 def _attacked_features(
     extractor: FeatureExtractor, x: Tensor, signs: Tensor, strength: float
 ) -> Tensor:  # (rows, features)
+    """Features of the attacked images."""
     return extract(extractor, (x + strength * signs).clamp(*RANGE))
 
 

@@ -1,8 +1,8 @@
 """Features of images: computed once, kept on disk, standardised by the training rows.
 
 runs/cache/features/<key>.npz holds one block of images. The key is a hash of the extractor's name and weights
-and of the block's pixels. A block is complete or absent: interrupted work continues with the next block, and
-several processes work on different blocks.
+and of the block's pixels. Files are written whole: after an interruption only missing blocks are
+computed, and several processes compute different blocks.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ UNREADABLE = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.
 
 @dataclass(frozen=True)
 class FeatureExtractor:
-    """From pixels to standardised features, differentiable."""
+    """A differentiable function from pixels to standardised features."""
 
     extractor: nn.Module
     mean: Tensor  # (features,)
@@ -58,7 +58,10 @@ def extract(extractor: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (row
 
 
 class FeatureCache:
-    """Features of one extractor, kept in a folder."""
+    """Computes features of images and saves them in a folder; saved ones are loaded.
+
+    `name` is that of the extractor; `callback` gets the progress in images.
+    """
 
     def __init__(
         self,
@@ -73,16 +76,15 @@ class FeatureCache:
         self.identity = digest(name, extractor.state_dict())
 
     def features(self, x: Tensor) -> Tensor:  # (rows, 3, 32, 32) bytes -> (rows, features)
+        """Features of images, not standardised."""
         blocks = x.split(BLOCK)
         self.folder.mkdir(parents=True, exist_ok=True)
         loaded = [self._load(block) for block in blocks]
         features = {number: block for number, block in enumerate(loaded) if block is not None}
         start = time.monotonic()
         n_loaded = len(features)
-        for wait in (
-            False,
-            True,
-        ):  # first blocks that no process works on, then those that others did not finish
+        # first the blocks that no other process computes, then wait for those that others do
+        for wait in (False, True):
             for number, block in enumerate(blocks):
                 if number in features:
                     continue
@@ -97,12 +99,16 @@ class FeatureCache:
         return torch.cat([features[number] for number in range(len(blocks))])
 
     def _path(self, block: Tensor) -> Path:
+        """The file for the features of a block of images."""
         shape = f"{self.identity} {tuple(block.shape)}"
         key = hashlib.sha256(shape.encode() + block.numpy().tobytes()).hexdigest()[:32]
         return self.folder / f"{key}.npz"
 
     def _load(self, block: Tensor) -> Tensor | None:
-        """The cached features, if the extractor still gives the same first row: its code may have changed."""
+        """The saved features of a block of images; None if there are none.
+
+        Also None if the extractor gives another first row, since its code may have changed.
+        """
         try:
             with np.load(io.BytesIO(self._path(block).read_bytes()), allow_pickle=False) as file:
                 cached = torch.from_numpy(file["features"])
@@ -115,6 +121,7 @@ class FeatureCache:
         return cached if close else None
 
     def _compute(self, block: Tensor) -> Tensor:
+        """Compute the features of a block of images, and save them."""
         features = extract(self.extractor, to_unit_range(block))
         buffer = io.BytesIO()
         np.savez(buffer, features=features.numpy())
@@ -122,5 +129,6 @@ class FeatureCache:
         return features
 
     def _report(self, done: int, blocks: int, rate: float) -> None:
+        """Call the callback with blocks done, blocks in all, and blocks per second, converted to images."""
         if self.callback is not None:
             self.callback(FitProgress(done * BLOCK, blocks * BLOCK, float("nan"), float("nan"), rate * BLOCK))

@@ -30,7 +30,7 @@ CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 TOLERANCE = 0.02  # differences of accuracy that count as none
 AT_03 = 3  # index of strength 0.3 in a curve
 Metrics = dict[str, Any]
-Lines = dict[ModelForm, dict[str, Any]]  # arguments of `plot`
+Lines = dict[ModelForm, dict[str, Any]]  # form -> keyword arguments of `Axes.plot`
 TEXT = (
     "An attack changes every pixel by the strength, in the direction of the sign of the gradient of the "
     "loss. published: as in the original code, each predictive draw gets an image of its own, made from one "
@@ -45,17 +45,19 @@ TEXT = (
 
 
 def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
-    """`kind` as in `FgsmExperiment`."""
+    """Fill the page of an attack experiment; return its claims. `kind` is that of `FgsmExperiment`."""
     page.text(TEXT)
     groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != ZERO_GRADIENT))
-    figure = {"methods": _by_family, "samples": _by_samples, "strong": _by_protocol}[kind]
+    figure = {"methods": _figure_by_family, "samples": _figure_by_samples, "strong": _figure_by_protocol}[
+        kind
+    ]
     caption = "Accuracy and mean predictive entropy against strength, means over seeds."
     if kind == "methods":
         caption += " Legend: the most accurate on average first. Grey: the compound density networks again."
     drawn = [name for name in protocols if name != "many steps"]  # that one has three strengths: in its table
     page.figure_with_data(
-        results[0].run.experiment, figure(groups, drawn), caption, COLUMNS, _data(groups, protocols)
+        results[0].run.experiment, figure(groups, drawn), caption, COLUMNS, _csv_rows(groups, protocols)
     )
     for protocol in protocols:
         _draw_table(groups, protocol, page)
@@ -71,7 +73,7 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
 
 
 def grouped(results: Sequence[Result]) -> Groups:
-    """Metrics by form."""
+    """Metrics by form; the number of samples is part of the form where runs are compared by it."""
     groups: Groups = {}
     for result in results:
         run = result.run
@@ -84,16 +86,18 @@ def grouped(results: Sequence[Result]) -> Groups:
 
 
 def _strengths(count: int) -> tuple[float, ...]:
+    """The attack strengths of a curve of this many points: those of PGD for 3, else 0, 0.1, ..."""
     return (0.1, 0.3, 1.0) if count == 3 else tuple(round(0.1 * k, 1) for k in range(count))
 
 
 def mean_curve(group: Sequence[Metrics], protocol: str, measure: str) -> list[float]:
-    """Means over seeds, one per strength; empty where no seed has the protocol."""
+    """Means over seeds of "accuracy" or "entropy", one per strength; empty if no seed has the protocol."""
     curves = [metrics[protocol][measure] for metrics in group if protocol in metrics]
     return [fmean(values) for values in zip(*curves, strict=True)]
 
 
-def _data(groups: Groups, protocols: Sequence[str]) -> list[list[Cell]]:
+def _csv_rows(groups: Groups, protocols: Sequence[str]) -> list[list[Cell]]:
+    """The points of all curves as rows of the CSV file, with COLUMNS."""
     rows: list[list[Cell]] = []
     for form, group in groups.items():
         for protocol in protocols:
@@ -105,6 +109,7 @@ def _data(groups: Groups, protocols: Sequence[str]) -> list[list[Cell]]:
 
 
 def _draw_table(groups: Groups, protocol: str, page: Page) -> None:
+    """Add the table of a protocol: for each form a row of accuracies and a row of entropies."""
     rows: list[list[Cell]] = []
     for form, group in groups.items():
         accuracy, entropy = (mean_curve(group, protocol, measure) for measure in MEASURES)
@@ -115,8 +120,8 @@ def _draw_table(groups: Groups, protocol: str, page: Page) -> None:
     page.table(("accuracy, then entropy", *strengths), rows, protocol)
 
 
-def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
-    """A row of panels for each family of methods, the CDNs in the background of the others."""
+def _figure_by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A figure with a row of panels for each family of methods; other families have the CDNs in grey."""
 
     def mean_accuracy(form: ModelForm) -> float:
         return fmean(v for m in groups[form] for p in protocols if p in m for v in m[p]["accuracy"])
@@ -131,8 +136,8 @@ def _by_family(groups: Groups, protocols: Sequence[str]) -> Figure:
     return _panel_rows(groups, protocols, rows, {name: background for name in rows if name != CDNS})
 
 
-def _by_samples(groups: Groups, protocols: Sequence[str]) -> Figure:
-    """A row of panels for each method and variant, a line for each number of samples in training."""
+def _figure_by_samples(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A figure with a row of panels for each method and variant, a line for each number of samples."""
     rows: dict[str, Lines] = {}
     for form in groups:
         lines = rows.setdefault(str(form._replace(n_samples=None)), {})
@@ -151,7 +156,10 @@ def _by_samples(groups: Groups, protocols: Sequence[str]) -> Figure:
 def _panel_rows(
     groups: Groups, protocols: Sequence[str], rows: dict[str, Lines], background: dict[str, list[ModelForm]]
 ) -> Figure:
-    """In every row accuracy under each protocol, then entropy under each."""
+    """A figure with a row for each of `rows`: panels of accuracy under each protocol, then of entropy.
+
+    `rows` has the lines of each row by its title, `background` the forms drawn in grey behind them.
+    """
     panels = [(protocol, measure) for measure in MEASURES for protocol in protocols]
     figure = Figure(figsize=(3.2 * len(panels), 3.0 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(panels), squeeze=False)
@@ -159,10 +167,10 @@ def _panel_rows(
     for row, (name, lines) in zip(axes, rows.items(), strict=True):
         for panel, (protocol, measure) in zip(row, panels, strict=True):
             for form in background.get(name, []):
-                _plot(panel, groups[form], protocol, measure, grey)
+                _plot_curve(panel, groups[form], protocol, measure, grey)
             for form, look in lines.items():
-                _plot(panel, groups[form], protocol, measure, look)
-            _label(panel, protocol, measure)
+                _plot_curve(panel, groups[form], protocol, measure, look)
+            _set_title(panel, protocol, measure)
         row[0].set_ylabel(name)
         row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, handlelength=3.5)
     for panel in axes[-1]:
@@ -170,8 +178,8 @@ def _panel_rows(
     return figure
 
 
-def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
-    """A panel for each attack: accuracy in the upper rows, entropy in the lower ones."""
+def _figure_by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
+    """A figure with a panel for each protocol: accuracy in the upper rows, entropy in the lower ones."""
     n_rows = math.ceil(len(protocols) / N_COLUMNS)
     figure = Figure(figsize=(3.4 * N_COLUMNS, 3.0 * 2 * n_rows), layout="constrained")
     axes = figure.subplots(2 * n_rows, N_COLUMNS, squeeze=False)
@@ -183,8 +191,8 @@ def _by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
             panel.set_visible(True)
             for form, group in groups.items():
                 width = {} if form.n_samples is None else {"linewidth": 2.5}
-                _plot(panel, group, protocol, measure, {"label": str(form), **_style(form), **width})
-            _label(panel, protocol, measure)
+                _plot_curve(panel, group, protocol, measure, {"label": str(form), **_style(form), **width})
+            _set_title(panel, protocol, measure)
             panel.set_xlabel("strength")
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside right upper", fontsize=8, handlelength=3.5)
@@ -195,12 +203,14 @@ def _style(form: ModelForm) -> dict[str, Any]:
     return plot_style(form.method, "published" if form.is_published else "")
 
 
-def _plot(panel: Axes, group: Sequence[Metrics], protocol: str, measure: str, look: dict[str, Any]) -> None:
+def _plot_curve(
+    panel: Axes, group: Sequence[Metrics], protocol: str, measure: str, look: dict[str, Any]
+) -> None:
     if curve := mean_curve(group, protocol, measure):
         panel.plot(_strengths(len(curve)), curve, **look)
 
 
-def _label(panel: Axes, protocol: str, measure: str) -> None:
+def _set_title(panel: Axes, protocol: str, measure: str) -> None:
     panel.set(title=f"{protocol}: {measure}", xlim=(0, 1), ylim=PANEL_LIMITS[measure])
     panel.title.set_fontsize(9)
 
@@ -245,7 +255,7 @@ def _not_above(curve: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _claims(groups: Groups) -> list[Claim]:
-    """Under the sound protocol, entropy of the default CDNs against baselines that saw no outliers."""
+    """Default CDNs: entropy at strength 0.3, sound protocol, at least that of baselines without outliers."""
 
     def entropy(form: ModelForm) -> float:
         return mean_curve(groups[form], "sound", "entropy")[AT_03]

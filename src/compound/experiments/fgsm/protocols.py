@@ -1,8 +1,8 @@
 """Robustness to attacks: accuracy and mean predictive entropy against strength, under two protocols.
 
-*published*, as in the original code: each of the predictive draws has an image of its own, made from one pass
-with the label of that pass, and is classified by another draw; probabilities are averaged. That measures how
-much the attacks of different draws differ, as well as how robust the model is.
+*published*, as in the original code: for each predictive draw an attacked image is made, from the gradient of
+one stochastic forward pass and the label which that pass predicts. Another draw classifies the image, and
+probabilities are averaged over draws. A model whose draws give different attacks then seems more robust.
 
 *sound*: one image per input, the true label, the gradient of the log of the mean probability over draws, and
 fresh draws for classification; far noise is left out of the gradient. Probabilities of a confident model
@@ -24,7 +24,7 @@ from compound.models import Model
 from compound.predictive import CategoricalPredictive, entropy
 
 Loss = Callable[[CategoricalPredictive, Tensor], Tensor]  # of a predictive and labels, (rows,)
-BATCH_ROWS = 100  # attacked together: the graph holds every draw of every row
+BATCH_ROWS = 100  # attacked together: the autograd graph has every draw of every row
 RANGE = (0.0, 1.0)
 Counts = tuple[int, int]  # n_samples and n_inner of `Model.predict`
 ONE: Counts = (1, 1)
@@ -33,14 +33,14 @@ HUNDRED: Counts = (20, 5)  # fresh draws that classify an attacked image
 
 
 class Curve(NamedTuple):
-    """One entry per strength."""
+    """Accuracy and entropy under attack, one entry per strength."""
 
     accuracy: list[float]
     entropy: list[float]  # mean, in nats
 
     @classmethod
     def from_probs(cls, probs: Sequence[Tensor], y: Tensor) -> "Curve":
-        """From mean probabilities (rows, classes) at every strength."""
+        """From mean probabilities (rows, classes) at every strength, and labels (rows,)."""
         return cls(
             [(p.argmax(-1) == y).double().mean().item() for p in probs],
             [entropy(p.double()).mean().item() for p in probs],
@@ -56,14 +56,17 @@ def nll_loss(predictive: CategoricalPredictive, y: Tensor) -> Tensor:
 
 
 def log_odds_loss(predictive: CategoricalPredictive, y: Tensor) -> Tensor:
-    """Log-odds against y: increasing in -log p(y), without the difference 1 - p(y), which rounds to 0."""
+    """log((1 - p(y)) / p(y)), (rows,): increases with -log p(y), but its gradient stays at p(y) near 1.
+
+    1 - p(y) is computed as the sum of the other probabilities: the difference would round to 0.
+    """
     p = predictive.probs.clamp_min(torch.finfo(predictive.probs.dtype).tiny)  # (rows, classes)
     is_label = torch.nn.functional.one_hot(y, p.shape[-1]).bool()
     return p.masked_fill(is_label, 0.0).sum(-1).log() - p[is_label].log()
 
 
 def to_double(model: Model) -> Model:
-    """A copy in double precision for gradients: its probabilities underflow at e^-745 instead of e^-103."""
+    """A copy in double precision, for gradients: probabilities underflow at e^-745 instead of e^-103."""
     return copy.deepcopy(model).double()
 
 
@@ -74,7 +77,10 @@ def dtype_of(model: Model) -> torch.dtype:
 def gradient_signs(
     model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator, loss: Loss = log_odds_loss
 ) -> Tensor:  # as x
-    """Sign of the gradient with respect to x of the loss of the mean over draws, in the model's precision."""
+    """Sign of the gradient with respect to x (rows, pixels) of the loss of the mean over draws.
+
+    The gradient is computed in the precision of the model's parameters.
+    """
     state = generator.get_state()
     signs = []
     for inputs, labels in zip(x.to(dtype_of(model)).split(BATCH_ROWS), y.split(BATCH_ROWS), strict=True):
@@ -86,9 +92,9 @@ def gradient_signs(
 def fixed_draws_loss(
     model: Model, y: Tensor, draws: Counts, generator: Generator, state: Tensor, loss: Loss
 ) -> Function:
-    """The loss of the predictive as a function of x, (rows,). Every call uses the same draws.
+    """The function from x to the loss of each row, (rows,), for labels y. Every call uses the same draws.
 
-    `state` is the state of `generator` from which they are drawn.
+    Each call sets `generator` to `state` before it draws.
     """
 
     def function(x: Tensor) -> Tensor:  # (rows,)
@@ -107,7 +113,10 @@ def published_protocol(
     draws: int = 100,
     passes: int = 1,
 ) -> Curve:
-    """`passes` > 1 is what the paper calls a stronger attack: the average of that many images."""
+    """The curve of a model on images x (rows, pixels) under the protocol *published*, with this many draws.
+
+    With `passes` > 1 an attacked image is the average of that many: the paper's stronger attack.
+    """
     probs = [torch.zeros(len(x), 1) for _ in strengths]
     for _ in range(draws):
         # fractions of the passes that increase and decrease a pixel
@@ -138,7 +147,7 @@ def attack_curve(
     generator: Generator,
     n_eval: Counts = HUNDRED,
 ) -> Curve:
-    """Classify x + strength * signs by fresh draws."""
+    """The curve of a model on x + strength * signs, clipped to RANGE, classified by `n_eval` fresh draws."""
     images = ((x + strength * signs).clamp(*RANGE) for strength in strengths)
     return Curve.from_probs([predict_probs(model, image, n_eval, generator) for image in images], y)
 
@@ -153,10 +162,10 @@ def sound_protocol(
     draws: Counts = TEN,
     loss: Loss = log_odds_loss,
 ) -> Curve:
-    """Attack along the gradient of `surrogate`: the model in double precision without far noise.
+    """The curve of a model under the protocol *sound*, with the gradient signs of `surrogate`.
 
-    Far noise never changes a label, and would only attract attacks to distance. With another network as
-    surrogate this is a transfer attack.
+    The surrogate is the model in double precision without far noise, which never changes a label but has a
+    gradient away from the training data. With another network as surrogate this is a transfer attack.
     """
     signs = gradient_signs(surrogate, x, y, draws, generator, loss)
     return attack_curve(model, signs, x, y, strengths, generator)
@@ -165,7 +174,7 @@ def sound_protocol(
 def random_sign_attack(
     model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator
 ) -> Curve:
-    """A control that does not depend on the model."""
+    """The curve under random signs instead of those of a gradient: a control for the other attacks."""
     signs = torch.randint(2, x.shape, generator=generator, dtype=x.dtype) * 2 - 1
     return attack_curve(model, signs, x, y, strengths, generator)
 
@@ -181,7 +190,7 @@ def pgd_attack(
     steps: int = 40,
     restarts: int = 5,
 ) -> Curve:
-    """Projected gradient descent on the surrogate of `sound_protocol`, with new draws at every step."""
+    """The curve under projected gradient descent on `surrogate`, with new draws at every step."""
     probs = []
     for strength in strengths:
         images = []

@@ -1,4 +1,4 @@
-"""Out-of-distribution images (figure 2, table 1): a network learns one data set and is shown several others.
+"""Out-of-distribution images (figure 2, table 1): a network learns one data set and is evaluated on others.
 
 Kristiadi et al. (2019), section 5.2: 784-100-10, batches of 200, 20,000 iterations, 100 draws; 5,000 rows are
 held out. CDNs, `map` and `deep-ensemble` are evaluated with far noise and, from the same fit, without it.
@@ -35,7 +35,7 @@ HELD_OUT = 5000  # the last training rows
 STEPS = {"quick": 1000, "paper": 20_000}
 OOD_ROWS = {"quick": 2000, "paper": None}  # of each out-of-distribution set; None: all
 
-# Options of the methods: BASE_OPTIONS where nothing else is said
+# Options of the methods; those of a method that is not in OPTIONS are BASE_OPTIONS
 BASE_OPTIONS: dict[str, Any] = {"widths": (100,)}
 ONE_MEMBER_OPTIONS: dict[str, Any] = {**BASE_OPTIONS, "members": 1}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
     "vb-cdn": {**PAPER_OPTIONS, "hyper": (100,), "objective": "official"},
 }
 
-# Training: TRAIN_CONFIG where nothing else is said
+# Training: TRAIN_CONFIG, with LEARNING_RATES and MAX_STEPS for default forms
 TRAIN_CONFIG = TrainConfig(
     batch_size=200, lr=1e-3, final_lr_ratio=1.0, clip_value=5.0, clip_norm=None, ema_decay=0.0, n_evals=0
 )
@@ -75,9 +75,8 @@ class OodExperiment(Experiment):
     """One in-distribution data set, and the out-of-distribution sets it is compared with."""
 
     in_dist: str
-    ood_sets: tuple[
-        str, ...
-    ]  # "flipped" is in_dist upside down, "noise" uniform noise; the first has the figure
+    # "flipped" is in_dist upside down, "noise" uniform noise; the first is shown in the figure
+    ood_sets: tuple[str, ...]
     outliers: str  # training rows for methods that need out-of-distribution rows
     in_paper: bool = False  # whether table 1 of the paper has it
 
@@ -98,7 +97,7 @@ class OodExperiment(Experiment):
         return runs
 
     def fit(self, run: Run, context: RunContext) -> tuple[Model, images.Images]:
-        """The model of a run, and the in-distribution test set."""
+        """The trained model of a run, and the in-distribution test set."""
         train, test = (images.load(self.in_dist, part, context.data_dir) for part in ("train", "test"))
         weight = torch.ones(len(train.x))
         weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
@@ -124,6 +123,7 @@ class OodExperiment(Experiment):
     def _load_ood(
         self, name: str, in_dist: Tensor, seed: int, data_dir: Path | None
     ) -> Tensor:  # (rows, 784)
+        """An out-of-distribution set; `in_dist` are the in-distribution test images (rows, 784)."""
         if name == "flipped":
             return images.flipped(in_dist)
         if name == "noise":
@@ -135,7 +135,7 @@ class OodExperiment(Experiment):
 
 
 def subsample(x: Tensor, run: Run) -> Tensor:
-    """As many rows as the preset evaluates, at random: files may be sorted by label."""
+    """A random subset of the rows of x, as many as OOD_ROWS has for the preset of the run."""
     n_rows = OOD_ROWS[preset_of(run)]
     if n_rows is None:
         return x
@@ -143,6 +143,7 @@ def subsample(x: Tensor, run: Run) -> Tensor:
 
 
 def preset_of(run: Run) -> str:
+    """The preset of a run, by its number of steps."""
     return "quick" if run.settings["steps"] <= STEPS["quick"] else "paper"
 
 
@@ -156,7 +157,7 @@ def without_far_noise(model: Model) -> Model:
 
 
 def predict_forms(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPredictive]:
-    """Predictives without far noise ("plain") and, if there is some, with it ("far"), of the same draws."""
+    """Predictives without far noise ("plain") and, if the model has it, with it ("far"), from equal draws."""
     plain_model = without_far_noise(model)
     plain = predict(plain_model, x, seed)
     if plain_model is model:
@@ -166,13 +167,14 @@ def predict_forms(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPr
 
 
 def predict(model: Model, x: Tensor, seed: int, stream: str = "predict") -> CategoricalPredictive:
+    """The predictive of x (rows, features), with draws that depend on seed and stream alone."""
     return cast(CategoricalPredictive, model.predict(x, named_generator(seed, stream)))
 
 
 def evaluate(
     in_dist: CategoricalPredictive, y: Tensor, ood_sets: dict[str, CategoricalPredictive]
 ) -> dict[str, Any]:
-    """Metrics of the in-distribution test set, and of the separation from every out-of-distribution set."""
+    """Metrics of the test set with labels y (rows,), and of each out-of-distribution set by its name."""
     numbers: dict[str, Any] = {
         "accuracy": metrics.accuracy(in_dist, y),
         "nll": metrics.nll(in_dist, y),

@@ -1,4 +1,4 @@
-"""The page of the out-of-distribution experiments: entropy curves, table 1 beside the published one."""
+"""The page of the out-of-distribution experiments: entropy curves, our table 1 with that of the paper."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -39,6 +39,10 @@ Metric = Callable[[dict[str, Any]], float]
 def draw_page(
     results: Sequence[Result], page: Page, in_dist: str, ood_sets: Sequence[str], in_paper: bool
 ) -> list[Claim]:
+    """Fill the page; return its claims. The first of `ood_sets` has figure and table 1.
+
+    `in_paper`: whether table 1 of the paper has the experiment.
+    """
     name = results[0].run.experiment
     main = ood_sets[0]
     page.text(
@@ -51,7 +55,7 @@ def draw_page(
     _draw_curves(_curves(results, in_dist, main), page, name, in_dist, main)
     caption = f"{in_dist} against {main}; mean ± standard error over seeds"
     page.table(*_main_table(groups, main, in_paper), caption)
-    page.csv_data(f"{name}-table-1", *_main_data(groups, main, in_paper))
+    page.csv_data(f"{name}-table-1", *_main_csv(groups, main, in_paper))
     paths = [(ood_set, key) for ood_set in ood_sets for key in OOD_METRICS]
     columns = ("form", *map(metric_name, paths))
     page.table(columns, metric_rows(groups, paths), "Every out-of-distribution set")
@@ -64,7 +68,7 @@ def draw_page(
 
 
 def grouped(results: Sequence[Result]) -> Groups:
-    """Metrics by form, with far noise and without."""
+    """Metrics by form; a run gives a form without far noise and, if it was evaluated with it, one with it."""
     groups: Groups = {}
     for result in results:
         for key, metrics in result.metrics.items():
@@ -73,7 +77,7 @@ def grouped(results: Sequence[Result]) -> Groups:
 
 
 def metric(*path: str) -> Metric:
-    """A function that looks up one number of the metrics."""
+    """A function that looks up the number at metrics[path[0]][path[1]]..."""
 
     def lookup(metrics: dict[str, Any]) -> float:
         entry: Any = metrics
@@ -85,28 +89,32 @@ def metric(*path: str) -> Metric:
 
 
 def metric_name(path: Sequence[str]) -> str:
+    """The path of a metric for readers, such as "notmnist, AUROC"."""
     return ", ".join(NAMES.get(key, key) for key in path)
 
 
 def mean_of(group: Sequence[dict[str, Any]], *path: str) -> Mean:
-    """Mean over seeds of one number of the metrics."""
+    """Mean over seeds of the metric at this path."""
     return Mean.from_values(map(metric(*path), group))
 
 
 def metric_rows(groups: Groups, paths: Sequence[Sequence[str]]) -> list[list[Cell]]:
-    """A row of means ± standard errors for each form."""
+    """A table row for each form: its name, and mean ± standard error of the metric at each path."""
     return [[str(form), *(mean_of(group, *path).text(4) for path in paths)] for form, group in groups.items()]
 
 
 def _main_paths(main: str) -> list[tuple[str, ...]]:
+    """Paths of the metrics in the main table."""
     return [*((key,) for key in IN_DIST_METRICS), *((main, key) for key in OOD_METRICS)]
 
 
 def _paper_cells(form: ModelForm, in_paper: bool) -> list[Cell]:
+    """The row of a method in table 1 of the paper, of None if it is not there; empty without `in_paper`."""
     return [*paper_table_1().get(form.method, [None] * len(PAPER_METRICS))] if in_paper else []
 
 
 def _main_table(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], list[list[Cell]]]:
+    """Columns and rows of the main table on the page."""
     paths = _main_paths(main)
     columns = ["form", "seeds", *(metric_name(path[-1:]) for path in paths)]
     columns += [f"paper: {NAMES[key]}" for key in PAPER_METRICS] if in_paper else []
@@ -117,7 +125,8 @@ def _main_table(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], l
     return columns, rows
 
 
-def _main_data(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], list[list[Cell]]]:
+def _main_csv(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], list[list[Cell]]]:
+    """Columns and rows of the main table as a CSV file, with means and errors as numbers."""
     paths = _main_paths(main)
     columns = ["form", "seeds", *(name for path in paths for name in (path[-1], f"{path[-1]}_error"))]
     columns += [f"paper_{key}" for key in PAPER_METRICS] if in_paper else []
@@ -129,18 +138,19 @@ def _main_data(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], li
 
 
 class _Curve(NamedTuple):
+    """The entropy curves of one form, from one seed."""
+
     form: ModelForm
-    style: str  # form as `plot_style` has it
+    style: str  # "", "published" or "other", for `plot_style`
     seed: int
     accuracy: float
     ood_entropy: float  # median over the main out-of-distribution set
-    lines: dict[
-        str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-    ]  # data set -> entropy, cumulative fraction
+    # data set -> entropy, cumulative fraction
+    lines: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 def _curves(results: Sequence[Result], in_dist: str, main: str) -> list[_Curve]:
-    """Cumulative distributions of the entropy, one curve for each form, of its first seed."""
+    """Cumulative distributions of the entropy on both data sets, for each form, from its first seed."""
     curves: dict[ModelForm, _Curve] = {}
     for result in sorted(results, key=lambda result: result.run.seed):
         for key, metrics in result.metrics.items():
@@ -160,6 +170,7 @@ def _curves(results: Sequence[Result], in_dist: str, main: str) -> list[_Curve]:
 
 
 def _draw_curves(curves: Sequence[_Curve], page: Page, name: str, in_dist: str, main: str) -> None:
+    """Add the figure of the curves, and their points as a CSV file."""
     if not curves:
         return
     caption = (
@@ -178,6 +189,7 @@ def _draw_curves(curves: Sequence[_Curve], page: Page, name: str, in_dist: str, 
 
 
 def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
+    """A row of two panels for each family of methods; other families have the CDNs in grey."""
     families = [name for name in FAMILIES if any(family(curve.form.method) == name for curve in curves)]
     figure = Figure(figsize=(11, 3.6 * len(families)), layout="constrained")
     axes = figure.subplots(len(families), 2, sharex=True, sharey=True, squeeze=False)
@@ -201,6 +213,8 @@ def _figure(curves: Sequence[_Curve], in_dist: str, main: str) -> Figure:
 
 
 class Limit(NamedTuple):
+    """A limit on the mean of one metric."""
+
     path: tuple[str, ...]  # in the metrics
     limit: float
     sense: Literal["at least", "at most"] = "at least"
@@ -237,6 +251,7 @@ LIMITS: dict[str, dict[ModelForm, tuple[Limit, ...]]] = {
 
 
 def _claims(groups: Groups, in_dist: str) -> list[Claim]:
+    """Means over seeds against LIMITS; for Fashion-MNIST also the accuracy of ml-cdn against map."""
     claims = []
     for form, limits in LIMITS.get(in_dist, {}).items():
         for path, limit, sense in limits:

@@ -1,8 +1,8 @@
 """Selection of λ of ml-cdn as published: from five values, by accuracy on the 5,000 held-out rows.
 
-λ is selected for the published form and for the default one, there with a single member: an ensemble is the
-same network several times, at several times the cost. The fits are runs of experiments of their own, and
-serve the experiments that follow.
+λ is selected for the published form and for the default form, whose candidates are fitted with one member
+instead of an ensemble, at less cost. The candidates are runs of experiments of their own; other experiments
+reuse their fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,14 +66,19 @@ class SelectExperiment(Experiment):
 
 
 class Selection(NamedTuple):
-    runs: list[Run]  # the grid with the selected λ
+    """What `select_lambda` returns."""
+
+    runs: list[Run]  # those given, with the selected λ
     results: list[Result]  # of the candidates
 
 
 def select_lambda(
     runs: Sequence[Run], preset: str, root: Path, data_dir: Path | None = None, jobs: int | None = None
 ) -> Selection:
-    """Fit the candidates, and put the best λ of each form into the grid."""
+    """Fit the candidates for λ, and set λ of the runs of ml-cdn to the best one of their form.
+
+    ValueError if there is no such run, or no selection for its data set.
+    """
     name = SELECTIONS.get(runs[0].data)
     if name is None or not any(run.method == METHOD for run in runs):
         raise ValueError(
@@ -85,19 +90,19 @@ def select_lambda(
 
 
 def best_lambdas(results: Sequence[Result]) -> dict[str, float]:
-    """Variant -> its λ of the highest held-out accuracy; of equal ones, that of the lowest NLL."""
+    """Variant of the run -> λ of the highest held-out accuracy; among equals, of the lowest NLL."""
     best: dict[str, Result] = {}
     for result in results:
-        best[result.run.variant] = max(best.get(result.run.variant, result), result, key=_rank)
+        best[result.run.variant] = max(best.get(result.run.variant, result), result, key=_sort_key)
     return {variant: result.metrics["lam"] for variant, result in best.items()}
 
 
-def _rank(result: Result) -> tuple[float, float]:
+def _sort_key(result: Result) -> tuple[float, float]:
     return result.metrics["accuracy"], -result.metrics["nll"]
 
 
 def with_best_lambdas(runs: Sequence[Run], best: Mapping[str, float]) -> list[Run]:
-    """The grid with the best λ of each form; the default form takes that of its single member."""
+    """The runs with the best λ of their variant; the default form takes that of the variant ONE_MEMBER."""
 
     def lam(run: Run) -> float | None:
         if run.method != METHOD:
@@ -108,11 +113,12 @@ def with_best_lambdas(runs: Sequence[Run], best: Mapping[str, float]) -> list[Ru
 
 
 def with_lambda(run: Run, lam: float) -> Run:
-    """The run itself where it has this λ already, so that finished runs are found."""
+    """The run with this λ; unchanged if it is the λ it has by default, so that its key stays the same."""
     return run if lambda_of(run) == lam else replace(run, options={**run.options, "lam": lam})
 
 
 def lambda_of(run: Run) -> float:
+    """λ of a run of ml-cdn, from its options or by default."""
     return build(Method(run.method, **run.options), 784, ood.TASK).config.lam  # type: ignore[union-attr, return-value]
 
 

@@ -1,8 +1,8 @@
 """Figure 1: regression of a cubic with few points (set 1), or with noise that depends on the side (set 2).
 
-Methods have up to two forms. *Default*: standardised data, learnt noise, band of the predictive. *Published*,
-for the panels of the paper: the setting of the original code, raw data, noise fixed at 1/√2 and left out of
-the band. Kristiadi et al. (2019), 5.1.
+Methods have up to two forms. *Default*: standardised data, learnt noise, and a band of the standard deviation
+of the predictive. *Published*, for the methods in the figure of the paper: the setting of the original code,
+data not standardised, noise fixed at 1/√2 and left out of the band. Kristiadi et al. (2019), 5.1.
 """
 
 import math
@@ -48,6 +48,8 @@ PAPER_OPTIONS: dict[str, Any] = {
 
 
 class FormOptions(NamedTuple):
+    """Options of a method in each form."""
+
     default: dict[str, Any] = BASE_OPTIONS
     published: dict[str, Any] | None = None  # None: the paper does not have the method
 
@@ -64,14 +66,14 @@ OPTIONS = {
     "deep-ensemble": FormOptions(BASE_OPTIONS, BASE_OPTIONS),
     "mc-dropout": FormOptions(BASE_OPTIONS, FIXED_NOISE),
 }
-# the learning rate it was published with; ten times as much ends in a mean-field optimum that underfits
+# the published learning rate; with ten times that, bnn-lv ends in a mean-field optimum that underfits
 LEARNING_RATES = {"bnn-lv": 1e-3}
-# given the noise: learning it from 20 rows, they return to their prior
+# methods that are given the noise: if they learn it from 20 rows, their posterior returns to the prior
 NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam")
 
 
 def train_config(method: str, preset: str) -> TrainConfig:
-    """Training of the default form. As in the paper no row is held out and nothing stops early."""
+    """Training of the default form. As in the paper no row is held out and training never stops early."""
     config = replace(default_train_config(TASK, 100), steps=STEPS[preset], n_evals=0)
     config = replace(config, lr=LEARNING_RATES.get(method, config.lr))
     return (
@@ -80,6 +82,7 @@ def train_config(method: str, preset: str) -> TrainConfig:
 
 
 def published_config(method: str, preset: str) -> TrainConfig:
+    """Training of the published form, as in the original code."""
     config = replace(default_train_config(TASK, 100), steps=STEPS[preset], n_evals=0)
     config = replace(config, lr=1e-3, final_lr_ratio=1.0, clip_norm=None, ema_decay=0.0)
     return replace(config, clip_value=5.0 if method == "vb-cdn" else None)
@@ -87,6 +90,8 @@ def published_config(method: str, preset: str) -> TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ToyExperiment(Experiment):
+    """Each method in its forms on both toy sets: predictive mean, band and variances on a grid of inputs."""
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         runs = []
         for seed, data, method in product(range(seeds), TOY_SETS, methods):
@@ -138,7 +143,7 @@ class ToyExperiment(Experiment):
 
 
 def _outside_domain(seed: int) -> Tensor:  # (rows, 1)
-    """Inputs on both sides of [-4, 4], up to ±8."""
+    """Random inputs with |x| between 4.5 and 8; the training inputs are in [-4, 4]."""
     generator = named_generator(seed, "outside")
     side = torch.randint(2, (OOD_ROWS, 1), generator=generator) * 2 - 1
     return side * (4.5 + 3.5 * torch.rand((OOD_ROWS, 1), generator=generator))
@@ -150,7 +155,12 @@ def _moments(toy: Toy) -> tuple[float, float, float, float]:
 
 
 def evaluate(toy_set: ToySet, toy: Toy, columns: dict[str, Tensor]) -> dict[str, Any]:
-    """The paper's statements as numbers: standard deviations are means over a grid, in the unit of y."""
+    """Numbers for the statements of the paper, from the predictive on a grid of inputs.
+
+    `columns` has x, mean, band (standard deviation), aleatoric and epistemic variance, each (points,), in the
+    units of the data. Standard deviations are averaged over |x| < 3.5 and over 4.5 < |x| < 6 for set 1,
+    left and right of 0 for set 2.
+    """
     x, band, aleatoric, epistemic = (
         columns[name] for name in ("x", "band", "aleatoric", "epistemic")
     )  # (points,)
@@ -192,10 +202,11 @@ def evaluate(toy_set: ToySet, toy: Toy, columns: dict[str, Tensor]) -> dict[str,
 def weight_variances(
     model: VBCDN, view: float, generator: Generator, points: int = 1000, draws: int = 100
 ) -> dict[str, Any]:
-    """Average variances of weights as published: means over entries, points, draws of ψ; medians over draws.
+    """Average variances of weights as the paper has them, each as {"mean", "median"}.
 
-    mixing: of the predictive network's weights given x and ψ. posterior: of the first map's weights in each
-    hypernetwork.
+    "mixing", also for x < 0 and x >= 0 alone: of the predictive network's weights given x and ψ, averaged
+    over weights and over `points` inputs in [-view, view]; mean and median are over draws of ψ. "posterior":
+    of the weights of the first layer of each hypernetwork; mean and median are over weights.
     """
     x = torch.linspace(-view, view, points).unsqueeze(1)
     rows = []

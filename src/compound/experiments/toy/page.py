@@ -12,9 +12,9 @@ from compound.experiments.published import paper_weight_variances
 from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
-# what the paper says of the methods that CDNs are compared with
+# baselines of which the paper says that their variance grows outside the data
 GROWS_OUTSIDE = ("noisy-kfac", "noisy-adam", "vmg", "bbb", "mnf", "mc-dropout", "laplace", "bnn-lv")
-HETEROSCEDASTIC = ("deep-ensemble", "mdn", "bnn-lv")  # besides the CDNs
+HETEROSCEDASTIC = ("deep-ensemble", "mdn", "bnn-lv")  # baselines that learn where the noise is
 N_COLUMNS = 6  # of panels
 Y_LIMITS = {"set 1": 250, "set 2": 125}
 METRICS = {
@@ -35,6 +35,7 @@ SETTINGS = (
 
 
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
+    """Fill the page of the toy experiment; return its claims. The figure shows the first seed."""
     page.text(
         "Few points (set 1) should give a large epistemic variance where no point is: a band that opens "
         "outside [-4, 4]. Much noise on the left (set 2) should give a wide band on the left, of aleatoric "
@@ -44,7 +45,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     shown = [result for result in results if result.run.seed == first_seed]
     caption = "Black: the true function. Red: the data. Orange: mean and ±3 standard deviations."
     columns = ("form", "set", "x", "mean", "sd")
-    page.figure_with_data("toy", _figure(shown), f"{caption} Seed {first_seed}.", columns, _data(shown))
+    page.figure_with_data("toy", _figure(shown), f"{caption} Seed {first_seed}.", columns, _csv_rows(shown))
     defaults = [result for result in results if not result.run.variant]
     cdn_claims = []
     other_claims = []
@@ -78,7 +79,8 @@ def _title(run: Run) -> str:
     return str(ModelForm.from_run(run)) if run.variant else f"{run.method}, default"
 
 
-def _data(results: Sequence[Result]) -> list[list[Cell]]:
+def _csv_rows(results: Sequence[Result]) -> list[list[Cell]]:
+    """The points of all bands as rows of the CSV file."""
     rows: list[list[Cell]] = []
     for result in results:
         lines = zip(*(result.arrays[name].tolist() for name in ("x", "mean", "band")), strict=True)
@@ -87,7 +89,7 @@ def _data(results: Sequence[Result]) -> list[list[Cell]]:
 
 
 def _figure(results: Sequence[Result]) -> Figure:
-    """Set 1 above set 2, default forms before published ones."""
+    """A panel of data, mean and band for each form and set; set 1 above set 2, published forms last."""
     titles = list(dict.fromkeys(_title(r.run) for r in sorted(results, key=lambda r: r.run.variant)))
     n_columns = min(N_COLUMNS, len(titles))
     n_rows = 2 * math.ceil(len(titles) / N_COLUMNS)
@@ -114,25 +116,27 @@ def _figure(results: Sequence[Result]) -> Figure:
 
 
 def _by_set(results: Sequence[Result]) -> list[list[Result]]:
-    """The results of each data set."""
+    """The results on set 1, and those on set 2."""
     return [[result for result in results if result.run.data == data] for data in TOY_SETS]
 
 
-def _extremes(results: Sequence[Result], key: str) -> tuple[float, float]:
+def _min_max(results: Sequence[Result], key: str) -> tuple[float, float]:
+    """The lowest and highest value of a metric over runs."""
     values = [result.metrics[key] for result in results]
     return min(values), max(values)
 
 
 def _cdn_claims(method: str, results: Sequence[Result]) -> list[Claim]:
+    """Claims about a CDN: epistemic variance outside the data of set 1, aleatoric on the left of set 2."""
     first, second = _by_set(results)
     if not (first and second):
         return []  # one of the sets has no finished run
     fractions = [{r.run.seed: r.metrics["epistemic_share"] for r in group} for group in (first, second)]
     ratios = [fractions[1][seed] / fractions[0][seed] for seed in fractions[0] if seed in fractions[1]]
-    outside, _ = _extremes(first, "ratio")
-    _, to_target = _extremes(first, "outside_to_target")
-    left, _ = _extremes(second, "ratio")
-    aleatoric_left, _ = _extremes(second, "aleatoric_ratio")
+    outside, _ = _min_max(first, "ratio")
+    _, to_target = _min_max(first, "outside_to_target")
+    left, _ = _min_max(second, "ratio")
+    aleatoric_left, _ = _min_max(second, "aleatoric_ratio")
     return [
         Claim(f"{method}: set 1, sd outside / inside", outside, 2),
         Claim(f"{method}: set 1, sd outside / sd of the target", to_target, 10, "at most"),
@@ -143,14 +147,14 @@ def _cdn_claims(method: str, results: Sequence[Result]) -> list[Claim]:
 
 
 def _baseline_claims(method: str, results: Sequence[Result]) -> list[Claim]:
-    """The variance of Bayesian methods grows outside the data; only mixtures learn where the noise is."""
+    """Claims about a baseline: that its variance grows outside the data, and is larger on the left or not."""
     first, second = _by_set(results)
     claims = []
     if first and method in GROWS_OUTSIDE:
-        lowest, _ = _extremes(first, "ratio")
+        lowest, _ = _min_max(first, "ratio")
         claims.append(Claim(f"{method}: set 1, sd outside / inside", lowest, 1))
     if second:
-        lowest, highest = _extremes(second, "ratio")
+        lowest, highest = _min_max(second, "ratio")
         title = f"{method}: set 2, sd left / right"
         if method in HETEROSCEDASTIC:
             claims.append(Claim(title, lowest, 1.5))
@@ -160,6 +164,7 @@ def _baseline_claims(method: str, results: Sequence[Result]) -> list[Claim]:
 
 
 def _draw_metrics(results: Sequence[Result], page: Page) -> None:
+    """Add a table of the metrics of every run for each data set."""
     for data, keys in METRICS.items():
         rows: list[list[Cell]] = [
             [_title(r.run), r.run.seed, *(r.metrics[key] for key in keys)]
@@ -167,8 +172,8 @@ def _draw_metrics(results: Sequence[Result], page: Page) -> None:
             if r.run.data == data
         ]
         names = [key.replace("_share", "_fraction").replace("_", " ").replace("std", "sd") for key in keys]
-        # one θ per ψ, as published, cannot part mixing from posterior: in vb-cdn both count as epistemic
-        # there
+        # one θ per ψ, as published, cannot separate the variance of the mixing distribution from that of the
+        # posterior: in vb-cdn both count as epistemic
         caption = (
             f"{data.capitalize()}, every run. Published forms: sd of the drawn means; vb-cdn: all epistemic."
         )
@@ -176,7 +181,7 @@ def _draw_metrics(results: Sequence[Result], page: Page) -> None:
 
 
 def _draw_variances(results: Sequence[Result], page: Page) -> None:
-    """Average variances of weights beside those of the paper, and the parts of the predictive variance."""
+    """Add a table of average variances of weights, with those of the paper, and of predictive variances."""
     with_variances = [result for result in results if "variances" in result.metrics]
     if not with_variances:
         return

@@ -1,7 +1,8 @@
 """The nine UCI regression tables with the standard splits: accuracy, calibration, detection of outliers.
 
 Every split of a table is a run; its number is the seed. A second fit, the variant "region", leaves out the
-tenth of the rows farthest along the first principal component and measures whether their variance is larger.
+tenth of the rows farthest along the first principal component, and measures whether the predictive variance
+of these rows is larger.
 Splits: Hernández-Lobato and Adams (2015).
 """
 
@@ -39,8 +40,10 @@ from compound.types import Task, make_dataset
 
 
 class Table(NamedTuple):
+    """A UCI data set."""
+
     file: str  # name in the catalogue
-    n_train: int  # training rows of a split: grids are planned without the files
+    n_train: int  # training rows of a split; given here so that a grid can be planned without the files
 
 
 TABLES = {  # by the names that papers use, small ones first
@@ -57,16 +60,17 @@ TABLES = {  # by the names that papers use, small ones first
 QUICK, PAPER = PRESETS
 QUICK_SPLITS = 1
 QUICK_STEPS = 200
-QUICK_REGION_ROWS = 500  # the quick preset has regions of smaller tables
-QUICK_BASELINE_ROWS = 1000  # and baselines, which have no shorter training, on smaller tables
+QUICK_REGION_ROWS = 500  # the quick preset has the variant "region" only for tables with at most as many rows
+QUICK_BASELINE_ROWS = 1000  # and baselines, whose training is not shortened, for at most as many
 TASK = Task("regression", 1)
 HELD_OUT = 0.1
-N_SAMPLES = 40  # of n_inner 5
+N_SAMPLES = 40  # of `Model.predict`
 FALSE_POSITIVE_RATE = 0.01
 SHIFT = 5.0  # norm of the vector that makes a row an outlier, in standard units
 
 
 def train_config(method: str, data: str, preset: str) -> TrainConfig:
+    """Training of a method on the table `data`: the default, shortened in the quick preset."""
     config = default_train_config(TASK, TABLES[data].n_train)
     if preset == QUICK:
         config = replace(config, steps=min(config.steps, QUICK_STEPS))
@@ -77,8 +81,10 @@ def train_config(method: str, data: str, preset: str) -> TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UciExperiment(Experiment):
+    """Methods and baselines of other libraries on the splits of every table."""
+
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
-        """Table by table and split by split; the quick preset has the first split and short training."""
+        """Runs on the first `seeds` splits of each table; in the quick preset on the first split only."""
         quick = preset == QUICK
         runs = []
         for (data, table), variant in product(TABLES.items(), ("", REGION)):
@@ -105,13 +111,13 @@ class UciExperiment(Experiment):
 
 
 def evaluate_split(run: Run, context: RunContext, split: datasets.Split) -> Outcome:
-    """Metrics of the test rows, in the unit of the target, and rates of the out-of-distribution detector."""
+    """Metrics of the test rows, in the unit of the target, and how many rows `OODDetector` flags."""
     start = time.process_time()
     predict, intervals = _fit(run, context, split.x, split.y)
     seconds = time.process_time() - start
     standardised = predict(split.x_test)
     predictive = standardised.rescale(0.0, split.scale)
-    y = split.y_test * split.scale  # both relative to the training mean: no metric depends on it
+    y = split.y_test * split.scale  # y and predictive lack the training mean: no metric depends on it
     numbers: dict[str, Any] = {
         "nll": metrics.nll(standardised, split.y_test) + math.log(split.scale),
         "rmse": metrics.rmse(predictive, y),
@@ -123,7 +129,7 @@ def evaluate_split(run: Run, context: RunContext, split: datasets.Split) -> Outc
         "cpu_seconds": seconds,
         "rows": len(y),
     }
-    if run.method not in BASELINES:  # equal for all of our methods: it depends on the inputs alone
+    if run.method not in BASELINES:  # the detector depends on the inputs alone, not on the method
         detector = _detector(split.x, run.seed)
         outliers = split.x_test + SHIFT * unit_vectors(split.x_test, run.seed)
         numbers["false_alarms"] = int((detector.scores(split.x_test) > detector.threshold).sum())
@@ -132,7 +138,7 @@ def evaluate_split(run: Run, context: RunContext, split: datasets.Split) -> Outc
 
 
 def evaluate_region(run: Run, context: RunContext, split: datasets.Split) -> Outcome:
-    """AUROC of the rows of a region that training never saw against ordinary test rows."""
+    """AUROC of rows in a region left out of training against other test rows, by variance and by distance."""
     inside, test_inside = inside_region(split.x, split.x_test)
     x, y = split.x[inside], split.y[inside]
     shift, scale = x.mean(0), x.std(0, correction=0)
@@ -154,11 +160,14 @@ def evaluate_region(run: Run, context: RunContext, split: datasets.Split) -> Out
 
 
 class Fitted(NamedTuple):
+    """A trained method or baseline."""
+
     predict: Predict
-    intervals: ConformalIntervals | None  # calibrated as the estimators do; None for baselines
+    intervals: ConformalIntervals | None  # calibrated as in the estimators; None for baselines
 
 
 def _fit(run: Run, context: RunContext, x: Tensor, y: Tensor) -> Fitted:
+    """Train the method or baseline of a run on x (rows, features) and y (rows, 1), standardised."""
     if run.method in BASELINES:
         data = make_dataset(x, y, TASK, holdout_weights(len(x), 1, HELD_OUT, run.seed))
         return Fitted(BASELINES[run.method](data, run.seed), None)
@@ -180,7 +189,10 @@ def _detector(x: Tensor, seed: int) -> OODDetector:
 
 
 def inside_region(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:  # (rows,), (test rows,)
-    """Which rows are not in the tenth of the training rows farthest along their first principal component."""
+    """Masks of the rows that are kept, of x and of x_test.
+
+    The others are farther along the first principal component of x than nine tenths of the rows of x.
+    """
     centre = x.double().mean(0)
     component = torch.linalg.svd(x.double() - centre, full_matrices=False).Vh[0]
     component = component * component[component.abs().argmax()].sign()  # its sign is arbitrary
@@ -190,7 +202,7 @@ def inside_region(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:  # (rows,
 
 
 def unit_vectors(x: Tensor, seed: int, stream: str = "moved") -> Tensor:  # as x
-    """A random vector of norm 1 for every row."""
+    """A random vector of norm 1 for every row of x; `stream` names the random stream."""
     noise = torch.randn(x.shape, generator=named_generator(seed, stream))
     return noise / noise.norm(dim=-1, keepdim=True)
 
@@ -198,7 +210,10 @@ def unit_vectors(x: Tensor, seed: int, stream: str = "moved") -> Tensor:  # as x
 def _calibrated_coverage(
     intervals: ConformalIntervals | None, predictive: GaussianPredictive, y: Tensor
 ) -> dict[str, float]:
-    """Conformal quantile of the interval of level 0.9, and the fraction of test rows inside."""
+    """Of conformal intervals of level 0.9: their quantile ("reach"), and the fraction of rows inside.
+
+    Empty without intervals. Predictive and y (rows, 1) are standardised.
+    """
     if intervals is None:
         return {}
     quantile = intervals.conformal_quantile(0.9)

@@ -1,7 +1,7 @@
-"""Other libraries behind one function each: NGBoost, CatBoost, the Gaussian process of scikit-learn.
+"""Methods of other libraries, a function each: NGBoost, CatBoost, the Gaussian process of scikit-learn.
 
-Each trains on the rows of weight 1, may stop early by those of weight 0, and returns a function from inputs
-to a `GaussianPredictive`. All in standard units.
+Each trains on the rows of weight 1, may use those of weight 0 for early stopping, and returns a function from
+inputs (rows, features) to a `GaussianPredictive`. Inputs and targets are standardised.
 """
 
 import warnings
@@ -19,11 +19,11 @@ from compound.types import Batch
 
 Predict = Callable[[Tensor], GaussianPredictive]
 STAGES = 2000  # trees at most, in both boosting libraries
-PATIENCE = 50  # trees without a better held-out score
-ENSEMBLE = 10  # virtual ensembles: parts of one sequence of trees
-# CatBoost's Langevin noise: on boston it stopped too early and lost held-out likelihood
+PATIENCE = 50  # trees without a better held-out score, after which training stops
+ENSEMBLE = 10  # members of CatBoost's virtual ensemble: truncations of one sequence of trees
+# CatBoost's Langevin noise: on boston, training with it stopped too early and lost held-out likelihood
 POSTERIOR_SAMPLING = False
-GP_ROWS = 2000  # an exact Gaussian process costs the cube of its rows: beyond these it learns from a sample
+GP_ROWS = 2000  # a Gaussian process trains on a random sample of larger tables: its cost is cubic in rows
 
 
 def ngboost(data: Batch, seed: int) -> Predict:
@@ -43,7 +43,7 @@ def ngboost(data: Batch, seed: int) -> Predict:
 
 
 def catboost(data: Batch, seed: int) -> Predict:
-    """Boosting with a variance per row, its later trees as virtual ensembles. Malinin et al. (2021)."""
+    """Boosting of mean and variance, with a virtual ensemble of its later trees. Malinin et al. (2021)."""
     (x, y), held_out = _split(data)
     model = import_module("catboost").CatBoostRegressor(
         loss_function="RMSEWithUncertainty",
@@ -69,7 +69,7 @@ def catboost(data: Batch, seed: int) -> Predict:
 
 
 def gp(data: Batch, seed: int) -> Predict:
-    """An exact Gaussian process, squared exponential with a length per feature; no row is held out."""
+    """An exact Gaussian process with a length scale per feature (RBF kernel); no row is held out."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -95,19 +95,19 @@ BASELINES: dict[str, Callable[[Batch, int], Predict]] = {"ngboost": ngboost, "ca
 
 
 def settings(name: str) -> dict[str, int | bool]:
-    """Everything besides its data that determines a baseline's result, for the identity of a run."""
+    """The constants that determine a baseline's result, as settings of its `Run`."""
     boosting: dict[str, int | bool] = {"stages": STAGES, "patience": PATIENCE}
     virtual: dict[str, int | bool] = {"ensemble": ENSEMBLE, "posterior_sampling": POSTERIOR_SAMPLING}
     return {"ngboost": boosting, "catboost": boosting | virtual, "gp": {"rows": GP_ROWS}}[name]
 
 
 def installed() -> tuple[str, ...]:
-    """Baselines whose library is installed; scikit-learn always is."""
+    """Names of the baselines whose library is installed; scikit-learn always is."""
     return tuple(name for name in BASELINES if name == "gp" or find_spec(name) is not None)
 
 
 def _split(data: Batch) -> Any:
-    """(x, y) of the rows that train, and of the held-out rows."""
+    """(x, y) of the training rows and of the held-out rows, as arrays; ValueError if no row is held out."""
     if data.weight is None or not bool((data.weight == 0).any()):
         raise ValueError(
             "weight holds no row out, but a baseline stops early by held-out rows: give some weight 0"
@@ -119,7 +119,10 @@ def _split(data: Batch) -> Any:
 
 
 def _mixture(means: Any, variances: Any, noise: Any = None) -> GaussianPredictive:
-    """An equal mixture of normals (draws, rows); its noise variance is `noise` (rows,) or their mean."""
+    """The predictive of an equal mixture of normals, `means` and `variances` (components, rows).
+
+    Its aleatoric variance is `noise` (rows,), by default the mean of `variances`; the rest is epistemic.
+    """
     means, variances = (
         torch.from_numpy(np.ascontiguousarray(v)).float().unsqueeze(-1) for v in (means, variances)
     )

@@ -1,4 +1,4 @@
-"""What the UCI results say: claims against published numbers, and which method is best on each table."""
+"""Claims about the UCI results against published numbers, and which method is best on each table."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,24 +15,24 @@ BAYESIAN = (
 )
 ENSEMBLES = "Deep Ensembles (5 nets, 40 epochs)"
 DROPOUT = "MC-dropout, grid search per split (Gal/Mukhoti 2018 strong baseline, code + per-split files)"
-NOT_COUNTED = ("nnuncert DNNC-R",)  # gains on rounded targets by spikes of the density
+NOT_COUNTED = ("nnuncert DNNC-R",)  # its density has spikes at rounded targets, which lowers the NLL
 LARGE = ("wine", "kin8nm", "power", "naval", "protein")  # over 1,000 rows
 Splits = dict[tuple[str, str], list[dict[str, Any]]]  # (table, method) -> metrics of its splits
 
 
 def values(splits: Splits, data: str, method: str, key: str) -> list[float]:
-    """One number of every split that has it."""
+    """One metric of a method on a table, for every split that has it."""
     return [metrics[key] for metrics in splits.get((data, method), []) if metrics.get(key) is not None]
 
 
 def pooled_rate(splits: Splits, data: str, key: str) -> float | None:
-    """Fraction of rows, all splits of the default method together."""
+    """The fraction of test rows that the count `key` has, over all splits of the default method together."""
     counted = [metrics for metrics in splits.get((data, DEFAULT), []) if metrics.get(key) is not None]
     return sum(m[key] for m in counted) / sum(m["rows"] for m in counted) if counted else None
 
 
 def common_splits(splits: Splits, data: str, methods: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Method -> its metrics on the splits that all methods with any have run, in the order of the splits."""
+    """Method -> its metrics on a table, a list over the splits that all methods with runs have in common."""
     by_method = {
         m: {metrics["split"]: metrics for metrics in splits[data, m]} for m in methods if (data, m) in splits
     }
@@ -41,14 +41,14 @@ def common_splits(splits: Splits, data: str, methods: Sequence[str]) -> dict[str
 
 
 def best_published_nll(published: dict[str, Any], data: str) -> float:
-    """The lowest published NLL that was seen in its source."""
+    """The lowest published NLL on a table, of numbers whose status is "seen"."""
     rows = [row["nll"] for name, row in published.items() if "nll" in row and name not in NOT_COUNTED]
     seen = [row["values"].get(data, [None])[0] for row in rows if row["status"] == "seen"]
     return min(value for value in seen if value is not None)
 
 
 def claims(splits: Splits, regions: Splits, tables: Sequence[str], published: dict[str, Any]) -> list[Claim]:
-    """Claims about the default method. A table that was not run does not count."""
+    """Claims about the default method; `published` as from `uci_results`. `tables` are those with runs."""
 
     def mean(data: str, key: str) -> float:
         ours = values(splits, data, DEFAULT, key)
@@ -95,7 +95,7 @@ def claims(splits: Splits, regions: Splits, tables: Sequence[str], published: di
         *(
             Claim(
                 f"region: mean AUROC by {key} variance minus the best Bayesian method's",
-                _lead(regions, key),
+                _auroc_lead(regions, key),
                 -0.02,
             )
             for key in ("epistemic", "predictive")
@@ -104,21 +104,21 @@ def claims(splits: Splits, regions: Splits, tables: Sequence[str], published: di
 
 
 def _mean_auroc(regions: Splits, method: str, key: str) -> float | None:
-    """Mean over tables of the means over splits; only where all tables of the default method were run."""
+    """Mean over tables of the means over splits; None if the method lacks a table of the default method."""
     tables = [data for data, m in regions if m == DEFAULT]
     means = [fmean(v) for data in tables if (v := values(regions, data, method, key))]
     return fmean(means) if means and len(means) == len(tables) else None
 
 
-def _lead(regions: Splits, key: str) -> float | None:
-    """Mean AUROC of the default method minus the best of the Bayesian ones."""
+def _auroc_lead(regions: Splits, key: str) -> float | None:
+    """Mean AUROC of the default method minus that of the best of BAYESIAN; None without runs."""
     ours = _mean_auroc(regions, DEFAULT, f"auroc_{key}")
     others = [auroc for m in BAYESIAN if (auroc := _mean_auroc(regions, m, f"auroc_{key}")) is not None]
     return None if ours is None or not others else ours - max(others)
 
 
 def best_methods(splits: Splits, tables: Sequence[str], methods: Sequence[str]) -> list[str]:
-    """One sentence per table: the lowest mean NLL, and the methods within two standard errors of it."""
+    """A sentence per table: the method of the lowest mean NLL, and those not significantly worse."""
     lines = []
     for data in tables:
         common = common_splits(splits, data, methods)
@@ -133,7 +133,11 @@ def best_methods(splits: Splits, tables: Sequence[str], methods: Sequence[str]) 
         if len(nll) < 2:
             continue
         best_nll, best_rmse = (min(numbers, key=lambda m: (fmean(numbers[m]), m)) for numbers in (nll, rmse))
-        level = [method for method in nll if method != best_nll and not _worse(nll[best_nll], nll[method])]
+        level = [
+            method
+            for method in nll
+            if method != best_nll and not _significantly_worse(nll[best_nll], nll[method])
+        ]
         n_splits = len(nll[best_nll])
         lead = f", level with {', '.join(level)}" if level else ", ahead of all others"
         lead = "" if n_splits == 1 else lead  # one split has no standard error
@@ -144,7 +148,7 @@ def best_methods(splits: Splits, tables: Sequence[str], methods: Sequence[str]) 
     return lines or ["There is one method alone."]
 
 
-def _worse(best: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the second is worse by more than two standard errors of the difference, split by split."""
+def _significantly_worse(best: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether `other` is higher than `best`, by more than two standard errors of the paired difference."""
     difference = Mean.from_values(b - a for a, b in zip(best, other, strict=True))
     return difference.error is not None and difference.mean > 2 * difference.error

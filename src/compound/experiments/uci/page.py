@@ -1,4 +1,4 @@
-"""The page of the UCI experiment: a table per metric with published numbers beside ours, claims, outliers."""
+"""The page of the UCI experiment: claims, a table per metric with published numbers, outliers."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from compound.experiments.uci.comparison import (
 )
 from compound.report.page import Cell, Claim, Page
 
-BESIDE = {"Deep Ensembles": ENSEMBLES, "tuned MC-dropout": DROPOUT}  # published rows on the page
+SHOWN_PUBLISHED = {"Deep Ensembles": ENSEMBLES, "tuned MC-dropout": DROPOUT}  # published rows on the page
 TITLES = {
     "nll": "NLL in nats, on the original scale",
     "rmse": "RMSE, in the unit of the target",
@@ -42,6 +42,7 @@ REGION_SCORES = {
 
 
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
+    """Fill the page of the UCI experiment; return its claims."""
     splits: Splits = {}
     regions: Splits = {}
     for run, metrics, *_ in results:
@@ -61,7 +62,7 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "Lines: published Deep Ensembles (full), tuned MC-dropout (dashed), over all splits."
     )
     columns = ("set", "method", "split", *TITLES)
-    page.figure_with_data("uci", _figure(splits, tables, methods), caption, columns, _data(results))
+    page.figure_with_data("uci", _figure(splits, tables, methods), caption, columns, _csv_rows(results))
     all_claims = claims(splits, regions, tables, uci_results())
     page.claims(all_claims, f"{DEFAULT} against the limits; a table that was not run does not count")
     page.heading("Best methods")
@@ -73,8 +74,8 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     return all_claims
 
 
-def _data(results: Sequence[Result]) -> list[list[Cell]]:
-    """The numbers of every split."""
+def _csv_rows(results: Sequence[Result]) -> list[list[Cell]]:
+    """The metrics of every split as rows of the CSV file."""
     return [
         [run.data, run.method, run.seed, *(metrics.get(key) for key in TITLES)]
         for run, metrics, *_ in results
@@ -83,8 +84,11 @@ def _data(results: Sequence[Result]) -> list[list[Cell]]:
 
 
 def _draw_metric(key: str, splits: Splits, tables: Sequence[str], methods: Sequence[str], page: Page) -> None:
+    """Add the table of one metric: a row per data set, a column per method and published method."""
     published = {
-        name: uci_results()[row][key]["values"] for name, row in BESIDE.items() if key in uci_results()[row]
+        name: uci_results()[row][key]["values"]
+        for name, row in SHOWN_PUBLISHED.items()
+        if key in uci_results()[row]
     }
     rows: list[list[Cell]] = []
     for data in tables:
@@ -106,6 +110,7 @@ def mean_text(numbers: Sequence[float], n_splits: int) -> str | None:
 
 
 def _published_text(row: dict[str, Any], data: str) -> str | None:
+    """Mean ± standard error of a published method on a data set; None if it was not published."""
     mean, error = row.get(data) or (None, None)
     if mean is None:
         return None
@@ -113,6 +118,7 @@ def _published_text(row: dict[str, Any], data: str) -> str | None:
 
 
 def _draw_outliers(splits: Splits, regions: Splits, methods: Sequence[str], page: Page) -> None:
+    """Add the tables of the out-of-distribution detector, and of AUROC on the region left out of training."""
     page.heading("Outliers")
     rows: list[list[Cell]] = [
         [data, *(pooled_rate(splits, data, key) for key in ("false_alarms", "moved_flagged"))]
@@ -136,6 +142,7 @@ def _draw_outliers(splits: Splits, regions: Splits, methods: Sequence[str], page
 
 
 def _figure(splits: Splits, tables: Sequence[str], methods: Sequence[str]) -> Figure:
+    """A panel per data set: the NLL of every method with its standard error, published ones as lines."""
     n_columns = min(3, len(tables)) or 1
     n_rows = max(1, math.ceil(len(tables) / n_columns))
     common = {data: common_splits(splits, data, methods) for data in tables}
