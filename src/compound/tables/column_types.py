@@ -123,7 +123,10 @@ def to_numbers(parsed: ParsedNumbers, boolean: bool) -> "pd.Series[Any]":
 
 
 def infer_numbers(column: pa.Array, parsed: ParsedNumbers) -> "pd.Series[Any] | None":
-    """A text column, and `parse_numbers` of it, as integers, floats or booleans; None if a value is none."""
+    """A text column as integers, floats or booleans; None if a value is not a number.
+
+    `parsed` is `parse_numbers(column)`.
+    """
     if parsed.invalid.any():
         return None
     if parsed.is_boolean:
@@ -139,7 +142,7 @@ def is_time_text(column: pa.Array) -> bool:
 
 
 def find_typo(parsed: ParsedNumbers) -> tuple[int, int] | None:
-    """Row of the first text value in a column that is mostly numbers, and their percentage; None if no typo.
+    """Row of the first text value in a column that is mostly numbers, and their percentage, or None.
 
     Without this check a single typo would turn a numeric column into a categorical one.
     """

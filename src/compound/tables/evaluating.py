@@ -97,7 +97,7 @@ def evaluate(
     seed: int,
     callback: RowCallback = no_progress,
 ) -> Evaluation:
-    """Evaluate a saved model on `table`; with a table `ood`, also how well its OOD scores tell the two apart.
+    """Evaluate a saved model on `table`; if `ood` is given, also how well OOD scores detect its rows.
 
     `target` is by default that of the fit. `slice_names` are the columns whose slices are printed. Both
     tables are read and checked before any prediction. `callback` receives the number of rows done.

@@ -42,9 +42,9 @@ def join_names(names: Sequence[Any]) -> str:
 
 
 def missing_column(path: Path, name: str, names: Sequence[str], role: str = "") -> ValueError:
-    """The error for a column `name` that is not among `names`; `role` is text that follows the name.
+    """The error for a column `name` that is not among `names`; `role` follows it in the message.
 
-    It has a hint where the delimiter seems wrong.
+    The message has a hint where the delimiter seems wrong.
     """
     delimiters = [sign for sign in (";", "\t", "|", ",") if sign in names[0]] if len(names) == 1 else []
     if delimiters:
