@@ -1,9 +1,9 @@
-"""Every case of the speed table, this checkout against another one: the ratio of times in interleaved pairs.
+"""Speed of this checkout relative to another one: for each benchmark case, the ratio of their times.
 
 compound bench --against ../base
 
-Each checkout has a worker process on one thread (worker.py), whose processor time is measured. The two are
-never at work at the same time, and take turns in going first, so that drifts of the machine cancel.
+Each checkout has a worker process with one thread (worker.py), whose processor time is measured. A pair is a
+measurement of each, one after the other; the order alternates, so that drifts of the machine cancel.
 """
 
 import json
@@ -27,9 +27,9 @@ from compound.io.atomic import write_atomic
 MIB = 2**20
 PAIRS = 15
 QUICK_PAIRS = 3
-SLICE_SECONDS = 0.2  # of one side of a pair, at least one call
-QUICK_SECONDS = 0.05
-QUICK_CALL = 0.2  # seconds: the quick measurement leaves out cases whose calls take longer
+SLICE_SECONDS = 0.2  # duration of one measurement of a pair, which has at least one call
+QUICK_SECONDS = 0.05  # the same with `quick`
+QUICK_CALL = 0.2  # seconds: with `quick`, cases whose calls take longer are left out
 CONFIDENCE = 0.95
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"),
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 
 class Ratio(NamedTuple):
-    """Median of new / old over pairs, with its interval from order statistics."""
+    """Median over pairs of the ratio of times new / old, with a confidence interval from order statistics."""
 
     name: str
     median: float
@@ -51,6 +51,7 @@ class Ratio(NamedTuple):
 
     @classmethod
     def from_pairs(cls, name: str, ratios: list[float]) -> "Ratio":
+        """Median and confidence interval of `ratios`, one per pair."""
         n = len(ratios)
         # P(the median lies outside the k-th smallest and k-th largest) = 2 P(Binomial(n, 1/2) < k)
         outside = [2 * sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(n // 2 + 1)]
@@ -60,7 +61,7 @@ class Ratio(NamedTuple):
 
 
 class Worker:
-    """The timing process of one checkout."""
+    """Interface to the timing process of one checkout, whose package is in `source`."""
 
     def __init__(self, process: "subprocess.Popen[str]", source: Path):
         self._process = process
@@ -71,13 +72,14 @@ class Worker:
             raise ValueError(f"the worker of {source} imports {start['file']}: remove that from its path")
 
     def seconds(self, case: str, repeats: int) -> float:
-        """Seconds per call of a case."""
+        """Processor time per call of a case, in seconds, over `repeats` calls."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"case": self.cases.index(case), "repeats": repeats}) + "\n")
         self._process.stdin.flush()
         return float(self._receive()["seconds"])
 
     def _receive(self) -> dict[str, Any]:
+        """The next reply of the process; ValueError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -88,7 +90,7 @@ class Worker:
 
 @contextmanager
 def start_worker(source: Path) -> Iterator[Worker]:
-    """A worker with `source` (a folder that holds the package compound) first on its path."""
+    """Context with a worker that imports compound from the folder `source`; its process ends on exit."""
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(source.resolve())}
     command = [sys.executable, "-P", worker.__file__]
     pipe = subprocess.PIPE
@@ -122,10 +124,11 @@ def compare(new: Path, old: Path, pairs: int = PAIRS, quick: bool = False) -> It
             if quick and once > QUICK_CALL:
                 continue
             repeats = max(1, round((QUICK_SECONDS if quick else SLICE_SECONDS) / once))
-            yield Ratio.from_pairs(case, _measure(case, repeats, pairs, new_worker, old_worker))
+            yield Ratio.from_pairs(case, _time_ratios(case, repeats, pairs, new_worker, old_worker))
 
 
-def _measure(case: str, repeats: int, pairs: int, new: Worker, old: Worker) -> list[float]:
+def _time_ratios(case: str, repeats: int, pairs: int, new: Worker, old: Worker) -> list[float]:
+    """Ratio of times new / old of each pair; the worker that is timed first alternates."""
     ratios = []
     for number in range(pairs):
         order = (new, old) if number % 2 else (old, new)
@@ -135,7 +138,7 @@ def _measure(case: str, repeats: int, pairs: int, new: Worker, old: Worker) -> l
 
 
 def main(old: Path, json_path: Path | None, quick: bool, pairs: int | None = None) -> list[Ratio]:
-    """Compare this checkout with another one: print a table, and write it as JSON to a given path."""
+    """Compare this checkout with another one: print a table, and write it to `json_path` if given."""
     sources = Path(compound.__file__).parents[1], find_source(old)
     pairs = pairs or (QUICK_PAIRS if quick else PAIRS)
     console = Console()

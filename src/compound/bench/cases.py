@@ -1,6 +1,7 @@
-"""The cases of the speed table: a call of ours, and a reference call that it is compared with.
+"""The benchmark cases: each is a function of this library, and a reference function to compare its time with.
 
-Training steps of a 784-100-10 network on batches of 200, then predictions of 1,000 rows by 100 draws.
+They are training steps of a 784-100-10 network on batches of 200, predictions of 1,000 rows with 100 draws,
+and a Laplace fit. Functions named after a task return a `Call` that does it once.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +19,9 @@ from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 FEATURES, CLASSES, ROWS = 784, 10, 200
-LR = 1e-12  # a network that fits its 200 rows would be slow: squares of small gradients are denormal numbers
+LR = 1e-12  # the network must not fit its rows: tiny gradients have denormal squares, which are slow
 TASK = Task("classification", CLASSES)
-TRAINING = {  # highest ratio of a training step to that of the plain network
+TRAINING = {  # limit of the time of a training step, relative to the plain network
     "mc-dropout": 1.3,
     "vmg": 2.5,
     "dpn": 2.5,
@@ -30,22 +31,23 @@ TRAINING = {  # highest ratio of a training step to that of the plain network
     "deep-ensemble": 4.5,
     "mnf": 6.0,
 }
-PREDICTION = ("vmg", "bbb", "mc-dropout")  # 100 draws against 100 plain passes
+PREDICTION = ("vmg", "bbb", "mc-dropout")  # methods whose 100 draws are compared with 100 plain passes
 Call = Callable[[], None]
 
 
 class Case(NamedTuple):
-    """One row of the speed table."""
+    """A function to time, the reference to compare it with, and the highest allowed ratio of their times."""
 
     name: str
     ours: Call
     reference: Call
-    limit: float  # highest ratio of ours to the reference
-    divisor: int = 1  # of the number of rounds, for slow cases
+    limit: float  # highest ratio of times, ours / reference
+    divisor: int = 1  # the number of rounds is divided by it, for slow cases
     min_calls: int = 1  # per round
 
 
 def cases() -> Iterator[Case]:
+    """All benchmark cases, built one at a time."""
     x = torch.rand(ROWS, FEATURES, generator=named_generator(0, "x"))
     y = torch.randint(CLASSES, (ROWS,), generator=named_generator(0, "y"))
     yield from _training_cases(x, y)
@@ -54,6 +56,7 @@ def cases() -> Iterator[Case]:
 
 
 def _cdn(name: str, hyper: int, members: int = 1, **options: int) -> Method:
+    """The CDN `name` with `hyper` hidden units in its hypernetworks."""
     return Method(name, hyper=(hyper,), last_draws=1, members=members, **options)
 
 
@@ -95,7 +98,7 @@ def plain_network() -> nn.Sequential:
 
 
 def plain_step(x: Tensor, y: Tensor) -> Call:
-    """A training step of the plain network."""
+    """A training step of the plain network on rows x (rows, 784) with labels y (rows,)."""
     model = plain_network()
     optimizer = torch.optim.Adam(model.parameters(), LR, fused=True)
 
@@ -108,7 +111,7 @@ def plain_step(x: Tensor, y: Tensor) -> Call:
 
 
 def train_step(method: Method, x: Tensor, y: Tensor) -> Call:
-    """A training step of a method."""
+    """A training step of a method on rows x (rows, 784) with labels y (rows,)."""
     model = build(method, FEATURES, TASK)
     optimizer = model.optimizer(TrainConfig(lr=LR))
     batch = make_dataset(x, y, TASK, x_ood=x.flip(1))
@@ -124,7 +127,10 @@ def train_step(method: Method, x: Tensor, y: Tensor) -> Call:
 
 
 def explicit_weights_step(x: Tensor, y: Tensor, hidden: int, bayesian: bool) -> Call:
-    """A training step as in the published code: every weight matrix is built, one per row."""
+    """A training step of a CDN as in the published code, which samples a weight matrix for every row.
+
+    `hidden` is the number of hidden units of the hypernetworks; `bayesian` is vb-cdn, otherwise ml-cdn.
+    """
     shapes = []
     for inputs, outputs in ((FEATURES, 100), (100, CLASSES)):
         shapes.append(((inputs + 1, hidden), (hidden + 1, 2 * (inputs + 1) + outputs), (inputs + 1, outputs)))
@@ -168,7 +174,7 @@ def explicit_weights_step(x: Tensor, y: Tensor, hidden: int, bayesian: bool) -> 
 
 
 def hundred_passes(x: Tensor) -> Call:
-    """100 forward passes of the plain network."""
+    """100 forward passes of the plain network on x (rows, 784)."""
     model = plain_network()
 
     @torch.no_grad()
@@ -180,7 +186,7 @@ def hundred_passes(x: Tensor) -> Call:
 
 
 def laplace_fit() -> tuple[Call, Call]:
-    """The posterior of the last layer from 10,000 rows, and one epoch of the plain network over them."""
+    """Laplace posterior of the last layer from 10,000 rows; as reference, an epoch of the plain network."""
     x = torch.rand(10_000, FEATURES, generator=named_generator(3, "x"))
     y = torch.randint(CLASSES, (10_000,), generator=named_generator(3, "y"))
     model = build(Method("laplace", subset="last"), FEATURES, TASK)
@@ -196,6 +202,8 @@ def laplace_fit() -> tuple[Call, Call]:
 
 
 def prediction(model: Model, x: Tensor) -> Call:
+    """The predictive distribution of x (rows, 784) from 100 draws."""
+
     def call() -> None:
         model.predict(x, named_generator(0, "draws"), 100, 1)
 
@@ -203,7 +211,7 @@ def prediction(model: Model, x: Tensor) -> Call:
 
 
 def fit_far_noise(far: DistanceAwareNoise) -> None:
-    """Clusters of inputs with the spectrum of images: a few hundred directions hold almost all variance."""
+    """Fit far noise to random inputs with a spectrum like that of images, which decays as a power."""
     g = named_generator(2)
     mixing = torch.randn(FEATURES, FEATURES, generator=g) * torch.arange(1, FEATURES + 1) ** -0.9
     far.fit(0.5 + 0.1 * torch.randn(5000, FEATURES, generator=g) @ mixing.T, g)

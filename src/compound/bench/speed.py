@@ -1,4 +1,4 @@
-"""Speed as ratios: every case is timed beside its reference, in turns, in one process on one thread.
+"""Speed of each benchmark case relative to its reference; the two are timed in turns, on one thread.
 
 compound bench --json speed.json
 """
@@ -19,15 +19,15 @@ from compound.bench.cases import Call, Case, cases
 from compound.experiments.memory import keep_memory
 from compound.io.atomic import write_atomic
 
-ROUND_SECONDS = 0.03  # at least, of one side of a round
+ROUND_SECONDS = 0.03  # about the time that a round takes for the case, and again for its reference
 
 
 class Row(NamedTuple):
-    """One row of the speed table; lower is better."""
+    """Result of one case."""
 
     name: str
-    ratio: float
-    limit: float
+    ratio: float  # of times, case / reference
+    limit: float  # highest ratio allowed
     memory: float  # MiB allocated per call
 
     @property
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def main(json_path: Path | None, quick: bool) -> list[Row]:
-    """Time all cases, print a table, and write it as JSON to a given path."""
+    """Time all cases (`quick`: in fewer rounds), print a table, and write it to `json_path` if given."""
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)  # raises before the work
     keep_memory()
@@ -59,16 +59,16 @@ def main(json_path: Path | None, quick: bool) -> list[Row]:
 
 
 def measure(case: Case, rounds: int) -> Row:
-    """The median over rounds of the ratio of two times that are measured one after the other."""
+    """Time a case: the median over rounds of the ratio of its time to that of its reference."""
     repeats = [n_repeats(call, ROUND_SECONDS, case.min_calls) for call in (case.ours, case.reference)]
     ratios = []
     for _ in range(max(3, rounds // case.divisor)):
         ratios.append(seconds_per_call(case.ours, repeats[0]) / seconds_per_call(case.reference, repeats[1]))
-    return Row(case.name, statistics.median(ratios), case.limit, _allocated(case.ours))
+    return Row(case.name, statistics.median(ratios), case.limit, _allocated_mib(case.ours))
 
 
 def n_repeats(call: Call, seconds: float, min_calls: int = 1) -> int:
-    """Calls that take about so many seconds, after a first one to warm up."""
+    """How many calls take about `seconds`, at least `min_calls`; a first call warms up."""
     call()
     return max(min_calls, round(seconds / seconds_per_call(call, 1)))
 
@@ -80,7 +80,8 @@ def seconds_per_call(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _allocated(call: Call) -> float:
+def _allocated_mib(call: Call) -> float:
+    """MiB of memory that torch allocates in one call, summed over operations."""
     with torch.profiler.profile(profile_memory=True) as profile:
         call()
     return sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages()) / 2**20
@@ -88,6 +89,7 @@ def _allocated(call: Call) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """Context in which torch uses one thread."""
     previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

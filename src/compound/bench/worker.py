@@ -1,8 +1,8 @@
 """A process that times the cases of one checkout: python -P worker.py, with PYTHONPATH=<checkout>/src.
 
-It imports nothing but that checkout's `compound`. Lines of JSON: first the package's file and the names of
-its cases, then for each request {"case": index, "repeats": n} the reply {"seconds": processor time per call};
-the end of the input ends the process.
+It imports only that checkout's `compound`. It writes lines of JSON to stdout: first the path of the package
+and the names of its cases; then, for each line {"case": index, "repeats": n} on stdin, a line {"seconds":
+processor time per call}. It exits at the end of stdin.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Call = Callable[[], None]
-MIN_CALLS = {"train noisy-kfac / plain": 50}  # its factors are decomposed every 50 steps
+MIN_CALLS = {"train noisy-kfac / plain": 50}  # its factors are decomposed only every 50 steps
 
 
 def load_cases() -> dict[str, Call]:
@@ -37,6 +37,7 @@ def _collect_from_compare() -> Iterator[tuple[str, Call]]:
 
 
 def main() -> None:
+    """Answer timing requests on stdin until its end."""
     import torch
 
     import compound

@@ -8,7 +8,7 @@ import click
 from compound.cli import options
 
 MAX_WIDTH = 120  # characters of a line
-INDENT = 15
+INDENT = 15  # characters before the description of a method
 LEGEND = (
     "Components of the predictive uncertainty: component, noise given the network; mixing, variation over "
     "networks at one input; posterior, the epistemic part that more data would reduce. Every method also "
@@ -83,18 +83,19 @@ def methods(name: str | None) -> None:
     for method in entries() if name is None else [entry(name)]:
         click.echo(f"{method.name:<{INDENT}}{method.description} {method.reference}")
         tasks = f"tasks: classification, regression; components: {', '.join(method.components)}"
-        click.echo(_fill(tasks, INDENT))
+        click.echo(_wrap(tasks, INDENT))
         if name is None:
             defaults = ", ".join(f"{option.name}={option.default}" for option in method.options)
-            click.echo(_fill(defaults, INDENT))
+            click.echo(_wrap(defaults, INDENT))
         else:
             for option in method.options:
                 click.echo(f"  {option.name:<18}{option.default!s:<12} {option.description}")
     if name is None:
-        click.echo(_fill(LEGEND, 0))
+        click.echo(_wrap(LEGEND, 0))
 
 
-def _fill(text: str, indent: int) -> str:
+def _wrap(text: str, indent: int) -> str:
+    """Text wrapped to the width of the terminal, every line indented by `indent` spaces."""
     import shutil
     import textwrap
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SILENT_SECONDS = 2.0  # before progress is shown
-REFRESH_SECONDS = 0.2
+REFRESH_SECONDS = 0.2  # between updates
 
 
 def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]) -> None:
@@ -25,7 +25,10 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[An
 
 @contextmanager
 def row_progress(unit: str) -> Iterator[Callable[[int], None]]:
-    """A callback that shows rows done and rows per second on stderr; silent for the first two seconds."""
+    """Context with a callback that takes the number of rows done, and shows it with the speed on stderr.
+
+    `unit` is the text after the number. Nothing is shown in the first SILENT_SECONDS.
+    """
     import time
 
     from rich import progress

@@ -1,4 +1,4 @@
-"""Errors of a command: one sentence on stderr, and an exit code."""
+"""How the command line reports errors: one sentence on stderr and an exit code, without a traceback."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-REPEAT = 1.0  # seconds within which a second SIGTERM is taken for a copy of the first
+REPEAT_SECONDS = 1.0  # a second SIGTERM within this time is ignored
 
 
 class InvalidInput(click.ClickException):
@@ -32,12 +32,14 @@ class Commands(click.Group):
     """The command group; turns exceptions into one sentence and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; characters that the terminal cannot show are escaped."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # λ must not raise on an ASCII terminal
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an expected exception becomes `InvalidInput`, an interrupt its exit code."""
         try:
             with _sigterm_raises(), _warnings_on_stderr():
                 return super().invoke(ctx)
@@ -68,6 +70,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _os_message(error: OSError) -> str:
+    """The sentence for a file that cannot be used, or for a library that cannot be loaded."""
     # an OSError while a module is imported is a shared library that cannot be loaded
     if any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return _import_message(error)
@@ -85,7 +88,7 @@ def _memory_message(detail: str) -> str:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, so that temporary files are removed."""
+    """Context in which SIGTERM raises `Terminated`, so that temporary files are removed."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
@@ -95,7 +98,7 @@ def _sigterm_raises() -> Iterator[None]:
     def stop(*_: Any) -> None:
         nonlocal last
         # often sent twice, to a process and to its group: the second must not interrupt the cleanup
-        if last < 0 or time.monotonic() > last + REPEAT:
+        if last < 0 or time.monotonic() > last + REPEAT_SECONDS:
             last = time.monotonic()
             raise Terminated
 
@@ -109,12 +112,12 @@ def _sigterm_raises() -> Iterator[None]:
 
 @contextmanager
 def _warnings_on_stderr() -> Iterator[None]:
-    """Warnings become one line on stderr."""
+    """Context in which a warning is one line on stderr."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
         yield
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """128 plus the number of the signal, the convention of shells."""
+    """The exit code after SIGINT or SIGTERM: 128 plus the number of the signal, as in shells."""
     return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)

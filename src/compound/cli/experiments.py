@@ -173,6 +173,7 @@ COMMANDS = (run, demo, status, report, bench)
 
 
 def _split_names(text: str) -> list[str]:
+    """Names separated by commas, as a list."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -189,7 +190,7 @@ def _exit_on_interrupt() -> Iterator[None]:
 def _publish(
     results: list[Any], failures: list[Any], out: Path, title: str, json_path: Path | None = None
 ) -> None:
-    """Write the page and the JSON file, and print the claims; exit code 1 if a run failed."""
+    """Write the page and JSON file of finished runs, and print their claims; exit code 1 if a run failed."""
     from compound.experiments.pages import publish, save_summary
 
     claims = publish(results, out, title, failures)

@@ -16,7 +16,7 @@ json_file = click.option(
 
 
 def directory(name: str, default: str | None, text: str, env: str | None = None) -> Callable[[Any], Any]:
-    """An option whose value is a directory."""
+    """A click option whose value is a directory; `text` is its help, `env` its environment variable."""
     return click.option(
         name,
         type=click.Path(file_okay=False, path_type=Path),
@@ -33,7 +33,7 @@ data_dir = directory(
 
 
 def check_outputs(*folders: Path, json_path: Path | None = None) -> None:
-    """Raise ValueError, before any work, if an output cannot be written."""
+    """Raise ValueError, before any work, if one of the folders or the JSON file cannot be written."""
     from compound.io.paths import check_folder, check_writable
 
     for folder in folders:

@@ -11,7 +11,7 @@ from compound.cli.display import print_tables, row_progress
 _path = click.Path(path_type=Path)
 _table = click.argument("table", type=_path)
 _model = click.argument("model", type=_path)
-LABEL = 16  # characters of the first column of the summary
+LABEL = 16  # width in characters of the first column of the summary
 
 
 @click.command()
@@ -217,12 +217,12 @@ COMMANDS = (fit, predict, evaluate, explain, export)
 
 
 def _stem(path: Path) -> str:
-    """houses.csv.gz -> houses"""
+    """The file name without its endings: houses.csv.gz gives houses."""
     return path.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as name and value: JSON where possible, lists as tuples, else text."""
+    """Name and value of NAME=VALUE; the value is parsed as JSON (lists become tuples), else kept as text."""
     import json
 
     name, sign, value = text.partition("=")

@@ -1,1 +1,1 @@
-"""Data sets: tensors in, tensors out; every random choice comes from a seed."""
+"""Data sets as tensors: files, downloads, and loaders whose random choices come from a seed."""

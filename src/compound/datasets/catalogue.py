@@ -1,8 +1,8 @@
-"""The data sets: what their files must be, and where they are looked for.
+"""The data sets: their files with checksums, and the folders in which files are searched.
 
-A file is looked for as <folder>/<set>/<file>, with or without .gz: in the named folder (--data-dir,
-COMPOUND_DATA), in the user's cache, and where Debian's package keeps Fashion-MNIST. `fetch` downloads what is
-missing from its makers.
+A file is searched as <folder>/<set>/<file>, with or without .gz: in the folders given by --data-dir and
+COMPOUND_DATA, in the user's cache, and where Debian's package installs Fashion-MNIST. `fetch` downloads
+missing files from their publishers.
 """
 
 import os
@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    path: str  # relative to a data folder; a final .gz may be missing
-    sha256: str  # of the uncompressed content; of an npz: of the file
-    url: str = ""  # where its makers offer it
+    """One file of a data set."""
+
+    path: str  # relative to a data folder; the file may also be there uncompressed, without .gz
+    sha256: str  # of the uncompressed content; for npz, of the file itself
+    url: str = ""  # of its publisher; "" if it cannot be downloaded
 
 
 class DataSet(NamedTuple):
@@ -25,6 +27,7 @@ class DataSet(NamedTuple):
 
 
 def _idx_files(folder: str, base_url: str, checksums: dict[str, str]) -> tuple[File, ...]:
+    """Gzipped idx files, from SHA-256 checksums by name; `base_url` is "" if there is no download."""
     return tuple(
         File(f"{folder}/{name}.gz", sha256, f"{base_url}/{name}.gz" if base_url else "")
         for name, sha256 in checksums.items()
@@ -124,7 +127,7 @@ DEBIAN = {
 
 
 def cache() -> Path:
-    """The user's cache folder for data sets, as the platform has it."""
+    """The folder for data sets in the user's cache, by the convention of the platform."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "compound" / "data"
     if sys.platform == "darwin":
@@ -133,12 +136,13 @@ def cache() -> Path:
 
 
 def folders(data_dir: Path | None) -> list[Path]:
-    """Where files are looked for, in this order."""
+    """The folders that are searched, in this order: `data_dir`, COMPOUND_DATA, the cache."""
     environment = os.environ.get("COMPOUND_DATA", "")
     return [*([data_dir] if data_dir else []), *([Path(environment)] if environment else []), cache()]
 
 
 def _candidates(path: str, data_dir: Path | None) -> Iterator[Path]:
+    """All places where the file `path` (<set>/<file>) may be, in order of preference."""
     name, _, file = path.partition("/")
     for folder in (*(folder / name for folder in folders(data_dir)), *DEBIAN.get(name, ())):
         yield folder / file
@@ -147,12 +151,12 @@ def _candidates(path: str, data_dir: Path | None) -> Iterator[Path]:
 
 
 def find_file(path: str, data_dir: Path | None = None) -> Path | None:
-    """The first candidate that exists."""
+    """Where the file `path` (<set>/<file>) is on this machine; None if it is missing."""
     return next((candidate for candidate in _candidates(path, data_dir) if candidate.is_file()), None)
 
 
 def require_file(path: str, data_dir: Path | None = None) -> Path:
-    """The first candidate that exists; a ValueError says what to put where."""
+    """Like `find_file`, but a missing file is a ValueError that says where to put it."""
     file = find_file(path, data_dir)
     if file is None:
         name = path.partition("/")[0]
@@ -167,7 +171,7 @@ def require_file(path: str, data_dir: Path | None = None) -> Path:
 
 
 def require(names: Iterable[str], data_dir: Path | None = None) -> None:
-    """Raise a ValueError where a file of these data sets is missing."""
+    """Raise ValueError if a file of the data sets `names` is missing."""
     for name in names:
         for file in SETS[name].files:
             require_file(file.path, data_dir)

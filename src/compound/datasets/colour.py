@@ -1,4 +1,4 @@
-"""Colour images by name, as bytes."""
+"""CIFAR-10 and its out-of-distribution sets SVHN and GTSRB, as tensors of bytes."""
 
 import hashlib
 from pathlib import Path
@@ -19,12 +19,12 @@ FILES = {
 
 
 class ColourImages(NamedTuple):
-    x: Tensor  # (rows, 3, 32, 32), 0..255
-    y: Tensor  # (rows,)
+    x: Tensor  # (rows, 3, 32, 32), uint8
+    y: Tensor  # (rows,) labels
 
 
 def load(name: str, part: str, data_dir: Path | None = None) -> ColourImages:
-    """CIFAR-10 and its out-of-distribution sets: `part` is train, test, or all where there are no parts."""
+    """Load cifar10 (`part` train or test), svhn or gtsrb (`part` all), and verify the checksum."""
     if (name, part) not in FILES:
         choices = ", ".join(" ".join(choice) for choice in FILES)
         raise ValueError(f"images are {name!r}, part {part!r}: choose one of {choices}")
@@ -37,5 +37,5 @@ def load(name: str, part: str, data_dir: Path | None = None) -> ColourImages:
 
 
 def to_unit_range(x: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1]."""
+    """Pixels in 0..255 as float32 in [0, 1], in the same shape."""
     return x.float() / 255

@@ -18,8 +18,8 @@ REDUCTION = 4  # photographs are downsampled by this factor, so that a patch sho
 class Digits:
     x_train: Tensor  # (rows, 64) in [0, 1]
     y_train: Tensor  # (rows,)
-    x_test: Tensor
-    y_test: Tensor
+    x_test: Tensor  # (test rows, 64)
+    y_test: Tensor  # (test rows,)
 
 
 def digits(seed: int) -> Digits:
@@ -33,7 +33,7 @@ def digits(seed: int) -> Digits:
 
 
 def photographs(rows: int, seed: int) -> Tensor:  # (rows, 64) in [0, 1]
-    """Random grey patches of the two sample photographs of scikit-learn."""
+    """Random 8 x 8 grey patches of the two sample photographs of scikit-learn, as OOD images."""
     photographs = [_downsample(image) for image in load_sample_images().images]
     generator = named_generator(seed, "photographs")
     patches = []
@@ -45,19 +45,19 @@ def photographs(rows: int, seed: int) -> Tensor:  # (rows, 64) in [0, 1]
 
 
 def _downsample(image: np.ndarray) -> Tensor:  # (height, width) in [0, 1]
-    """Grey values, averaged over tiles of REDUCTION x REDUCTION pixels."""
+    """Grey values of an image (height, width, 3), averaged over tiles of REDUCTION x REDUCTION pixels."""
     grey = torch.tensor(image).float().mean(-1) / 255
     height, width = (extent // REDUCTION * REDUCTION for extent in grey.shape)
     tiles = grey[:height, :width].unflatten(0, (-1, REDUCTION)).unflatten(2, (-1, REDUCTION))  # (h, 4, w, 4)
     return tiles.mean((1, 3))
 
 
-def noise(rows: int, seed: int) -> Tensor:
-    """Every pixel uniform in [0, 1]."""
+def noise(rows: int, seed: int) -> Tensor:  # (rows, 64)
+    """OOD images of which every pixel is uniform in [0, 1]."""
     generator = named_generator(seed, "uniform noise")
     return torch.rand((rows, SIDE * SIDE), generator=generator, dtype=torch.float32)
 
 
-def mirrored(x: Tensor) -> Tensor:
-    """The same images upside down."""
+def mirrored(x: Tensor) -> Tensor:  # (rows, 64)
+    """The 8 x 8 images x (rows, 64) upside down, as OOD images."""
     return x.unflatten(1, (SIDE, SIDE)).flip(1).flatten(1)

@@ -1,4 +1,4 @@
-"""Downloads of data sets from their makers: checked, complete or absent."""
+"""Download of data sets from their publishers: checksums are verified, and no partial file is left."""
 
 import hashlib
 import os
@@ -13,19 +13,19 @@ from compound.datasets.catalogue import SETS, File, find_file, folders
 from compound.datasets.idx import read_content
 
 CHUNK = 2**16  # bytes
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without data after which a download fails
 Callback = Callable[[str, int, int], None]  # path, bytes so far, bytes in all
 
 
 class DataSetState(NamedTuple):
-    """One data set on this machine."""
+    """Which files of a data set are on this machine."""
 
     name: str
     description: str
     n_found: int
     n_files: int
-    folder: str  # of the first file found
-    fetchable: bool
+    folder: str  # of the first file found; "" if none
+    fetchable: bool  # whether all its files can be downloaded
 
 
 def listing(data_dir: Path | None) -> list[DataSetState]:
@@ -55,11 +55,12 @@ def fetch(name: str, data_dir: Path | None, callback: Callback | None = None) ->
 
 
 def _download(file: File, target: Path, callback: Callback | None) -> Path:
+    """Download a file, verify its checksum, and move it to `target`, which is returned."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     temporary = Path(name)
     try:
-        _copy(file, handle, callback)
+        _copy_url(file, handle, callback)
         if hashlib.sha256(read_content(temporary)).hexdigest() != file.sha256:
             raise ValueError(
                 f"the content of {file.url} is not as expected (its checksum differs): put {file.path} at "
@@ -77,8 +78,8 @@ def _download(file: File, target: Path, callback: Callback | None) -> Path:
     return target
 
 
-def _copy(file: File, handle: int, callback: Callback | None) -> None:
-    """Write the content of a URL to an open file descriptor, down to the disk."""
+def _copy_url(file: File, handle: int, callback: Callback | None) -> None:
+    """Download `file.url` to the open file descriptor `handle`, flush it to disk and close it."""
     with os.fdopen(handle, "wb") as out:
         with urllib.request.urlopen(file.url, timeout=TIMEOUT) as response:
             size = int(response.headers.get("Content-Length") or 0)

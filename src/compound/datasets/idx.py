@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives, compressed or not."""
+"""Reader of idx files, the format of MNIST and Fashion-MNIST, gzipped or not."""
 
 import gzip
 import hashlib
@@ -12,7 +12,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def read_idx(path: str | Path, sha256: str = "") -> Bytes:
-    """The array of unsigned bytes in an idx file; a `sha256` is checked against the uncompressed content."""
+    """The array of unsigned bytes in an idx file, in the shape that its header gives.
+
+    ValueError if `sha256` is given and is not that of the uncompressed content.
+    """
     raw = read_content(path)
     if sha256 and hashlib.sha256(raw).hexdigest() != sha256:
         raise ValueError(f"{path} is not the right file (its checksum differs): delete it and fetch it again")

@@ -1,4 +1,4 @@
-"""Grey images by name, as rows of numbers between 0 and 1."""
+"""MNIST, Fashion-MNIST, notMNIST and Omniglot: grey 28 x 28 images as rows of 784 numbers in [0, 1]."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +19,12 @@ PARTS = {
 
 
 class Images(NamedTuple):
-    x: Tensor  # (rows, 784), 0..1
-    y: Tensor  # (rows,)
+    x: Tensor  # (rows, 784) in [0, 1]
+    y: Tensor  # (rows,) labels
 
 
 def load(name: str, part: str, data_dir: Path | None = None) -> Images:
-    """MNIST and its relatives: `part` is train, test, or all for sets that are not divided."""
+    """Load a data set of PARTS: `part` is train or test, or all for sets that are not split."""
     if part not in PARTS.get(name, ()):
         choices = ", ".join(f"{other} {one}" for other, parts in PARTS.items() for one in parts)
         raise ValueError(f"images are {name!r}, part {part!r}: choose one of {choices}")
@@ -38,5 +38,5 @@ def load(name: str, part: str, data_dir: Path | None = None) -> Images:
 
 
 def flipped(x: Tensor) -> Tensor:
-    """28 x 28 images upside down."""
+    """The 28 x 28 images x (rows, 784) upside down, in the same shape."""
     return x.view(-1, 28, 28).flip(1).flatten(1)

@@ -1,4 +1,7 @@
-"""Image files without pickle: npz of lossless WebP strips, 32 pixels wide, and binary CIFAR-10."""
+"""Readers of 32 x 32 colour images: npz files of WebP strips, and the binary version of CIFAR-10.
+
+A strip is a lossless WebP image, 32 pixels wide, of images one below the other.
+"""
 
 import io
 from collections.abc import Sequence
@@ -30,7 +33,10 @@ def read_strips(path: str | Path) -> tuple[Bytes, Bytes]:
 
 
 def read_cifar(paths: Sequence[str | Path]) -> tuple[Bytes, Bytes]:
-    """Images (n, 32, 32, 3) and labels (n,) of binary CIFAR-10: a label, then planes of red, green, blue."""
+    """Images (n, 32, 32, 3) and labels (n,) of files of the binary version of CIFAR-10.
+
+    An image is stored as one byte for its label, then its red, green and blue planes.
+    """
     size = 1 + 3 * SIDE * SIDE
     parts = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""The two toy data sets of the paper: a cubic with few points, or with noise that depends on the side."""
+"""The two toy data sets of the paper: a noisy cubic, with few points or with more noise for x < 0."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,10 +10,12 @@ from compound.random import named_generator
 
 
 class ToySet(NamedTuple):
-    number: int  # names the stream of random numbers
+    """How a toy data set is generated."""
+
+    number: int  # part of the name of its random generator
     rows: int
     noise_left: float  # standard deviation for x < 0
-    noise_right: float
+    noise_right: float  # for x >= 0
     view: float  # figures show [-view, view]
 
 
@@ -27,7 +29,7 @@ class Toy:
 
 
 def cubic(name: str, seed: int) -> Toy:
-    """y = x³ + noise, x ~ U[-4, 4], for a name of TOY_SETS."""
+    """Draw the toy set `name` (a key of TOY_SETS): y = x³ + Gaussian noise, x ~ U[-4, 4]."""
     if name not in TOY_SETS:
         raise ValueError(f"toy set is {name!r}: choose {' or '.join(TOY_SETS)}")
     toy_set = TOY_SETS[name]
@@ -39,4 +41,5 @@ def cubic(name: str, seed: int) -> Toy:
 
 
 def true_function(x: Tensor) -> Tensor:
+    """The mean of y given x."""
     return x**3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compound.datasets.catalogue import require_file
 
-SPLITS = {
+SPLITS = {  # number of splits of each table
     "bostonHousing": 20,
     "concrete": 20,
     "energy": 20,
@@ -23,17 +23,17 @@ SPLITS = {
 
 
 class Split(NamedTuple):
-    """Training and test rows, standardised by the training rows."""
+    """Training and test rows, standardised by mean and standard deviation of the training rows."""
 
     x: Tensor  # (rows, features)
     y: Tensor  # (rows, 1)
     x_test: Tensor
     y_test: Tensor
-    scale: float  # of the target: NLL + log(scale) and scale * RMSE are in its unit
+    scale: float  # standard deviation of the target: NLL + log(scale) and scale * RMSE are in its unit
 
 
 def load(name: str, split: int, data_dir: Path | None = None) -> Split:
-    """One split of one table."""
+    """Load split number `split` (from 0) of the table `name`."""
     if name not in SPLITS:
         raise ValueError(f"UCI table is {name!r}: choose one of {', '.join(SPLITS)}")
     if not 0 <= split < SPLITS[name]:
@@ -48,6 +48,10 @@ def load(name: str, split: int, data_dir: Path | None = None) -> Split:
 
 
 def _standardise(values: Any, train: Any, test: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+    """Training and test rows of `values` (rows, columns), standardised, and the scales (columns,).
+
+    `train` and `test` are row indices.
+    """
     mean, scale = values[train].mean(0), values[train].std(0)
     scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)  # a constant column becomes 0
     train_rows, test_rows = (torch.from_numpy((values[i] - mean) / scale).float() for i in (train, test))

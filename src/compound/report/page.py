@@ -31,13 +31,13 @@ p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2
 
 NUMERIC = re.compile(r"[-+−–±<>≤≥~ ]*(\d|\.\d|$)")  # start of a text that is aligned as a number
 MAX_NUMERIC = 30  # characters of such a text
-LARGE, HUGE = 1e4, 1e7  # floats shown without exponent though above four digits
+LARGE, HUGE = 1e4, 1e7  # floats between them are shown as integers, without exponent
 Cell = str | float | int | bool | None
 Rows = Sequence[Sequence[Cell]]
 
 
 class Claim(NamedTuple):
-    """A quantitative claim: a measured value and the limit it must satisfy. A missing value never does."""
+    """A claim in words, a measured value and the limit it must satisfy; without a value it does not hold."""
 
     claim: str
     value: float | None
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> Cell:
-        """`held` as a table cell, "not run" without a value."""
+        """`held` as a table cell; "not run" if there is no value."""
         return self.held if self.value is not None else "not run"
 
 
@@ -66,7 +66,7 @@ class Page:
     def __init__(self, title: str):
         self.title = title
         self.files: dict[str, bytes] = {}  # attached files by name
-        self.prefix = ""  # of attached names: lets one page show an experiment twice
+        self.prefix = ""  # of the names of attached files, for a page that shows an experiment twice
         self._parts: list[str] = [f"<h1>{escape(title)}</h1>"]
 
     def heading(self, text: str) -> None:
@@ -76,17 +76,17 @@ class Page:
         self._parts.append(f"<h3>{escape(text)}</h3>")
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def bullets(self, items: Sequence[str]) -> None:
-        """A bullet list."""
+        """Add a bullet list."""
         self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>\n" for item in items) + "</ul>")
 
     def table(self, columns: Sequence[str], rows: Rows, caption: str = "") -> None:
-        """A table; booleans are shown as yes and no, None as a dash, other cells as `format_cell` has them.
+        """Add a table; booleans are shown as yes and no, None as a dash, other cells as in `format_cell`.
 
-        Columns of numbers are aligned right, columns of text left. Without names there is no header.
+        Columns of numbers are aligned right, columns of text left. If all names are "", there is no header.
         """
         _check_widths(columns, rows, f"the table {caption!r}")
         styles = [_column_style([row[i] for row in rows]) for i in range(len(columns))]
@@ -105,14 +105,14 @@ class Page:
         self._parts.append(f'<div class="scroll">{table}</div>')
 
     def figure(self, figure: Figure, caption: str) -> None:
-        """A figure as SVG, embedded as an image so that ids of different drawings cannot clash."""
+        """Add a figure as SVG; it is embedded as an image, so that ids of different figures cannot clash."""
         data = base64.b64encode(render_figure(figure, "svg")).decode()
         text = escape(caption)
         image = f'<img src="data:image/svg+xml;base64,{data}" alt="{text}">'
         self._parts.append(f"<figure>{image}<figcaption>{text}</figcaption></figure>")
 
     def csv_data(self, name: str, columns: Sequence[str], rows: Rows) -> None:
-        """A download link to a table as CSV, embedded in the page and attached as name.csv."""
+        """Add a download link to a table as CSV, embedded in the page and attached as name.csv."""
         name = f"{self.prefix}{name}.csv"
         content = to_csv(columns, rows)
         self.files[name] = content
@@ -123,26 +123,29 @@ class Page:
     def figure_with_data(
         self, name: str, figure: Figure, caption: str, columns: Sequence[str], rows: Rows
     ) -> None:
-        """A figure and the data behind it, attached as name.png and name.csv."""
+        """Add a figure and a link to its data (columns and rows), also attached as name.png and name.csv."""
         self.figure(figure, caption)
         self.files[f"{self.prefix}{name}.png"] = render_figure(figure, "png")
         self.csv_data(name, columns, rows)
 
     def claims(self, claims: Sequence[Claim], caption: str = "Claims and required values") -> None:
-        """A table of measured values against their limits."""
+        """Add a table of claims: measured value, limit, and whether it is met."""
         rows = [
             (claim.claim, claim.value, f"{claim.sense} {claim.limit:g}", claim.verdict) for claim in claims
         ]
         self.table(("claim", "measured", "required", "met"), rows, caption)
 
     def provenance(self, records: Sequence[Mapping[str, object]]) -> None:
-        """A section that lists the commands and versions behind the numbers of this page."""
+        """Add a section with the commands and versions that the numbers come from.
+
+        Each record has the keys command, version, commit and torch.
+        """
         columns = ("command", "version", "commit", "torch")
         self.heading("Provenance")
         self.table(columns, sorted({tuple(str(record[column]) for column in columns) for record in records}))
 
     def html(self) -> str:
-        """The page as a string; undecodable bytes of a file name are escaped."""
+        """The page as a string; bytes of file names that are not UTF-8 are escaped."""
         head = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             f"<title>{escape(self.title)}</title>\n"
@@ -209,6 +212,7 @@ def _classes(*names: str) -> str:
 
 
 def _check_widths(columns: Sequence[str], rows: Rows, table: str) -> None:
+    """Raise ValueError if a row has more or fewer cells than columns; `table` names it in the message."""
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(

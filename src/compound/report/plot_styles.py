@@ -1,4 +1,4 @@
-"""Plot style per method: one colour in every figure, with line and marker readable without colour."""
+"""Plot styles of the methods: colour, line and marker, the same in all figures, readable without colour."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ LineStyle = str | tuple[int, tuple[float, ...]]
 
 class MethodStyle(NamedTuple):
     colour: str
-    line: LineStyle
+    line: LineStyle  # as matplotlib takes it
     marker: str
 
 
@@ -57,16 +57,15 @@ def method_order(method: str) -> int:
 
 
 def family(method: str) -> str:
-    """The family whose panel shows `method`."""
+    """The family (key of FAMILIES) whose panel shows `method`; unknown methods are "further methods"."""
     return next((name for name, members in FAMILIES.items() if method in members), "further methods")
 
 
 def plot_style(method: str, form: str = "") -> dict[str, Any]:
     """Keyword arguments for `Axes.plot`.
 
-    `form` is "" (the default form), "other" (far noise on where the default has none, or the
-    reverse) or "published".
-    Non-default forms have open markers and thin lines.
+    `form` is "" (the default options), "other" (far noise on where the default has none, or the reverse) or
+    "published" (options and training of the paper). All but "" have open markers and thin lines.
     """
     style = METHOD_STYLES.get(method, DEFAULT_STYLE)
     width = 2.0 if family(method) == CDNS else 1.2

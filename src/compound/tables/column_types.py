@@ -1,4 +1,4 @@
-"""Types of table columns: text to numbers, booleans or categories, with the same rules for fit and predict.
+"""Types of table columns: how text becomes numbers, booleans or categories, the same for fit and predict.
 
 A text column is numeric where every value is a number. Beside numbers, true and false count as 1 and 0; a
 column of true and false alone is boolean.
@@ -19,16 +19,16 @@ LOSSLESS_TYPES = (pa.int64(), pa.float64(), pa.bool_())  # targets of `cast_loss
 _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$"
 _DECIMAL = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 _TIME = r"^(\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d(:\d\d(\.\d+)?)?)$"
-TYPO_RATIO = 0.9  # from this fraction of numbers on, text in a column is a typo
-TYPO_VALUES = 10  # values below which that fraction means nothing
-PROBE = 1000  # values that identify most text columns
+TYPO_RATIO = 0.9  # a column with at least this fraction of numbers is numeric, and text in it a typo
+TYPO_VALUES = 10  # fewest values for which TYPO_RATIO is applied
+PROBE = 1000  # first values of a column that are cast before the rest: most text columns fail there
 
 
 class ParsedNumbers(NamedTuple):
     """A column parsed as numbers."""
 
     values: pa.Array  # float64, null where missing or invalid
-    invalid: NDArray[Any]  # (rows,) present but not a number
+    invalid: NDArray[Any]  # (rows,) bool: present but not a number
     n_booleans: int  # values that are true or false
 
     @property
@@ -62,7 +62,7 @@ def to_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def parse_numbers(column: pa.Array) -> ParsedNumbers:
-    """Numbers, booleans or text as float64."""
+    """Parse a column of numbers, booleans or text as float64."""
     if is_text(column.type):
         return _parse_text(column)
     is_float64 = pa.types.is_floating(column.type) and column.type.bit_width == 64
@@ -72,6 +72,7 @@ def parse_numbers(column: pa.Array) -> ParsedNumbers:
 
 
 def _parse_text(column: pa.Array) -> ParsedNumbers:
+    """`parse_numbers` of a text column."""
     for to_null in (_empty_to_null, _missing_to_null):  # the first is faster, and enough for most columns
         text = to_null(column)
         if (values := _try_cast(text, pa.float64())) is not None:
@@ -95,10 +96,12 @@ def _try_cast(text: pa.Array, dtype: pa.DataType) -> pa.Array | None:
 
 
 def _empty_to_null(column: pa.Array) -> pa.Array:
+    """Text with "" replaced by null."""
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
 def _missing_to_null(column: pa.Array) -> pa.Array:
+    """Text without outer spaces, with the values in MISSING replaced by null."""
     text = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.is_in(text, MISSING), pa.scalar(None, text.type), text)
 
@@ -111,7 +114,7 @@ def to_categories(column: pa.Array, parse_missing: bool) -> "pd.Series[Any]":
 
 
 def to_numbers(parsed: ParsedNumbers, boolean: bool) -> "pd.Series[Any]":
-    """float64 values; with `boolean`, booleans where every value is 0 or 1."""
+    """The parsed values as float64; with `boolean`, as booleans if every value is 0, 1 or missing."""
     if boolean:
         is_binary = pc.or_(pc.equal(parsed.values, 0.0), pc.equal(parsed.values, 1.0))
         if pc.all(is_binary).as_py() is not False:
@@ -120,7 +123,10 @@ def to_numbers(parsed: ParsedNumbers, boolean: bool) -> "pd.Series[Any]":
 
 
 def infer_numbers(column: pa.Array, parsed: ParsedNumbers) -> "pd.Series[Any] | None":
-    """A text column as integers, floats or booleans; None where a value is not a number."""
+    """A text column as integers, floats or booleans; None if a value is not a number.
+
+    `parsed` is `parse_numbers(column)`.
+    """
     if parsed.invalid.any():
         return None
     if parsed.is_boolean:
@@ -136,7 +142,7 @@ def is_time_text(column: pa.Array) -> bool:
 
 
 def find_typo(parsed: ParsedNumbers) -> tuple[int, int] | None:
-    """Row of the first text value in a column of numbers, and the percentage of numbers, if any.
+    """Row of the first text value in a column that is mostly numbers, and their percentage, or None.
 
     Without this check a single typo would turn a numeric column into a categorical one.
     """

@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines with their line ends; bytes that are not UTF-8 become lone surrogates."""
+    """Lines of a file, with their line ends; bytes that are not UTF-8 become lone surrogates."""
     open_file = gzip.open if path.suffix == ".gz" else open
     try:
         with io.TextIOWrapper(open_file(path, "rb"), "utf-8-sig", "surrogateescape", newline="") as file:
@@ -53,7 +53,10 @@ def read_header(path: Path, delimiter: str) -> list[str]:
 
 
 def line_number(path: Path, delimiter: str, record: int) -> int:
-    """The line on which record `record` ends; the two differ by blank lines and quoted line breaks."""
+    """The line, from 1, on which a record ends; `record` counts from 1, the header, without blank lines.
+
+    Lines and records differ where there are blank lines or line breaks in quotes.
+    """
     reader = csv.reader(read_lines(path), delimiter=delimiter)
     try:
         for number, _ in enumerate((row for row in reader if row), 1):
@@ -113,7 +116,7 @@ def check_quotes(path: Path, delimiter: str, n_records: int | None = None) -> No
 
 
 def _are_complete_rows(lines: list[str], delimiter: str, n_columns: int) -> bool:
-    """Whether every line has `n_columns` entries, and each column is all numbers or all text."""
+    """Whether, without quotes, each line has `n_columns` entries, and each column only numbers or text."""
     split = [[entry.strip().strip('"') for entry in line.rstrip("\r\n").split(delimiter)] for line in lines]
     if any(len(entries) != n_columns for entries in split):
         return False

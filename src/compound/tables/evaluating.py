@@ -97,9 +97,10 @@ def evaluate(
     seed: int,
     callback: RowCallback = no_progress,
 ) -> Evaluation:
-    """Evaluate a saved model on `table`, and its OOD scores against `ood`.
+    """Evaluate a saved model on `table`; if `ood` is given, also how well OOD scores detect its rows.
 
-    Both tables are read and checked before any prediction. `callback` receives the number of rows done.
+    `target` is by default that of the fit. `slice_names` are the columns whose slices are printed. Both
+    tables are read and checked before any prediction. `callback` receives the number of rows done.
     """
     estimator = load_estimator(model)
     target = target or getattr(estimator, "target_name_", None)

@@ -23,9 +23,9 @@ def check_output(out: Path) -> None:
 
 
 def explanation_tables(explanation: Explanation, max_columns: int = MAX_COLUMNS) -> list[TitledTable]:
-    """Tables of the prediction, of the contributions by column, and of the nearest prototypes."""
+    """Tables of the prediction, the contributions and the nearest prototypes, for the first `max_columns`."""
     prediction = explanation.prediction
-    values = [(name, _plain(prediction[name].iloc[0])) for name in prediction]
+    values = [(name, _to_cell(prediction[name].iloc[0])) for name in prediction]
     values += [
         ("threshold of ood_score", explanation.threshold),
         ("epistemic at the nearest prototype", explanation.prototype_epistemic),
@@ -67,6 +67,7 @@ def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
     write_atomic(out, page.html().encode())
 
 
-def _plain(value: Any) -> Cell:
+def _to_cell(value: Any) -> Cell:
+    """A value of a data frame as a Python object; booleans as yes or no."""
     value = value.item() if hasattr(value, "item") else value
     return ("yes" if value else "no") if isinstance(value, bool) else value

@@ -1,19 +1,18 @@
 """`compound explain`: contributions of the columns to a row's OOD score and to its epistemic uncertainty.
 
-OOD score. The score is the norm of the whitened difference between the row and the nearest prototype.
-Rotated back by the eigenvectors (zero-phase whitening: of all whitened coordinates those closest to the
-columns, Kessy et al. 2018), each coordinate belongs to one encoded feature, and the squares add up to the
-squared score. Precision matrices of clusters, which wide tables have, multiply the whitened difference by a
-symmetric root, which preserves that.
+OOD score. The score is the norm of the whitened difference between the row and the nearest prototype. The
+difference is rotated back by the eigenvectors (ZCA whitening, Kessy et al. 2018), so that each coordinate
+belongs to one encoded feature; the squared coordinates add up to the squared score. Where the clusters have
+precision matrices (wide tables), the whitened difference is first multiplied by their symmetric square root.
 
-Epistemic uncertainty. The path from the nearest prototype to the row is a straight line in small equal
-steps, so that correlated columns move together; within a step the columns move one after another. A
-column's contribution is the increase of the epistemic component while it moves: integrated gradients
-(Sundararajan et al. 2017) without gradients, whose sum is exactly the total increase. Shapley values would
-evaluate implausible rows (a heavy diamond of small width).
+Epistemic uncertainty. Rows are evaluated on a straight line from the nearest prototype to the row, in small
+equal steps, so that correlated columns change together; within a step, one column changes after another. A
+column's contribution is the sum of the increases of the epistemic component at its changes, a finite
+difference form of integrated gradients (Sundararajan et al. 2017); contributions add up to the total
+increase. Shapley values would evaluate implausible rows (a heavy diamond of small width).
 
-Prototypes are the cluster centres of the training rows that the score is measured from, decoded to the
-units of the table. No training row is stored.
+Prototypes are the cluster centres of the training rows in the OOD distance, decoded to the units of the
+table. No training row is stored.
 """
 
 from collections.abc import Sequence
@@ -37,18 +36,18 @@ from compound.random import named_generator
 from compound.tables.model_inputs import load_estimator, read_features
 
 Array = NDArray[Any]
-STEPS = 32  # of the path, each walked in both orders of the columns
+STEPS = 32  # of the path; in each, the columns change in a random order and in its reverse
 N_PROTOTYPES = 3
-PURE = 0.995  # share of a cluster's rows from which on a category is shown without its percentage
+PURE = 0.995  # a category of more than this fraction of a cluster is shown without its percentage
 ROUNDING = 1e-5  # standard deviations: centres are stored in float32, means closer to zero than this are zero
 
 
 class Contribution(NamedTuple):
-    """What one column contributes."""
+    """Contribution of one column to the OOD score and to the epistemic uncertainty of a row."""
 
     column: str
-    value: str
-    prototype: str  # value of the nearest prototype
+    value: str  # in the row
+    prototype: str  # value in the nearest prototype
     ood_score: float  # fraction of the squared score, 0 to 1
     epistemic: float  # increase, in the unit of the epistemic component
 
@@ -76,7 +75,7 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
-    """Explain `row`, a data frame of one row; `generator` draws the order in which columns move."""
+    """Explain `row`, a data frame of one row; `generator` draws the order in which columns change."""
     encoder = estimator.encoder_
     distance = estimator.ood_detector_.distance
     x = encode_table(estimator, row)[0]
@@ -109,14 +108,14 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
 
 
 def centre_rows(distance: Distance) -> Tensor:  # (centres, width) float64
-    """Centres as encoded rows, whitening inverted; directions that it drops stay at the mean."""
+    """Cluster centres as encoded rows, by inverting the whitening; directions it drops are at the mean."""
     whiten = distance.whiten.double()
     squared_norms = whiten.square().sum(0)  # columns are scaled eigenvectors
     return distance.shift.double() + distance.centres.double() @ (whiten / squared_norms).T
 
 
 def nearest_centres(distance: Distance, x: Tensor) -> list[int]:
-    """Indices of the N_PROTOTYPES nearest centres in whitened distance; the score uses the first."""
+    """Indices of the N_PROTOTYPES centres nearest to x (width,) after whitening; the score uses the first."""
     u = (x.double() - distance.shift.double()) @ distance.whiten.double()
     return (u - distance.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
 
@@ -153,9 +152,9 @@ def path_contributions(
         for direction in (
             order,
             order[::-1],
-        ):  # both orders: an interaction of two columns is halved between them
+        ):  # both orders, so that an interaction of two columns is split equally
             orders.append(direction)
-            walks.append(_walk(before, after, spans, direction))
+            walks.append(_change_in_turn(before, after, spans, direction))
     values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
     increases = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
@@ -163,8 +162,8 @@ def path_contributions(
     return increases, float(values[0, 0])
 
 
-def _walk(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:
-    """Rows (columns + 1, width) from `before` to `after`, one more column moved in each."""
+def _change_in_turn(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:
+    """Encoded rows (columns + 1, width); row k has the first k columns of `order` from `after`."""
     rows = before.repeat(len(order) + 1, 1)
     for step, column in enumerate(order, 1):
         rows[step:, spans[column]] = after[spans[column]]
@@ -172,17 +171,17 @@ def _walk(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence
 
 
 def _column_slices(encoder: Encoder) -> list[slice]:
-    """The encoded features of each column."""
+    """The positions of each column in an encoded row."""
     ends = np.cumsum([0, *(column.width for column in encoder.columns)]).tolist()
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
-def _sum_by_column(encoder: Encoder, values: Array) -> Array:
+def _sum_by_column(encoder: Encoder, values: Array) -> Array:  # (width,) -> (columns,)
     return np.array([values[span].sum() for span in _column_slices(encoder)])
 
 
 def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:
-    """An encoded row (width,) in the units of the table; the mode of mixed categories with its percentage."""
+    """A cluster centre (width,) as text, one per column; mixed categories as the mode and its percentage."""
     out = []
     for column, span in zip(encoder.columns, _column_slices(encoder), strict=True):
         values = centre[span].tolist()
@@ -196,6 +195,7 @@ def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:
 
 
 def _decode_number(column: NumericColumn, values: Sequence[float]) -> str:
+    """Text of a numeric or boolean column; `values` is its part of a cluster centre."""
     if column.has_missing and values[1] > 0.5:
         return "missing"
     value = values[0] * column.scale + column.mean
@@ -206,6 +206,7 @@ def _decode_number(column: NumericColumn, values: Sequence[float]) -> str:
 
 
 def _decode_category(column: CategoricalColumn, values: Sequence[float]) -> str:
+    """The commonest category; `values` are the fractions of the cluster in each category."""
     names = ["missing" if value is None else value for value in column.values] + ["other"]
     mode = int(np.argmax(values))
     return names[mode] if values[mode] > PURE else f"{names[mode]} ({100 * values[mode]:.0f}%)"

@@ -49,13 +49,13 @@ def interval_plot(predictions: pd.DataFrame, y: Array, target: str) -> Figure:
     axes.plot(position[covered], y[covered], "o", color=BLUE, markersize=3)
     axes.plot(position[~covered], y[~covered], "X", color=RED, markersize=6)
     axes.set_xlabel("rows, ordered by predicted mean")
-    axes.set_ylabel(_label(target), **PLAIN_TEXT)
+    axes.set_ylabel(_shorten(target), **PLAIN_TEXT)
     axes.set_xticks([])
     return figure
 
 
 def accuracy_rejection_curve(scores: RowScores) -> Figure:
-    """Accuracy over the most confident fraction of rows, against that fraction."""
+    """Accuracy on the most confident rows, against their fraction of all rows; for classification."""
     order = np.argsort(-scores.predictions["probability"].to_numpy(), kind="stable")
     n_rows = np.arange(1, len(order) + 1)
     figure = Figure(figsize=(5.6, 3.6))
@@ -72,14 +72,14 @@ def contribution_bars(columns: Sequence[str], panels: Sequence[tuple[str, Sequen
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(all_axes, panels, strict=True):
         axes.barh(range(len(columns)), values, color=[BLUE if value >= 0 else LIGHT for value in values])
-        axes.set_yticks(range(len(columns)), [_label(column) for column in columns], **PLAIN_TEXT)
+        axes.set_yticks(range(len(columns)), [_shorten(column) for column in columns], **PLAIN_TEXT)
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.set_title(title, fontsize=10)
     figure.axes[0].invert_yaxis()
     return figure
 
 
-def _label(name: str) -> str:
+def _shorten(name: str) -> str:
     """A name on one line of at most MAX_LABEL characters."""
     line = " ".join(name.split())
     return line if len(line) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"

@@ -42,7 +42,10 @@ def join_names(names: Sequence[Any]) -> str:
 
 
 def missing_column(path: Path, name: str, names: Sequence[str], role: str = "") -> ValueError:
-    """The error for a column that is not among `names`, with a hint where the delimiter seems wrong."""
+    """The error for a column `name` that is not among `names`; `role` follows it in the message.
+
+    The message has a hint where the delimiter seems wrong.
+    """
     delimiters = [sign for sign in (";", "\t", "|", ",") if sign in names[0]] if len(names) == 1 else []
     if delimiters:
         return ValueError(
@@ -54,16 +57,17 @@ def missing_column(path: Path, name: str, names: Sequence[str], role: str = "") 
 
 @contextmanager
 def reading_errors(path: Path) -> Iterator[None]:
-    """Turns an error of pyarrow about a damaged file into a ValueError with line and column."""
+    """Context in which an error of pyarrow about a damaged file becomes a ValueError that names the line."""
     try:
         yield
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        _raise_readable(path, error)
+        _raise_value_error(path, error)
 
 
-def _raise_readable(path: Path, error: BaseException) -> NoReturn:
+def _raise_value_error(path: Path, error: BaseException) -> NoReturn:
+    """Raise a ValueError that says what is wrong with the file, and where, from pyarrow's error."""
     message = str(error)
     reason = message.split(". ")[0].replace("\n", " ")
     if isinstance(error, OSError):
@@ -85,7 +89,7 @@ def _raise_readable(path: Path, error: BaseException) -> NoReturn:
 
 
 def _check_csv(path: Path, message: str) -> str:
-    """Check encoding and quotes of a csv file; returns the line that pyarrow's message names, or ""."""
+    """Check encoding and quotes of a csv file; returns ", line N" if `message` of pyarrow names a row."""
     suffix = file_format(path)
     if suffix == ".parquet":
         return ""

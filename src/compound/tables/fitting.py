@@ -67,7 +67,7 @@ class FitResult:
 
 
 def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progress) -> FitResult:
-    """Fit a table file; options and data are checked before training starts.
+    """Fit an estimator to a table file, and evaluate it on held-out rows; inputs are checked before training.
 
     `callback` receives the number of test rows evaluated so far.
     """
@@ -110,7 +110,7 @@ def check_model_path(out: Path) -> None:
 
 
 def save(result: FitResult, out: Path, page: str) -> None:
-    """Save model and report atomically, in one directory."""
+    """Save the model and its report (HTML text) atomically, in the directory `out`."""
     files.save(result.estimator, out, page.encode())
 
 
@@ -126,7 +126,7 @@ def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator
 
 
 def _test_mask(table: LabelledTable, stratify: bool, request: FitRequest) -> Array:  # (rows,) bool
-    """A random test set, by class with counts rounded at random; no class is held out entirely."""
+    """Mask of random test rows, stratified by class if `stratify`; each class keeps a training row."""
     rows = len(table.y)
     if rows < 4:
         raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, for training and test")

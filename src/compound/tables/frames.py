@@ -1,4 +1,4 @@
-"""Arrow tables to data frames: column types as fitted, or inferred from the values."""
+"""Conversion of Arrow tables to data frames, with the column types of a fit or types inferred from values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +18,14 @@ def cast_frame(path: Path, table: pa.Table, dtypes: Mapping[str, str], offset: i
     """
     return pd.DataFrame(
         {
-            name: _cast(path, name, types.to_array(table[name]), dtype, offset)
+            name: _cast_column(path, name, types.to_array(table[name]), dtype, offset)
             for name, dtype in dtypes.items()
         }
     )
 
 
-def _cast(path: Path, name: str, column: pa.Array, dtype: str, offset: int) -> "pd.Series[Any]":
+def _cast_column(path: Path, name: str, column: pa.Array, dtype: str, offset: int) -> "pd.Series[Any]":
+    """One column of `cast_frame`; dates and times are returned as they are."""
     if types.is_temporal(column.type):
         return column.to_pandas()
     if not types.is_scalar(column.type):
@@ -48,11 +49,15 @@ def infer_frame(path: Path, table: pa.Table) -> pd.DataFrame:
     """All columns, with types inferred from the text (csv) or taken from the schema (parquet)."""
     is_parquet = file_format(path) == ".parquet"
     return pd.DataFrame(
-        {name: _infer(path, name, types.to_array(table[name]), is_parquet) for name in table.column_names}
+        {
+            name: _infer_column(path, name, types.to_array(table[name]), is_parquet)
+            for name in table.column_names
+        }
     )
 
 
-def _infer(path: Path, name: str, column: pa.Array, is_parquet: bool) -> "pd.Series[Any]":
+def _infer_column(path: Path, name: str, column: pa.Array, is_parquet: bool) -> "pd.Series[Any]":
+    """One column of `infer_frame`; ValueError for times and for values that are not scalars."""
     is_csv_text = types.is_text(column.type) and not is_parquet
     if types.is_temporal(column.type) or (is_csv_text and types.is_time_text(column)):
         raise ValueError(
@@ -65,13 +70,14 @@ def _infer(path: Path, name: str, column: pa.Array, is_parquet: bool) -> "pd.Ser
             "leave it out with --drop"
         )
     if is_csv_text:
-        return _infer_text(path, name, column)
+        return _infer_text_column(path, name, column)
     if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
         column = column.cast(pa.float64())
     return column.to_pandas()
 
 
-def _infer_text(path: Path, name: str, column: pa.Array) -> "pd.Series[Any]":
+def _infer_text_column(path: Path, name: str, column: pa.Array) -> "pd.Series[Any]":
+    """A csv column as numbers, booleans or categories; ValueError where a typo is likely."""
     parsed = types.parse_numbers(column)
     numbers = types.infer_numbers(column, parsed)
     if numbers is not None:

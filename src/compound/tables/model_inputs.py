@@ -18,7 +18,7 @@ from compound.tables.table_files import Chunk, column_names, read_chunks, read_t
 
 TaskOption = Literal["auto", "regression", "classification"]
 MAX_FEATURES = 10_000  # columns: whitening this many takes 4 GB and ten minutes
-MAX_INTEGER_CLASSES = 10  # an integer target with at most this many distinct values is a class
+MAX_INTEGER_CLASSES = 10  # integer targets with at most this many distinct values are classes
 
 
 class LabelledTable(NamedTuple):
@@ -30,7 +30,7 @@ class LabelledTable(NamedTuple):
 
 
 def load_estimator(path: Path) -> Estimator:
-    """Load a saved estimator with a single target."""
+    """Load a saved estimator; ValueError if it has more than one target."""
     estimator: Estimator = load(path)
     task = estimator.model_.task
     if task.kind == "regression" and task.size > 1:
@@ -42,7 +42,7 @@ def load_estimator(path: Path) -> Estimator:
 
 
 def read_training_table(path: Path, target: str, drop: Sequence[str] = ()) -> LabelledTable:
-    """Read and check a training table; dropped columns are not parsed."""
+    """Read and check a training table: all columns but those in `drop`, which are not parsed."""
     names = column_names(path)
     for name in (target, *drop):
         if name not in names:
@@ -78,7 +78,7 @@ def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
 
 
 def infer_task(path: Path, y: "pd.Series[Any]", task: TaskOption) -> Literal["regression", "classification"]:
-    """The task of target `y`; ValueError where `task` asks for the impossible.
+    """The task for target `y`; ValueError if `y` does not suit the task asked for.
 
     With "auto", text, booleans and integers with at most MAX_INTEGER_CLASSES distinct values, some of them
     repeated, are classes; other numbers are regression targets.
@@ -101,6 +101,7 @@ def infer_task(path: Path, y: "pd.Series[Any]", task: TaskOption) -> Literal["re
 
 
 def _check_classes(path: Path, y: "pd.Series[Any]", is_discrete: bool, n_distinct: int) -> None:
+    """Raise ValueError if `y` is not discrete, has a single class, or a different class in each row."""
     if not is_discrete:
         row = int(np.flatnonzero(y != y.round())[0])
         raise ValueError(
@@ -136,7 +137,7 @@ def encode_target(table: LabelledTable, estimator: Estimator) -> NDArray[Any]:  
 
 
 def read_features(path: Path, estimator: Estimator) -> pd.DataFrame:
-    """The feature columns of a model, in its order."""
+    """Read the feature columns of a model from a table, in the model's order."""
     required_columns(path, estimator)
     table = read_table(path, estimator.encoder_.types(), max_bytes=memory.available())
     check_finite(path, table)
@@ -144,7 +145,7 @@ def read_features(path: Path, estimator: Estimator) -> pd.DataFrame:
 
 
 def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTable:
-    """The feature columns of a model, and the target."""
+    """Read the feature columns of a model and the target from a table."""
     features = required_columns(path, estimator)
     names = column_names(path)
     if target not in names:
@@ -157,7 +158,7 @@ def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTabl
 
 
 def read_feature_chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Chunk]:
-    """The table in chunks of at most `rows` rows: all columns unchanged, and the feature columns parsed."""
+    """Read a table in chunks of at most `rows` rows: all columns unchanged, the feature columns parsed."""
     required_columns(path, estimator)
     offset = 0
     for chunk in read_chunks(path, estimator.encoder_.types(), rows):
@@ -200,6 +201,7 @@ def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
 
 
 def _target_type(estimator: Estimator) -> str:
+    """How to parse the target column: "number", "boolean" or "text"."""
     if estimator.model_.task.kind == "regression":
         return "number"
     kind = estimator.classes_.dtype.kind  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ TOP_ROWS = 10  # of a list of rows
 MAX_COLUMNS = 8  # features of a listed row
 MAX_CELL = 24  # characters of a listed value
 METRIC_COLUMNS = ("metric", "value", "95% low", "95% high")
-PAGE_ONLY = ("MAE", "mean std", "mean confidence")  # metrics left out of the summary
+NOT_IN_SUMMARY = ("MAE", "mean std", "mean confidence")  # metrics
 
 
 def fit_summary(result: FitResult) -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ def fit_summary(result: FitResult) -> list[tuple[str, str]]:
         ("task", f"{task_name}: {result.test.y.name}"),
         ("method", estimator.model_.method),
         ("calibration", calibration_note(estimator.n_calibration_, result.is_regression)),
-        *((metric.name, format_metric(metric)) for metric in result.metrics if metric.name not in PAGE_ONLY),
+        *((m.name, format_metric(m)) for m in result.metrics if m.name not in NOT_IN_SUMMARY),
         ("outliers", ood_note(estimator.false_positive_rate, estimator.ood_detector_.promised)),
         ("time", f"{result.seconds:.1f} s"),
     ]
@@ -51,7 +51,7 @@ def calibration_note(n_calibration: float, is_regression: bool) -> str:
 
 
 def ood_note(false_positive_rate: float, promised: bool) -> str:
-    """The false positive rate of `is_ood`, and whether the training rows are enough to hold it."""
+    """A sentence with the false positive rate of `is_ood`; `promised`: whether it is guaranteed."""
     note = f"is_ood flags about {false_positive_rate:.3g} of in-distribution rows"
     return note if promised else f"{note}, not guaranteed with so few training rows: rather fewer"
 
@@ -160,7 +160,7 @@ def _largest(values: Array) -> Array:
 
 
 def _row_table(page: Page, result: FitResult, rows: Array) -> None:
-    """Test rows with their predictions and first features."""
+    """Add a table of the test rows with indices `rows`: predictions and the first MAX_COLUMNS features."""
     features = result.test.x.iloc[:, :MAX_COLUMNS]
     shown = ["mean", "std"] if result.is_regression else ["class", "probability"]
     shown += ["aleatoric", "epistemic", "ood_score"]
@@ -171,13 +171,14 @@ def _row_table(page: Page, result: FitResult, rows: Array) -> None:
         values = [result.test.y.iloc[row], *(prediction[name] for name in shown), is_ood]
         feature_values = [features[name].iloc[row] for name in features]
         lines.append(
-            [int(result.test_rows[row]) + 1, *(_cell(value) for value in (*values, *feature_values))]
+            [int(result.test_rows[row]) + 1, *(_to_cell(value) for value in (*values, *feature_values))]
         )
     target = f"{result.test.y.name} (target)"
     page.table(["row", target, *shown, "is_ood", *map(str, features)], lines)
 
 
-def _cell(value: Any) -> Cell:
+def _to_cell(value: Any) -> Cell:
+    """A value of a data frame as a table cell: None if missing, text cut to MAX_CELL characters."""
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or value != value:
         return None

@@ -1,4 +1,4 @@
-"""Metrics of a model's predictions on a table, with confidence intervals, calibration curve and slices.
+"""Metrics of a model's predictions on a table with confidence intervals; calibration curve; slices.
 
 The formulas are those of `compound.metrics`, evaluated on bootstrap samples.
 """
@@ -19,11 +19,11 @@ from compound.tables.confidence_intervals import Bootstrap, Metric
 
 Array = NDArray[Any]
 LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)  # coverages of the calibration curve
-NOMINAL = 0.9  # coverage that is reported
+NOMINAL = 0.9  # nominal coverage of the intervals or sets whose coverage is reported
 COVERAGE = "coverage of 90%"
-BINS = 15  # of confidence
+BINS = 15  # of confidence, for ECE and calibration curve
 QUANTILE_BINS = 5  # slices of a numeric column
-MIN_SLICE = 10  # rows
+MIN_SLICE = 10  # fewest rows of a slice
 
 
 class CalibrationPoint(NamedTuple):
@@ -63,6 +63,7 @@ def prediction_metrics(scores: RowScores, is_regression: bool, generator: Genera
 
 
 def _regression_samples(scores: RowScores, bootstrap: Bootstrap) -> dict[str, Array]:  # (1 + samples,) each
+    """Each metric on the data and on each bootstrap sample, by name."""
     std = scores.predictions["std"].to_numpy()
     columns = _stack_columns(scores.nll, scores.error**2, np.abs(scores.error), std, scores.inside)
     means = bootstrap.evaluate(lambda weights: weights @ columns / len(scores))
@@ -80,7 +81,8 @@ def _regression_samples(scores: RowScores, bootstrap: Bootstrap) -> dict[str, Ar
 def _classification_samples(
     scores: RowScores, bootstrap: Bootstrap
 ) -> dict[str, Array]:  # (1 + samples,) each
-    confidence, correct = _confidence(scores)
+    """Each metric on the data and on each bootstrap sample, by name."""
+    confidence, correct = _confidence_and_correct(scores)
     covered = scores.inside[:, _nominal_index(scores.levels)]
     columns = _stack_columns(scores.nll, correct, scores.brier, covered, confidence)
 
@@ -103,26 +105,32 @@ def _stack_columns(*columns: Any) -> Tensor:  # (rows, columns) float64
     return torch.from_numpy(np.column_stack(columns).astype(np.float64))
 
 
-def _confidence(scores: RowScores) -> tuple[Tensor, Tensor]:  # (rows,) each, float64
+def _confidence_and_correct(scores: RowScores) -> tuple[Tensor, Tensor]:  # (rows,) each, float64
+    """Probability of the predicted class, and 1 where it is correct, else 0."""
     confidence = torch.tensor(scores.predictions["probability"].to_numpy(np.float64))
     return confidence, torch.from_numpy(1 - scores.error)
 
 
 def ood_metrics(in_dist: pd.DataFrame, ood: pd.DataFrame, generator: Generator) -> list[Metric]:
-    """AUROC of each score for detecting the rows of `ood`, and the proportions that `is_ood` flags."""
+    """AUROC of each uncertainty score for telling `ood` from `in_dist`, and the proportions `is_ood` flags.
+
+    Both frames have the columns aleatoric, epistemic, ood_score and is_ood.
+    """
     in_bootstrap = Bootstrap(len(in_dist), generator)
     ood_bootstrap = Bootstrap(len(ood), generator)
     metrics = []
     for name in ("ood_score", "epistemic", "total"):
-        pairs = zip(in_bootstrap.counts(), ood_bootstrap.counts(), strict=False)  # large tables have fewer
-        samples = resampled_auroc(_score(in_dist, name), _score(ood, name), pairs)
+        # large tables have fewer samples
+        pairs = zip(in_bootstrap.counts(), ood_bootstrap.counts(), strict=False)
+        samples = resampled_auroc(_uncertainty_score(in_dist, name), _uncertainty_score(ood, name), pairs)
         metrics.append(Metric.from_samples(f"AUROC of {name}", samples.numpy()))
     for name, frame in (("flagged in this table", in_dist), ("flagged in the OOD table", ood)):
         metrics.append(Metric.from_proportion(name, frame["is_ood"].mean(), len(frame)))
     return metrics
 
 
-def _score(frame: pd.DataFrame, name: str) -> Tensor:  # (rows,) float64
+def _uncertainty_score(frame: pd.DataFrame, name: str) -> Tensor:  # (rows,) float64
+    """The column `name` of predictions; "total" is aleatoric plus epistemic."""
     column = frame["aleatoric"] + frame["epistemic"] if name == "total" else frame[name]
     return torch.tensor(column.to_numpy(np.float64))  # pandas arrays are read-only
 
@@ -135,7 +143,7 @@ def calibration_curve(scores: RowScores, is_regression: bool) -> list[Calibratio
             CalibrationPoint(float(level), float(coverage), len(scores))
             for level, coverage in zip(scores.levels, observed, strict=True)
         ]
-    confidence, correct = _confidence(scores)
+    confidence, correct = _confidence_and_correct(scores)
     bins = confidence_bins(confidence, BINS)
     masks = [bins == i for i in bins.unique()]
     return [
@@ -189,5 +197,5 @@ def group_rows(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
 
 
 def _nominal_index(levels: Array) -> int:
-    """Index of the NOMINAL coverage."""
+    """Index of the level nearest to NOMINAL."""
     return int(np.abs(levels - NOMINAL).argmin())

@@ -22,7 +22,7 @@ CHUNK_ROWS = 8192
 
 
 class PredictSummary(NamedTuple):
-    """Totals of a prediction run."""
+    """Number of rows predicted, how many of them are flagged as OOD, and the time taken."""
 
     rows: int
     n_ood: int
@@ -81,7 +81,7 @@ def _check_name_clash(source: Path, estimator: Estimator, frame: pd.DataFrame) -
 
 @contextmanager
 def _atomic_output(out: Path) -> Iterator[Path]:
-    """A temporary file that replaces `out` on success and is removed on failure."""
+    """Context with a temporary file, which replaces `out` on success and is removed on failure."""
     with temporary(out) as path:
         yield path
         with path.open("rb") as file:

@@ -23,8 +23,8 @@ from compound.tables.frames import cast_frame, infer_frame
 
 MAX_COLUMNS = 20_000  # of a file: each takes 15 kB to read, whatever it holds
 BATCH_ROWS = 1 << 16
-EXTRAPOLATION = 2  # a size extrapolated from the first batches must exceed the free memory by this factor
-CELL_BYTES = 45  # peak memory per value, from text to fit
+EXTRAPOLATION = 2  # a table is rejected if its extrapolated size exceeds the free memory by this factor
+CELL_BYTES = 45  # peak memory per value, while a table is read and a model fitted
 
 
 class Chunk(NamedTuple):
@@ -67,7 +67,7 @@ def read_table(
 
 
 def read_chunks(path: str | Path, dtypes: Mapping[str, str], rows: int = BATCH_ROWS) -> Iterator[Chunk]:
-    """Read a table in chunks of at most `rows` rows, for tables larger than memory."""
+    """Read a table larger than memory in chunks of at most `rows` rows; `dtypes` is as in `read_table`."""
     path = Path(path)
     names = column_names(path)
     _check_present(path, dtypes, names)
@@ -127,7 +127,11 @@ def column_names(path: str | Path) -> list[str]:
 def _read_batches(
     path: Path, names: Sequence[str], names_read: Collection[str], rows: int
 ) -> Iterator[tuple[pa.Table, float]]:
-    """Batches in file order, each with the fraction of the file read so far (0 to 1)."""
+    """Batches in file order, each with the fraction of the file read so far (0 to 1).
+
+    `names` are all columns of the file, `names_read` those needed. Batches of parquet have at most `rows`
+    rows; those of csv and tsv have about BLOCK bytes.
+    """
     with reading_errors(path):
         if file_format(path) == ".parquet":
             file = pyarrow.parquet.ParquetFile(path)
@@ -142,7 +146,7 @@ def _read_batches(
 
 
 def _read_csv(path: Path, raw: Any, names: Sequence[str], names_read: Collection[str]) -> Iterator[pa.Table]:
-    """A csv or tsv file as text; columns not in `names_read` as bytes, in any encoding."""
+    """Batches of the csv or tsv file `raw`, open at `path`: text, or bytes if not in `names_read`."""
     delimiter = DELIMITERS[file_format(path)]
     dtypes = {name: pa.string() if name in names_read else pa.binary() for name in names}
     reader = pyarrow.csv.open_csv(
@@ -166,6 +170,7 @@ def _has_line_break(column: pa.Array) -> bool:
 
 
 def _check_present(path: Path, columns: Collection[str], names: Sequence[str]) -> None:
+    """Raise ValueError if one of `columns` is not among `names`, the columns of the file."""
     present = set(names)
     for name in columns:
         if name not in present:
@@ -180,7 +185,10 @@ def _check_not_empty(path: Path, rows: int) -> None:
 def _check_memory(
     path: Path, required: int, max_bytes: int, rows: int, columns: int, fraction: float
 ) -> None:
-    """Raise ValueError if the rows read so far do not fit, or the extrapolated table clearly does not."""
+    """Raise ValueError if the rows read so far exceed `max_bytes`, or the extrapolated table does by far.
+
+    `required` bytes are for `rows` rows of `columns` columns, which are a `fraction` of the file.
+    """
     total = required / fraction
     if required > max_bytes or total > EXTRAPOLATION * max_bytes:
         raise ValueError(

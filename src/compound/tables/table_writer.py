@@ -18,7 +18,10 @@ from compound.tables.table_files import lossless_types
 
 
 class TableWriter:
-    """Writes chunks to `path` in the format of `out`; with `predictions_only`, without the source columns."""
+    """Writes predictions to `path`, chunk by chunk, in the format that the name of `out` gives.
+
+    The columns of `source` come first, unless `predictions_only`. `path` is a temporary file.
+    """
 
     def __init__(self, path: Path, out: Path, source: Path, predictions_only: bool):
         self.path = path
@@ -41,16 +44,17 @@ class TableWriter:
             self.sink.close()
 
     def write(self, source_rows: pa.Table, predictions: pd.DataFrame) -> None:
-        """Append a chunk."""
+        """Append a chunk: rows of the source file and their predictions."""
         table = pa.Table.from_pandas(predictions, preserve_index=False).replace_schema_metadata(None)
         if not self.predictions_only:
-            table = self._append(source_rows, table)
+            table = self._append_predictions(source_rows, table)
         if self.is_parquet:
             self._write_parquet(table)
         else:
             self._write_csv(table)
 
-    def _append(self, source_rows: pa.Table, predictions: pa.Table) -> pa.Table:
+    def _append_predictions(self, source_rows: pa.Table, predictions: pa.Table) -> pa.Table:
+        """Source columns, cast to `self.dtypes`, followed by the prediction columns."""
         for i, (name, dtype) in enumerate(self.dtypes.items()):
             if not pa.types.is_string(dtype):
                 source_rows = source_rows.set_column(
