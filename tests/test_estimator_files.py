@@ -150,7 +150,7 @@ def set_entry(node: dict, keys: str, value) -> None:
         ("seed", True, "seed is True"),
         ("columns", 3, "3 columns"),
         ("names", ["a"], "names has 1 entries, not 2"),
-        ("encoder/0/has_missing", True, "3 numbers, the model takes 2"),
+        ("encoder/0/has_missing", True, "4 numbers, the model takes 3"),
         ("encoder/0/scale", "1", "scale"),
         ("parameters/lr", "fast", "lr is 'fast'"),
         ("parameters/method/options/widths", [20_000, 20_000], "many times as large"),
@@ -204,8 +204,8 @@ def test_an_invalid_prediction_is_an_error(regressor, saved):
 
 
 def test_another_layout_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 5)
-    with pytest.raises(ValueError, match="layout 4, this library reads 5"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 6)
+    with pytest.raises(ValueError, match="layout 5, this library reads 6"):
         compound.load(saved)
 
 
@@ -224,7 +224,9 @@ def test_an_unfitted_estimator_cannot_be_saved(tmp_path):
 def test_exported_programs_predict_as_the_estimator_does(regressor, tmp_path):
     regressor.export(tmp_path / "model.pt2", rows=16)
     x = np.concatenate([line(12, seed=1)[0], 40 * line(4, seed=2)[0]])
-    outputs = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(x))
+    outputs = torch.export.load(tmp_path / "model.pt2").module()(
+        torch.from_numpy(regressor.encoder_.numbers(x))
+    )
     parts = regressor.decompose(x)
     expected = (*regressor.predict(x, return_std=True), *parts[:3], regressor.ood_score(x))
     for actual, wanted in zip(outputs, expected, strict=True):

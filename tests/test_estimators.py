@@ -18,6 +18,7 @@ from compound.estimators import memory, prediction
 from compound.estimators.prediction import BLOCK
 from compound.estimators.row_predictions import predict_frame
 from compound.models import METHODS
+from compound.nn import PiecewiseLinearEncoding
 from compound.types import Task
 
 TINY = {"widths": (20,), "hyper": (10,)}
@@ -243,15 +244,16 @@ def test_invalid_parameters_are_refused_before_any_work(params):
 @pytest.mark.parametrize("name", METHODS)
 def test_sizes_of_models_are_computed_without_building_them(name):
     task = Task("regression", 2)
-    built = sum(tensor.numel() for tensor in Method(name).build(11, task, 0).state_dict().values())
-    assert memory.n_numbers(Method(name), 11, task) == built
+    model = Method(name).build(11, task, 0, PiecewiseLinearEncoding(11, bins=7))
+    built = sum(tensor.numel() for tensor in model.state_dict().values())
+    assert memory.n_numbers(Method(name), 11, 7, task) == built
 
 
 def test_the_memory_check_needs_no_memory_itself():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     method, task = Method("map", widths=(100_000, 100_000)), Task("regression", 1)
-    assert memory.n_numbers(method, 4, task) > 10**10
-    assert memory.skeleton(Method("ml-cdn", members=3), 4, task).members == 3
+    assert memory.n_numbers(method, 4, 0, task) > 10**10
+    assert memory.skeleton(Method("ml-cdn", members=3), 4, 0, task).members == 3
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB"):
         CompoundRegressor(method).fit(*line(20))
     with pytest.raises(ValueError, match=r"widths is .* give a list of whole numbers"):
@@ -265,14 +267,14 @@ def test_a_fit_beyond_memory_is_refused_with_advice():
     task, method = Task("regression", 1), Method("ml-cdn")
     free = 8 * 10**9
     with pytest.raises(ValueError, match=r"needs about \d+\.\d GB, 8\.0 GB are free") as refusal:
-        memory.check(method, 100_000_000, 20, task, 200, 5, free)
+        memory.check(method, 100_000_000, 20, 0, task, 200, 5, free)
     rows = int(re.search(r"at most ([\d,]+) rows", str(refusal.value)).group(1).replace(",", ""))
-    memory.check(method, rows - 1, 20, task, 200, 5, free)  # the advice works
+    memory.check(method, rows - 1, 20, 0, task, 200, 5, free)  # the advice works
     with pytest.raises(ValueError, match="sample"):
-        memory.check(method, int(1.01 * rows), 20, task, 200, 5, free)
+        memory.check(method, int(1.01 * rows), 20, 0, task, 200, 5, free)
     with pytest.raises(ValueError, match="drop columns"):
-        memory.check(method, 100, 1_000_000, task, 100, 5, free)
-    memory.check(method, 1000, 20, task, 100, 5, free)
+        memory.check(method, 100, 1_000_000, 0, task, 100, 5, free)
+    memory.check(method, 1000, 20, 0, task, 100, 5, free)
 
 
 @pytest.mark.parametrize("name", ["dpn", "mdn", "temperature", "mc-dropout"])

@@ -57,16 +57,20 @@ def test_epistemic_contributions_are_integrated_gradients(home: Path, monkeypatc
     width, spans = model.encoder_.width, explaining._column_slices(model.encoder_)
     matrix = torch.randn(width, width, generator=named_generator(1)).double()
     start, x = torch.randn(2, width, generator=named_generator(2)).double()
+    surprises = torch.rand(len(spans), generator=named_generator(3)).double()
+    x[-1] = start[-1] + surprises.sum()
     monkeypatch.setattr(
         explaining,
         "epistemic",
         lambda _, rows: torch.einsum("ri,ij,rj->r", rows.double(), matrix, rows.double()).numpy(),
     )
-    increases, at_start = explaining.path_contributions(model, x, start, named_generator(0))
-    exact = ((x - start) * ((matrix + matrix.T) @ (start + x) / 2)).numpy()  # of a quadratic, by hand
+    increases, at_start = explaining.path_contributions(model, x, start, surprises, named_generator(0))
+    gradient = (matrix + matrix.T) @ (start + x) / 2  # of a quadratic, by hand
+    exact = ((x - start) * gradient).numpy()
+    expected = [exact[span].sum() for span in spans] + gradient[-1].item() * surprises.numpy()
     size = np.abs(exact).sum()
     # points of the path are in float32
-    np.testing.assert_allclose(increases, [exact[span].sum() for span in spans], atol=1e-5 * size)
+    np.testing.assert_allclose(increases, expected, atol=1e-5 * size)
     assert at_start == pytest.approx((start @ matrix @ start).item(), rel=1e-5)
 
 

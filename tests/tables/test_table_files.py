@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from compound.estimators.columns import as_frame
-from compound.estimators.encoder import Encoder
+from compound.estimators.encoder import SURE, Encoder
 from compound.tables.table_files import read_chunks, read_table
 
 
@@ -48,22 +48,29 @@ def test_encoder_agrees_with_scikit_learn():
         "city = Rome",
         "paid",
         "flat",
+        "surprise",
     ]
-    np.testing.assert_allclose(np.delete(encoded, 1, axis=1), oracle.transform(fresh), atol=1e-6)
+    np.testing.assert_allclose(np.delete(encoded, [1, 7], axis=1), oracle.transform(fresh), atol=1e-6)
     np.testing.assert_array_equal(encoded[:, 1], fresh["age"].isna())
 
 
 def test_rare_and_unseen_categories_share_a_feature():
-    table = pd.DataFrame({"category": ["a"] * 5 + ["b"] * 4 + ["c", "d", None, None]})
+    table = pd.DataFrame({"category": ["a"] * 5 + ["b"] * 4 + ["c", "d", None, None, None]})
     encoder = Encoder.fit(table)
-    assert encoder.names == ["category = a", "category = b", "category = missing", "category = other"]
-    encoded = encoder.transform(pd.DataFrame({"category": ["b", "c", "never", None]}))
+    assert encoder.names == [
+        "category = a",
+        "category = b",
+        "category = missing",
+        "category = other",
+        "surprise",
+    ]
+    encoded = encoder.transform(pd.DataFrame({"category": ["b", "c", "never", None]}))[:, :-1]
     assert encoded.argmax(1).tolist() == [1, 3, 3, 2] and (encoded.sum(1) == 1).all()
 
 
 def test_number_of_categories_is_bounded():
-    table = pd.DataFrame({"name": [f"n{i // 2}" for i in range(400)]})
-    assert Encoder.fit(table).width == 32
+    table = pd.DataFrame({"name": [f"n{i // 3}" for i in range(1200)]})
+    assert Encoder.fit(table).width == 300 + 1
 
 
 def test_encoder_config_round_trips_through_json():
@@ -83,26 +90,63 @@ def test_arrays_and_data_frames_are_encoded_alike():
         True,
         False,
         True,
-    ]  # the third tells where the gap is
+        True,
+    ]  # the third tells where the gap is, the last is the surprise
 
 
 def test_extreme_numbers_saturate_and_infinite_ones_are_rejected():
     encoder = Encoder.fit(np.array([[0.0], [1.0]]))
-    assert encoder.transform(np.array([[1e300], [-1e300]])).tolist() == [[1e4], [-1e4]]
+    assert encoder.transform(np.array([[1e300], [-1e300]])).tolist() == [[1e4, SURE], [-1e4, SURE]]
     with pytest.raises(ValueError, match="'x0' holds numbers too large"):
         Encoder.fit(np.array([[1e200], [-1e200]]))
     with pytest.raises(ValueError, match="'a' holds inf at row 1"):
         Encoder.fit(pd.DataFrame({"a": [0.0, np.inf]}))
 
 
+def surprise(encoder, **changes):
+    """The surprise of one ordinary row with these values changed."""
+    row = {"age": 50.0, "often": 1.0, "city": "Bern", "note": "n3"} | changes
+    return encoder.transform(pd.DataFrame({name: [value] for name, value in row.items()}))[0, -1]
+
+
+def test_surprise_is_zero_for_ordinary_rows_and_sure_for_new_kinds_of_values():
+    n = 1000
+    table = pd.DataFrame(
+        {
+            "age": np.linspace(0, 100, n),  # never missing
+            "often": np.where(np.arange(n) % 3, 1.0, np.nan),
+            "city": np.array(["Bern", "Oslo", "Rome"] * n)[:n],
+            "note": [f"n{i}" for i in range(n)],  # every row brings a new value
+        }
+    )
+    encoder = Encoder.fit(table)
+    assert not encoder.transform(table)[:, -1].any()
+    assert surprise(encoder) == 0 and surprise(encoder, often=np.nan) == 0
+    assert (
+        surprise(encoder, age=np.nan)
+        == surprise(encoder, city="Lima")
+        == surprise(encoder, city=None)
+        == SURE
+    )
+    assert surprise(encoder, note="new") == 0  # ordinary in this column
+    margin = 100 * 10 / n
+    width = 100 + 2 * margin
+    for excess in (0.1, 0.25, 0.5):
+        expected = SURE * (2 * excess) ** 3
+        assert surprise(encoder, age=100 + margin + excess * width) == pytest.approx(expected, rel=1e-5)
+        assert surprise(encoder, age=-margin - excess * width) == pytest.approx(expected, rel=1e-5)
+    assert surprise(encoder, age=1e300) == SURE
+    assert surprise(encoder, age=np.nan, city="Lima") == 2 * SURE
+
+
 @pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "string", "datetime", "Float64"])
 def test_columns_of_every_dtype_are_encoded(kind):
     values = {
-        "category": ["a", "b", None] * 2,
-        "string": ["a", "b", None] * 2,
-        "boolean": [True, False, None] * 2,
+        "category": ["a", "b", None] * 3,
+        "string": ["a", "b", None] * 3,
+        "boolean": [True, False, None] * 3,
     }
-    table = pd.DataFrame({"c": values.get(kind, [3, 4, None] * 2)})
+    table = pd.DataFrame({"c": values.get(kind, [3, 4, None] * 3)})
     table["c"] = pd.to_datetime(table["c"], unit="D") if kind == "datetime" else table["c"].astype(kind)
     coded = Encoder.fit(table).transform(table)
     assert (

@@ -25,9 +25,10 @@ from compound.estimators.validation import (
 )
 from compound.models import Method
 from compound.models.base import train_mask
+from compound.nn import PiecewiseLinearEncoding
 from compound.ood.detector import OODDetector
 from compound.random import named_generator
-from compound.train.config import TrainConfig, default_train_config
+from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
 from compound.train.loop import fit
 from compound.train.progress import FitCallback, FitProgress, progress_bar
@@ -145,17 +146,21 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         task, target = self._fit_target(table.y)
         method = method.with_limits() if task.kind == "regression" else method
         config = self._train_config(task, len(target))
-        members = memory.skeleton(method, 1, task).members
+        members = memory.skeleton(method, 1, 0, task).members
         limits = (task, config.batch_size, members)
-        memory.check(method, len(target), table.x.shape[1], *limits)  # a lower bound: encoding adds columns
+        memory.check(
+            method, len(target), table.x.shape[1], 0, *limits
+        )  # a lower bound: encoding adds columns
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         encoder = self.encoder_ if warm else Encoder.fit(table.x, names)
-        memory.check(method, len(target), encoder.width, *limits)
+        memory.check(method, len(target), encoder.width, 0, *limits)
         self.encoder_ = encoder
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         x = torch.from_numpy(encoder.transform(table.x))
         if not warm or self.model_.task != task:
-            self.model_ = method.build(encoder.width, task, self.seed_)
+            encoding = PiecewiseLinearEncoding.fit(x)
+            memory.check(method, len(target), encoder.width, encoding.bins, *limits)
+            self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members)
         data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
         self.ood_detector_ = self._fit_detector(x, train_mask(data))
@@ -182,7 +187,7 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
 
     def _train_config(self, task: Task, rows: int) -> TrainConfig:
         """The default for the task and the number of rows, changed by the estimator's parameters."""
-        default = default_train_config(task, rows)
+        default = table_train_config(task, rows)
         batch_size = int(self.batch_size or default.batch_size)
         steps = default.steps
         if self.max_epochs is not None:

@@ -58,13 +58,22 @@ PARAMETERS = object_of(
     }
 )
 SCALE = number(1e-300)  # a divisor
+LABELS = array_of(any_of(string(), null))
 NUMERIC_COLUMN = object_of(
-    {"name": string(), "mean": number(), "scale": SCALE, "fill": number(), "has_missing": boolean},
+    {
+        "name": string(),
+        "mean": number(),
+        "scale": SCALE,
+        "fill": number(),
+        "has_missing": boolean,
+        "low": number(),
+        "high": number(),
+    },
     {"boolean": boolean},
     additional=True,
 )
 CATEGORICAL_COLUMN = object_of(
-    {"name": string(), "values": array_of(any_of(string(), null)), "has_other": boolean}, additional=True
+    {"name": string(), "values": LABELS, "has_other": boolean, "rare": any_of(null, LABELS)}, additional=True
 )
 
 

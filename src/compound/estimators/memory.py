@@ -6,33 +6,38 @@ from pathlib import Path
 import torch
 
 from compound.models import Method, Model
+from compound.nn import PiecewiseLinearEncoding
 from compound.types import Task
 
 GB = 1e9
 
 
-def n_numbers(method: Method, inputs: int, task: Task) -> int:
+def n_numbers(method: Method, inputs: int, bins: int, task: Task) -> int:
     """How many numbers the parameters and buffers of a model hold."""
-    return sum(tensor.numel() for tensor in skeleton(method, inputs, task).state_dict().values())
+    return sum(tensor.numel() for tensor in skeleton(method, inputs, bins, task).state_dict().values())
 
 
-def skeleton(method: Method, inputs: int, task: Task) -> Model:
-    """The model on the meta device: its tensors have shapes, but no memory."""
+def skeleton(method: Method, inputs: int, bins: int, task: Task) -> Model:
+    """The model on the meta device, whose tensors have shapes, but no memory; `bins` encode its inputs."""
     try:
         with torch.device("meta"):
-            return method.build(inputs, task, 0)
+            return method.build(inputs, task, 0, PiecewiseLinearEncoding(inputs, bins=bins))
     except RuntimeError as error:  # sizes beyond 64 bits
         raise ValueError(
             f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones"
         ) from error
 
 
-def estimate(method: Method, rows: int, width: int, task: Task, batch_size: int, members: int) -> int:
-    """Estimated peak memory of a fit, in bytes; `width` is the number of encoded columns."""
+def estimate(
+    method: Method, rows: int, width: int, bins: int, task: Task, batch_size: int, members: int
+) -> int:
+    """Estimated peak memory of a fit, in bytes, for rows of `width` numbers that `bins` bins encode."""
     table = rows * width * 28  # in float64 and float32, with the copies that encoding and distances make
     labels = rows * (8 * task.size + 8 * members)
-    model = 6 * 4 * n_numbers(method, width, task)  # weights, gradients, two moments, averages, best weights
-    steps = 16 * 4 * members * min(batch_size, rows) * (3 * width + 500)
+    model = (
+        6 * 4 * n_numbers(method, width, bins, task)
+    )  # weights, gradients, two moments, averages, best weights
+    steps = 16 * 4 * members * min(batch_size, rows) * (3 * (width + bins) + 500)
     return table + labels + model + steps + whitening_bytes(width)
 
 
@@ -42,18 +47,26 @@ def whitening_bytes(width: int) -> int:
 
 
 def check(
-    method: Method, rows: int, width: int, task: Task, batch_size: int, members: int, free: int | None = None
+    method: Method,
+    rows: int,
+    width: int,
+    bins: int,
+    task: Task,
+    batch_size: int,
+    members: int,
+    free: int | None = None,
 ) -> None:
     """Raise ValueError for a fit that needs more memory than is free, with advice such as fewer rows.
 
-    `width` is the number of encoded columns, `free` the free memory in bytes, by default `available()`.
+    `width` is the number of encoded columns, `bins` that of their bins, `free` the free memory in bytes, by
+    default `available()`.
     """
     free = available() if free is None else free
-    needed = estimate(method, rows, width, task, batch_size, members)
+    needed = estimate(method, rows, width, bins, task, batch_size, members)
     if free is None or needed <= free:
         return
     min_rows = min(batch_size, rows - 1)
-    at_min_rows = estimate(method, min_rows, width, task, batch_size, members)
+    at_min_rows = estimate(method, min_rows, width, bins, task, batch_size, members)
     if at_min_rows < 0.5 * free:  # above one batch, memory is linear in the rows
         max_rows = min_rows + (free - at_min_rows) * (rows - min_rows) // (needed - at_min_rows)
         advice = f"fit on a sample of at most {max_rows:,} rows"

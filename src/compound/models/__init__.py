@@ -13,6 +13,7 @@ from compound.models.cdn import VBCDN as VBCDN
 from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
 from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
+from compound.models.encoded import Encoded as Encoded
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout
@@ -24,6 +25,7 @@ from compound.models.options import check_option
 from compound.models.temperature import Temperature as Temperature
 from compound.models.vib import VIB as VIB
 from compound.models.vmg import VMG as VMG
+from compound.nn import PiecewiseLinearEncoding
 from compound.types import Task
 
 METHODS: dict[str, type[Model]] = {
@@ -89,11 +91,19 @@ class Method:
         }
         return config(**{name: value for name, value in values.items() if name in fields})
 
-    def build(self, inputs: int, task: Task, seed: int) -> Model:
-        """A fresh model, see `build`."""
-        model = METHODS[self.name](inputs, task, self.config(), seed)  # type: ignore[call-arg]
+    def build(
+        self, inputs: int, task: Task, seed: int, encoding: PiecewiseLinearEncoding | None = None
+    ) -> Model:
+        """A fresh model, see `build`; `encoding` is applied to its inputs, but not to distances."""
+        method: Any = METHODS[self.name]
+        if method.has_far_noise:
+            return method(inputs, task, self.config(), seed, encoding)  # type: ignore[no-any-return]
+        if encoding is None:
+            model = method(inputs, task, self.config(), seed)
+        else:
+            model = Encoded(method(encoding.outputs, task, self.config(), seed), encoding)
         far = self.options.get("far")
-        return model if model.has_far_noise or far is None else DistanceAware(model, far)
+        return model if far is None else DistanceAware(model, far)
 
     def with_limits(self) -> "Method":
         """A copy whose models bound the predictive of targets (see limits.py); self where they already do."""

@@ -175,7 +175,15 @@ class Model(nn.Module, ABC):
         `tests/models/test_laws.py` compares the bound with the measured peak.
         """
         draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
-        return COPIES * (self.inputs * self.members + self.hidden_units + draws * self.outputs) + DISTANCES
+        return (
+            COPIES * (self.network_inputs * self.members + self.hidden_units + draws * self.outputs)
+            + DISTANCES
+        )
+
+    @property
+    def network_inputs(self) -> int:
+        """Inputs of the first layer: more than `inputs` where they are encoded before."""
+        return self.inputs
 
     @property
     def hidden_units(self) -> int:

@@ -26,7 +26,7 @@ from compound.models.observation.last_layer import (
     LastLayerGaussian,
     last_layer_model,
 )
-from compound.nn import CompoundConfig, CompoundLinear, Gaussian
+from compound.nn import CompoundConfig, CompoundLinear, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -44,10 +44,18 @@ class _CDN(Model):
     likelihood: LastLayerGaussian | LastLayerCategorical
     far: ExtrapolationGuard
 
-    def __init__(self, inputs: int, task: Task, config: MLConfig | VBConfig, seed: int = 0):
+    def __init__(
+        self,
+        inputs: int,
+        task: Task,
+        config: MLConfig | VBConfig,
+        seed: int = 0,
+        encoding: PiecewiseLinearEncoding | None = None,
+    ):
         super().__init__()
-        self.config = cast(Any, resolve(config, task))  # no None is left in it
+        self.config = cast(Any, resolve(config, task, table=encoding is not None))  # no None is left in it
         self.inputs = inputs
+        self.encoding = encoding  # of the network's inputs; distances are computed without it
         self.task = task
         self.members = self.config.members
         self.stack = self._build_layers(seed)
@@ -58,7 +66,7 @@ class _CDN(Model):
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
-        widths = (self.inputs, *config.widths, self.task.size)
+        widths = (self.network_inputs, *config.widths, self.task.size)
         generators = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         compound = CompoundConfig(
             config.hyper,
@@ -79,6 +87,15 @@ class _CDN(Model):
     @property
     def layers(self) -> list[CompoundLinear]:
         return cast(list[CompoundLinear], list(self.stack))
+
+    @property
+    def network_inputs(self) -> int:
+        return self.inputs if self.encoding is None else self.encoding.outputs
+
+    def _encode(self, x: Tensor) -> Tensor:  # (members, rows, network inputs)
+        """Rows x (rows, inputs) as the first layer takes them."""
+        x = clamp_inputs(x)
+        return (x if self.encoding is None else self.encoding(x)).expand(self.members, -1, -1)
 
     @abstractmethod
     def _shared(self) -> tuple[int, int]:
@@ -104,7 +121,7 @@ class _CDN(Model):
         computed only if `kl` is True.
         """
         samples, rows = self.config.samples, len(x)
-        x = clamp_inputs(x).expand(self.members, -1, -1)
+        x = self._encode(x)
         shared = self._shared()
         once = shared[0] == samples  # all draws of a row have the same ψ: the first layer is computed once
         first, *rest = self.layers
@@ -131,7 +148,7 @@ class _CDN(Model):
         Each is (members, n_samples, n_inner, rows, outputs): n_samples draws of ψ per member, and n_inner of
         θ for each ψ. All rows share the noise.
         """
-        x = clamp_inputs(x).expand(self.members, -1, -1)
+        x = self._encode(x)
         first, *rest = self.layers
         step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
         outer = []

@@ -109,15 +109,23 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lam": (3e-3, 1e-6),
     },
 }
+# `ml-cdn` behind a piecewise-linear encoding, see results/tables-trials.md
+TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "classification": {"hyper": (20,), "samples": 2, "lam": 3e-5},
+    "regression": {"hyper": (50,), "lam": (1e-4, 1e-6)},
+}
 VB_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2},
     "regression": {"members": 1},
 }
 
 
-def resolve(config: MLConfig | VBConfig, task: Task) -> MLConfig | VBConfig:
-    """The config with None replaced by the defaults of the task; ValueError for values out of range."""
-    defaults = DEFAULTS[task.kind]
+def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLConfig | VBConfig:
+    """The config with None replaced by defaults; ValueError for values out of range.
+
+    Defaults depend on the task, and on whether the inputs are the encoded columns of a `table`.
+    """
+    defaults = DEFAULTS[task.kind] | (TABLE_DEFAULTS[task.kind] if table else {})
     if isinstance(config, MLConfig):
         config = with_defaults(config, defaults)
         _check(config)

@@ -37,6 +37,7 @@ from compound.io.tensor_specs import TensorSpec, check_finite, check_specs, spec
 from compound.models.base import Model
 from compound.models.distance_aware import DistanceAware
 from compound.models.sanity import model_defect as model_defect
+from compound.nn import PiecewiseLinearEncoding
 from compound.ood.distance import SIZED_BY_DATA, Distance
 from compound.types import Task
 
@@ -51,7 +52,7 @@ OPTIONS = mapping_of(any_of(string(100), boolean, real, null, array_of(real, max
 TASK = object_of({"kind": enum("classification", "regression"), "size": SIZE})
 CONFIG = object_of(
     {"method": string(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping_of(anything)},
-    {"extra": anything},
+    {"encoding": object_of({"kept": SIZE, "bins": SIZE}), "extra": anything},
 )
 EXTRA_BYTES = 2**28  # memory that a model may need beyond the size of its file
 
@@ -143,7 +144,11 @@ def describe(model: Model) -> dict[str, Any]:
     options = dataclasses.asdict(model.config)
     if isinstance(model, DistanceAware):
         options["far"] = model.far.strength
-    return {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
+    config = {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
+    encodings = [each for each in model.modules() if isinstance(each, PiecewiseLinearEncoding)]
+    if not encodings:
+        return config
+    return {**config, "encoding": {"kept": len(encodings[0].kept), "bins": encodings[0].bins}}
 
 
 def check_config(config: Any, specs: Mapping[str, TensorSpec]) -> None:
@@ -248,11 +253,14 @@ def module_bytes(module: nn.Module) -> int:
 
 def _build(config: Mapping[str, Any]) -> Model:
     """The model of a configuration, with fresh weights; ValueError where it cannot be built."""
-    from compound.models import Method, build  # not at the top: that module imports every method
+    from compound.models import Method  # not at the top: that module imports every method
 
     options = {name: _lists_to_tuples(value) for name, value in config["options"].items()}
     try:
-        return build(Method(config["method"], **options), config["inputs"], Task(**config["task"]), seed=0)
+        method = Method(config["method"], **options)
+        inputs = config["inputs"]
+        encoding = PiecewiseLinearEncoding(inputs, **config["encoding"]) if "encoding" in config else None
+        return method.build(inputs, Task(**config["task"]), 0, encoding)
     except (TypeError, RuntimeError, ArithmeticError, LookupError) as error:
         # inconsistent options, sizes beyond 64 bits
         raise ValueError(f"it cannot be built ({shortened(error)})") from error

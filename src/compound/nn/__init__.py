@@ -5,4 +5,5 @@ from compound.nn.hypernetwork import CompoundConfig as CompoundConfig
 from compound.nn.hypernetwork import HyperNetwork as HyperNetwork
 from compound.nn.matrix_gaussian import Affine as Affine
 from compound.nn.matrix_gaussian import MatrixGaussianLinear as MatrixGaussianLinear
+from compound.nn.piecewise import PiecewiseLinearEncoding as PiecewiseLinearEncoding
 from compound.ops.compound_moments import Gaussian as Gaussian

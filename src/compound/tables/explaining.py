@@ -81,9 +81,12 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     x = encode_table(estimator, row)[0]
     centres = centre_rows(distance)
     nearest = nearest_centres(distance, x)
-    squares = _sum_by_column(encoder, squared_distance_terms(distance, x, nearest[0]).numpy())
+    squares = _sum_by_column(encoder, squared_distance_terms(distance, x, nearest[0]).numpy(), row)
     total = max(float(squares.sum()), np.finfo(np.float64).tiny)
-    increases, prototype_epistemic = path_contributions(estimator, x, centres[nearest[0]], generator)
+    surprises = torch.from_numpy(encoder.surprises(row)[0]).float()
+    increases, prototype_epistemic = path_contributions(
+        estimator, x, centres[nearest[0]], surprises, generator
+    )
     names = [column.name for column in encoder.columns]
     prototypes = pd.DataFrame([decode_row(encoder, centre) for centre in centres[nearest]], columns=names)
     contributions = [
@@ -137,11 +140,12 @@ def squared_distance_terms(distance: Distance, x: Tensor, k: int) -> Tensor:  # 
 
 
 def path_contributions(
-    estimator: Estimator, x: Tensor, start: Tensor, generator: Generator
+    estimator: Estimator, x: Tensor, start: Tensor, surprises: Tensor, generator: Generator
 ) -> tuple[Array, float]:
     """Contributions of the columns to the epistemic component at x, relative to `start`.
 
-    x and start are encoded rows (width,). Returns the increases (columns,) and the value at `start`.
+    x and start are encoded rows (width,), surprises (columns,) those of x. Returns the increases (columns,)
+    and the value at `start`.
     """
     spans = _column_slices(estimator.encoder_)
     points = [torch.lerp(start.double(), x.double(), step / STEPS).float() for step in range(STEPS + 1)]
@@ -154,7 +158,7 @@ def path_contributions(
             order[::-1],
         ):  # both orders, so that an interaction of two columns is split equally
             orders.append(direction)
-            walks.append(_change_in_turn(before, after, spans, direction))
+            walks.append(_change_in_turn(before, after, spans, surprises / STEPS, direction))
     values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
     increases = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
@@ -162,11 +166,17 @@ def path_contributions(
     return increases, float(values[0, 0])
 
 
-def _change_in_turn(before: Tensor, after: Tensor, spans: Sequence[slice], order: Sequence[int]) -> Tensor:
-    """Encoded rows (columns + 1, width); row k has the first k columns of `order` from `after`."""
+def _change_in_turn(
+    before: Tensor, after: Tensor, spans: Sequence[slice], surprises: Tensor, order: Sequence[int]
+) -> Tensor:
+    """Encoded rows (columns + 1, width); row k has the first k columns of `order` from `after`.
+
+    The last number, the surprise, grows by that of each column, surprises (columns,).
+    """
     rows = before.repeat(len(order) + 1, 1)
     for step, column in enumerate(order, 1):
         rows[step:, spans[column]] = after[spans[column]]
+        rows[step:, -1] += surprises[column]
     return rows
 
 
@@ -176,8 +186,11 @@ def _column_slices(encoder: Encoder) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
-def _sum_by_column(encoder: Encoder, values: Array) -> Array:  # (width,) -> (columns,)
-    return np.array([values[span].sum() for span in _column_slices(encoder)])
+def _sum_by_column(encoder: Encoder, values: Array, row: pd.DataFrame) -> Array:  # (width,) -> (columns,)
+    """Sum the values of each column's numbers; that of the surprise goes to the columns that caused it."""
+    surprises = encoder.surprises(row)[0]
+    shares = surprises / max(surprises.sum(), np.finfo(np.float64).tiny)
+    return np.array([values[span].sum() for span in _column_slices(encoder)]) + values[-1] * shares
 
 
 def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:

@@ -1,7 +1,7 @@
 """How a model is trained: the configuration of `fit`, and defaults for a task."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compound.types import Task
 
@@ -111,3 +111,25 @@ def default_train_config(task: Task, rows: int) -> TrainConfig:
             steps, batch_size, lr=3e-3, final_lr_ratio=0.0, clip_value=5.0, clip_norm=None, ema_decay=0.0
         )
     return TrainConfig(steps, batch_size)
+
+
+def table_train_config(task: Task, rows: int) -> TrainConfig:
+    """A configuration for the encoded columns of a table, see results/tables-trials.md.
+
+    Parameters
+    ----------
+    task : Task
+        What is predicted.
+    rows : int
+        Number of training rows.
+
+    Returns
+    -------
+    TrainConfig
+        As many steps as `default_train_config`; classes have averaged weights and frequent evaluations, since
+        small tables are learnt within the first epochs.
+    """
+    config = default_train_config(task, rows)
+    if task.kind == "regression":
+        return config
+    return replace(config, clip_value=None, clip_norm=1.0, ema_decay=0.98, n_evals=100, patience=25)

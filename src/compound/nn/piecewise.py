@@ -1,0 +1,113 @@
+"""Piecewise-linear encoding of numeric inputs, in front of a network.
+
+    x_j  ->  x_j / sqrt(1 + (x_j / CLIP)²),   clamp((x_j - e_t) / (e_{t+1} - e_t), 0, 1) - 1/2   for bins t
+
+The edges e_t are quantiles of the training rows (Gorishniy, Rubachev and Babenko 2022, "On embeddings for
+numerical features in tabular deep learning"), or all distinct values where there are few. A value that many
+rows share counts for one bin's rows only, so that the others have bins too. So a network sees each column at
+several scales, its tails compressed: beyond the outermost edges only the first number changes, and it stays
+within ±CLIP. Columns that were constant in training are left out.
+"""
+
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+CLIP = 4.0  # in standard deviations
+MAX_BINS = 48  # of one column
+MAX_TOTAL = 256  # bins of all columns together: a wider first layer overfits
+MIN_BINS = 4  # fewer are not worth their width, unless the column has so few values
+ROWS_PER_BIN = 20
+
+
+class PiecewiseLinearEncoding(nn.Module):
+    """Encodes standardised inputs as soft-clipped numbers and piecewise-linear bins; nothing is learnt in it.
+
+    Parameters
+    ----------
+    inputs : int
+        Columns of x.
+    kept : int, optional
+        Columns that are not constant; all by default. `fit` chooses them, and the bins.
+    bins : int, default=0
+        Bins of all columns together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound.nn import PiecewiseLinearEncoding
+    >>> x = torch.linspace(-1, 1, 100).unsqueeze(1)
+    >>> encoding = PiecewiseLinearEncoding.fit(x)
+    >>> encoding.outputs, encoding(torch.tensor([[0.0], [1e6]])).shape
+    (6, torch.Size([2, 6]))
+    """
+
+    kept: Tensor  # (kept,) the inputs that are not constant
+    column: Tensor  # (bins,) the input of each bin
+    left: Tensor  # (bins,) its lower edge
+    slope: Tensor  # (bins,) one over its width
+
+    def __init__(self, inputs: int, kept: int | None = None, bins: int = 0):
+        super().__init__()
+        self.inputs = inputs
+        self.register_buffer("kept", torch.arange(inputs if kept is None else kept, dtype=torch.int64))
+        self.register_buffer("column", torch.zeros(bins, dtype=torch.int64))
+        self.register_buffer("left", torch.zeros(bins, dtype=torch.float32))
+        self.register_buffer("slope", torch.zeros(bins, dtype=torch.float32))
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Self:
+        """Choose bins by the quantiles of training rows x (rows, inputs); none for columns of two values."""
+        rows, inputs = x.shape
+        values = [np.unique(column) for column in x.numpy().T]
+        numeric = sum(len(each) > 2 for each in values)
+        limit = min(MAX_BINS, rows // ROWS_PER_BIN, MAX_TOTAL // max(1, numeric))
+        edges = [_edges(column, each, limit) for column, each in zip(x.numpy().T, values, strict=True)]
+        columns = [
+            torch.full((len(each) - 1,), j, dtype=torch.int64)
+            for j, each in enumerate(edges)
+            if len(each) > 2
+        ]
+        kept = [torch.from_numpy(each) for each in edges if len(each) > 2]
+        changing = torch.tensor([j for j, each in enumerate(values) if len(each) > 1], dtype=torch.int64)
+        encoding = cls(inputs, len(changing), sum(len(each) for each in columns))
+        encoding.kept = changing
+        if columns:
+            encoding.column = torch.cat(columns)
+            encoding.left = torch.cat([each[:-1] for each in kept]).float()
+            encoding.slope = torch.cat([1 / each.diff() for each in kept]).float()
+        return encoding
+
+    @property
+    def bins(self) -> int:
+        """Bins of all columns together."""
+        return len(self.column)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a row is encoded as."""
+        return len(self.kept) + self.bins
+
+    def forward(self, x: Tensor) -> Tensor:  # (rows, outputs)
+        """Encode rows x (rows, inputs)."""
+        kept = x.index_select(-1, self.kept)
+        clipped = kept * (1 + (kept / CLIP).square()).rsqrt()
+        if not self.bins:
+            return clipped
+        bins = (x.index_select(-1, self.column) - self.left).mul_(self.slope).clamp_(0, 1).sub_(0.5)
+        return torch.cat([clipped, bins], -1)
+
+
+def _edges(column: np.ndarray, values: np.ndarray, limit: int) -> np.ndarray:  # type: ignore[type-arg]
+    """Edges of at most `limit` bins for a column (rows,) whose sorted distinct values are `values`."""
+    if len(values) - 1 <= limit:
+        return values.astype(np.float64)
+    if limit < MIN_BINS:
+        return values[:0].astype(np.float64)
+    counts = np.unique(column, return_counts=True)[1]
+    weights = np.minimum(counts, len(column) / limit)
+    levels = (np.cumsum(weights) - 0.5 * weights) / weights.sum()  # of the values, from 0 to 1
+    quantiles = np.interp(np.linspace(0, 1, limit + 1), levels, values)
+    return np.unique(quantiles.astype(np.float32)).astype(np.float64)  # distinct as the buffers hold them
