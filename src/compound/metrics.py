@@ -97,6 +97,18 @@ def coverage(predictive: GaussianPredictive, y: Tensor, level: float = 0.9) -> f
     return ((predictive.cdf(y).double() - 0.5).abs() <= level / 2).double().mean().item()
 
 
+def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.9) -> float:
+    """Width of the interval plus 2 / (1 - level) times the distance of y outside it, mean over all entries.
+
+    It is lowest in expectation for the central interval of probability `level`. Gneiting and Raftery (2007).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}: it must lie between 0 and 1, such as 0.9")
+    lower, upper, y = lower.double(), upper.double(), y.double()
+    outside = (lower - y).clamp_min(0) + (y - upper).clamp_min(0)
+    return (upper - lower + 2 / (1 - level) * outside).mean().item()
+
+
 def auroc(in_dist: Tensor, ood: Tensor) -> float:
     """Probability that an outlier scores higher than an in-distribution row; ties count half."""
     once = [torch.ones(scores.shape, dtype=torch.float64) for scores in (in_dist, ood)]

@@ -45,6 +45,34 @@ UCI_CHECKSUMS = {
     "wine-quality-red": "8e3d0c15975072ccff2eebe286ad3579711c662bef3135e20ddf060e49650e9f",
     "yacht": "fbfbd594b9b32c7967e28d09c0176309265f590b49b9760aaca9b2b325400c6b",
 }
+TABLES_CHECKSUMS = {
+    "tables/adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "tables/adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    "tables/diamonds.csv": "9574730b03aba241d899c4a97511c5061b19358fab89510774fb6c24168345c4",
+    "tables2/computers.csv": "171fd84b814689c4da4c3b8bdfe3bc646802034440205f2651fecf0fe14a55c4",
+    "tables2/credit.csv": "43a7ba23cbd75bc7a87ca4894de189a6321931d6dfa498b5edaca036f571a21d",
+    "tables2/deliveries.csv": "0b6f428c4bf22f6455743b310c2109a6884cb14509f296f51682569703a6984d",
+    "tables2/flights.csv": "17f891a0d2dc0191ba7a0706d0c8f0bf7c3fc51d3bc3771d8765d85a1c118e8e",
+    "tables2/hotel.csv": "78dc8d077285ce09761cf015d99da1ac404e39cf6636a70cf38ffe3d372e2248",
+    "tables2/hpc.csv": "5ecc6d956fca848ac54d524d8b4fdd56d99d7a234d02fd8a5fa27f758b44039a",
+    "tables2/lending.csv": "3dbe4d83e6efc20a42c349480fdf8e710b06cc4273eedf96896d137c9771537c",
+    "tables2/loans.csv": "45e7c5fb12ab18aa0913dcc61d863daaaa031e5c59f6e48611b9c74d5d96ce52",
+    "tables2/stackoverflow.csv": "513b4920dfcc40a5b95d9f9fd385dbdde72f32b99afdd27cbfb8896328e069ad",
+    "tables2/storms.csv": "bfac2a2f8d44e4092006fd3463047a19bf3e2453f411fe9ef8e3275674f6e949",
+    "tables2/txhousing.csv": "fb90c84057655e7a0533a4892484c170177a7fb4251de95c3103a0a5b44e03a8",
+    "tables2/wachurn.csv": "e9ea3330a9f2982ba3ea8af1a368a74c814d6bf3148a62752c0f1de5b91e42d1",
+}
+
+
+def _table_files(folder: str) -> tuple[File, ...]:
+    """The gzipped text tables of a folder."""
+    return tuple(
+        File(f"{path}.gz", sha256)
+        for path, sha256 in TABLES_CHECKSUMS.items()
+        if path.startswith(f"{folder}/")
+    )
+
+
 SETS: dict[str, DataSet] = {
     "mnist": DataSet(
         "handwritten digits, 60,000 + 10,000, 28x28",
@@ -119,6 +147,16 @@ SETS: dict[str, DataSet] = {
         "nine regression tables with their standard splits",
         tuple(File(f"uci/{name}.npz", sha256) for name, sha256 in UCI_CHECKSUMS.items()),
         "npz files with data, index_features, index_target and the indices of every split",
+    ),
+    "tables": DataSet(
+        "tables of mixed columns: Adult and diamonds",
+        _table_files("tables"),
+        "the files of UCI's Adult, and diamonds of seaborn-data as CSV, gzipped",
+    ),
+    "tables2": DataSet(
+        "twelve tables of mixed columns with the target last",
+        _table_files("tables2"),
+        "gzipped CSV files made from data sets of R and Python packages",
     ),
 }
 DEBIAN = {

@@ -4,7 +4,7 @@ registry, interface    __init__, base, forms, published (numbers of the paper)
 one run                identity, runs, run_files, locks, progress, provenance
 many runs              launch, scheduler, workers, memory, status
 pages                  pages, times, means, overview, paper_comparison
-experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci
+experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci, tables
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ MODULES = {
     "fgsm-strong": "fgsm",
     "fgsm-cifar": "fgsm.cifar",
     "uci": "uci",
+    "tables": "tables",
     "select-mnist": "ood.select",
     "select-fashion": "ood.select",
 }
@@ -48,18 +49,27 @@ def load(name: str) -> Experiment:
 def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str] = ()) -> list[Run]:
     """The runs of an experiment under a preset, for seeds 0, ..., seeds - 1; ValueError for a wrong argument.
 
-    Without `seeds` or `methods` the experiment's defaults are used; "all" means all of its methods.
+    Without `seeds` or `methods` the experiment's defaults are used; "all" means all of its methods
+    that are installed.
     """
     experiment = load(name)
     if preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}: {name} has {', '.join(PRESETS)}")
-    methods = experiment.all_methods if list(methods) == ["all"] else methods
+    if list(methods) == ["all"]:
+        methods = [method for method in experiment.all_methods if method not in experiment.not_installed]
     for method in methods:
         if method not in experiment.all_methods:
             raise ValueError(f"method is {method!r}: {name} has {', '.join(experiment.all_methods)}, or all")
+        if method in experiment.not_installed:
+            raise ValueError(
+                f"method {method} is not installed: pip install 'compound-torch[peers]', or leave it out"
+            )
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
-    return experiment.grid(preset, seeds or experiment.n_seeds, methods or experiment.methods)
+    quick_methods = experiment.quick_methods if preset == PRESETS[0] else ()
+    return experiment.grid(
+        preset, seeds or experiment.n_seeds, methods or quick_methods or experiment.methods
+    )
 
 
 def check_data(runs: Sequence[Run], root: Path, data_dir: Path | None = None) -> None:

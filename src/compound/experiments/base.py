@@ -21,7 +21,9 @@ class Experiment(ABC):
     title: str
     data: tuple[str, ...] = ()  # data sets of the catalogue that it reads
     methods: tuple[str, ...] = ALL_METHODS  # by default
+    quick_methods: tuple[str, ...] = ()  # by default with preset quick; (): those of methods
     all_methods: tuple[str, ...] = ALL_METHODS  # that can be chosen
+    not_installed: tuple[str, ...] = ()  # of all_methods: their library is not on this machine
     n_seeds: int = 1  # by default
 
     @abstractmethod

@@ -36,6 +36,10 @@ Cell = str | float | int | bool | None
 Rows = Sequence[Sequence[Cell]]
 
 
+class Bold(str):
+    """A text cell in bold, such as the best number of a row."""
+
+
 class Claim(NamedTuple):
     """A claim in words, a measured value and the limit it must satisfy; without a value it does not hold."""
 
@@ -202,7 +206,8 @@ def _html_cell(value: Cell, style: str) -> str:
     if isinstance(value, bool):
         text = "yes" if value else "no"
         return f"<td{_classes(style, text)}>{text}</td>"
-    return f"<td{_classes(style)}>{escape(format_cell(value))}</td>"
+    text = escape(format_cell(value))
+    return f"<td{_classes(style)}>{f'<b>{text}</b>' if isinstance(value, Bold) else text}</td>"
 
 
 def _classes(*names: str) -> str:
