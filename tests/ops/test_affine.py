@@ -5,13 +5,13 @@ import torch
 from kernel_checks import assert_all_close, gradients_of, randn
 from torch.testing import assert_close
 
-from compound.ops.affine import NARROW, affine, append_ones, grad_weight, linear, matmul
+from compound.ops.affine import FEW, MANY, NARROW, affine, append_ones, grad_weight, linear, matmul
 
 
-@pytest.mark.parametrize("outputs", [3, NARROW + 1])
+@pytest.mark.parametrize("inputs, outputs", [(4, 3), (4, NARROW + 1), (4, MANY), (FEW + 1, MANY)])
 @pytest.mark.parametrize("members", [(), (2,)])
-def test_products_and_gradients_are_those_of_torch(outputs, members):
-    h, weight = randn(*members, 5, 4), randn(*members, 4, outputs)
+def test_products_and_gradients_are_those_of_torch(inputs, outputs, members):
+    h, weight = randn(*members, 5, inputs), randn(*members, inputs, outputs)
     assert_close(matmul(h, weight), h @ weight)
     ours = gradients_of(lambda *a: [linear(*a)], [h, weight])
     assert_all_close(ours, gradients_of(lambda *a: [torch.matmul(*a)], [h, weight]), 1e-12)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compound.compat import adam_states, foreach_add_, fused_adam_
 
-ONE = torch.tensor(1.0, dtype=torch.float32)  # torch would convert a Python number once per parameter
+ONE = torch.tensor(1.0, dtype=torch.float32)  # with `alpha`, so that torch does not convert a number once per parameter
 
 
 class Adam(torch.optim.Adam):
@@ -37,7 +37,7 @@ class Adam(torch.optim.Adam):
         for k, group in enumerate(self.param_groups):
             parameters, means, squares, counts = self._states(k, group)
             if parameters:
-                foreach_add_(counts, ONE)
+                foreach_add_(counts, ONE, alpha=1)
                 fused_adam_(
                     parameters,
                     [p.grad for p in parameters],  # type: ignore[misc]

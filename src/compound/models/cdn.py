@@ -126,16 +126,20 @@ class _CDN(Model):
         once = shared[0] == samples  # all draws of a row have the same ψ: the first layer is computed once
         first, *rest = self.layers
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
-        total = out.kl.view(self.members, -1, rows).mean(1) if kl else out.kl
+        total = self._mean_draw(out.kl, rows) if kl else out.kl
         for layer in rest:
             mean, std = (
                 v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std)
             )  # (members, 1 or S, rows, width)
             noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
             out = layer.forward_augmented(sample_hidden(mean, std, noise), generator, shared, kl)
-            total = total + out.kl.view(self.members, samples, rows).mean(1) if kl else total
+            total = total + self._mean_draw(out.kl, rows) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
         return Gaussian(mean, std, out.kl), total
+
+    def _mean_draw(self, values: Tensor, rows: int) -> Tensor:  # (members, rows)
+        """The mean over draws of values (members, draws rows)."""
+        return values if values.shape[1] == rows else values.view(self.members, -1, rows).mean(1)
 
     def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
         """Mean over rows of -log 1/S sum_s p(y; f(x; θ_s)), for `last` from `_last_layer`."""

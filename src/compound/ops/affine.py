@@ -12,6 +12,7 @@ from compound.compat import transforms
 from compound.precision import full_precision
 
 NARROW = 16  # columns up to which a product is computed as its transpose
+FEW, MANY = 64, 512  # so is the gradient of few inputs of which many outputs are computed
 
 
 def append_ones(x: Tensor) -> Tensor:  # (..., in + 1)
@@ -21,21 +22,29 @@ def append_ones(x: Tensor) -> Tensor:  # (..., in + 1)
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product a b of matrices, or of batches of them (three axes), without the dispatch cost of `@`."""
-    product = torch.bmm if a.ndim == 3 else torch.mm
-    return product(b.mT, a.mT).mT.contiguous() if b.shape[-1] <= NARROW else product(a, b)
+    return _by_transpose(a, b) if b.shape[-1] <= NARROW else _product(a, b)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a, b) if a.ndim == 3 else torch.mm(a, b)
+
+
+def _by_transpose(a: Tensor, b: Tensor) -> Tensor:
+    return _product(b.mT, a.mT).mT.contiguous()
 
 
 def linear(h: Tensor, weight: Tensor) -> Tensor:
     """h W for h (*members, rows, in), W (*members, in, out): `matmul` with a gradient by `matmul`."""
     if h.ndim != weight.ndim or h.ndim > 3 or transforms() is not None:
         return h @ weight
-    if weight.shape[-1] <= NARROW:
+    inputs, outputs = weight.shape[-2:]
+    if outputs <= NARROW or (inputs <= FEW and outputs >= MANY):
         return cast(Tensor, _NarrowLinear.apply(h, weight))
-    return torch.bmm(h, weight) if h.ndim == 3 else torch.mm(h, weight)
+    return _product(h, weight)
 
 
 class _NarrowLinear(torch.autograd.Function):
-    """h W for few outputs."""
+    """h W for few outputs, or for few inputs and many outputs."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
@@ -46,8 +55,8 @@ class _NarrowLinear(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
         h, weight = ctx.saved_tensors
-        d_h = d_out @ weight.mT if ctx.needs_input_grad[0] else None
-        return d_h, matmul(h.mT, d_out)
+        product = _product if weight.shape[-1] <= NARROW else _by_transpose
+        return product(d_out, weight.mT) if ctx.needs_input_grad[0] else None, matmul(h.mT, d_out)
 
 
 def affine(h: Tensor, weight: Tensor) -> Tensor:  # (rows, out)
