@@ -2,8 +2,8 @@
 
 Every entry of tests/mutants/<method>.toml is one mistake: in `file`, `old` (which stands there once) becomes
 `new`. The package is copied, the mistake made in the copy, and the method's own tests run against it, then
-the laws; a mistake of ops.toml has
-the tests of its operation, and other files have only their own tests.
+the laws; a mistake of ops.toml has the tests of its operation, and other files, such as piecewise.toml and
+table_files.toml, have only test_<file>.py.
 Their rows of the table in tests/README.md are written anew.
 """
 
@@ -70,7 +70,7 @@ def caught_by(mutant: Mutant) -> str | None:
     own = TESTS / "models" / f"test_{mutant.method.replace('-', '_')}.py"
     laws = [str(TESTS / "models" / "test_laws.py"), "-k", f"{mutant.method}-"]
     name = f"ops/test_{Path(mutant.file).stem}.py" if mutant.method == "ops" else f"test_{mutant.method}.py"
-    runs = [[str(own)], laws] if own.exists() else [[str(TESTS / name)]]
+    runs = [[str(own)], laws] if own.exists() else [[str(next(TESTS.rglob(name)))]]
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "compound"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))

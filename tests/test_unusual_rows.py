@@ -1,4 +1,4 @@
-"""Rows with values that training rows never had: flagged, uncertain, and their predictions stay sane."""
+"""Rows with values that training rows never had: flagged, uncertain, predicted within the target's range."""
 
 import numpy as np
 import pandas as pd

@@ -228,7 +228,8 @@ def test_from_command_to_page_and_nothing_twice(folder, tmp_path, monkeypatch):
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     html = (tmp_path / "report/tables/index.html").read_text()
-    for text in ("computers (1, 120, 4)", "hpc (1, 120, 4)", "ml-cdn / best peer", "<b>", "TabM and RealMLP"):
+    texts = ("computers (1, 120, 4)", "hpc (1, 120, 4)", "ml-cdn / best baseline", "<b>", "TabM and RealMLP")
+    for text in texts:
         assert text in html
     reason = "it was not asked for" if "catboost" in baselines.installed() else "its library is not installed"
     assert f"catboost: {reason}" in html

@@ -339,12 +339,12 @@ class TestLaws:
     def test_wild_rows_teach_what_saturated_ones_do(self, name, options, task):
         wild = data_of(task)
         wild = replace(wild, x=1e6 * wild.x, x_ood=-1e6 * wild.x, weight=None)
-        tame = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
+        clamped = replace(wild, x=wild.x.clamp(-LIMIT, LIMIT), x_ood=wild.x_ood.clamp(-LIMIT, LIMIT))
         model = build(Method(name, **options), 3, task, 0)
-        model.on_fit_start(tame, named_generator(0))
+        model.on_fit_start(clamped, named_generator(0))
         a, b = (
             model.loss(batch, [named_generator(k, "noise") for k in range(model.members)])
-            for batch in (wild, tame)
+            for batch in (wild, clamped)
         )
         assert torch.isfinite(a.total) and torch.equal(a.total, b.total)
 

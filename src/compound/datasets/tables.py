@@ -71,7 +71,7 @@ def load(name: str, split: int, data_dir: Path | None = None, max_rows: int | No
 
 
 def split_rows(x: pd.DataFrame, y: Array, classes: bool, seed: int) -> Split:
-    """A random fifth of the rows as test rows, stratified if y holds classes."""
+    """Split off a random fifth of the rows for testing, stratified if y (rows,) holds classes."""
     y = np.unique(y, return_inverse=True)[1] if classes else y.astype(np.float64)
     x_train, x_test, y_train, y_test = train_test_split(
         x, y, test_size=TEST_FRACTION, random_state=seed, stratify=y if classes else None
@@ -80,6 +80,7 @@ def split_rows(x: pd.DataFrame, y: Array, classes: bool, seed: int) -> Split:
 
 
 def _read_csv(name: str, data_dir: Path | None) -> pd.DataFrame:
+    """A table that is one file, its target included."""
     folder = "tables" if name == "diamonds" else "tables2"
     return pd.read_csv(require_file(f"{folder}/{name}.csv.gz", data_dir))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compound.compat import adam_states, foreach_add_, fused_adam_
 
-ONE = torch.tensor(1.0, dtype=torch.float32)  # with `alpha`, so that torch does not convert a number once per parameter
+ONE = torch.tensor(1.0, dtype=torch.float32)  # with alpha=1: torch converts numbers once per parameter
 
 
 class Adam(torch.optim.Adam):

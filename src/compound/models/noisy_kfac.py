@@ -70,7 +70,7 @@ class KroneckerLayer(Layer):
         return torch.outer(self.values_in, self.values_out)
 
     def damped(self, damping: float) -> Tensor:
-        """d(γ) of the module docstring, (in + 1, out), for γ = damping."""
+        """Damped eigenvalues d_ij(γ) of the Fisher information (see above) for γ = damping, (in + 1, out)."""
         if self.damping == "unfactored":
             return super().damped(damping)
         tiny = 1e-10  # the mean of β falls towards 0 as classes become certain

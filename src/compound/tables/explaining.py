@@ -75,7 +75,10 @@ def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:
-    """Explain `row`, a data frame of one row; `generator` draws the order in which columns change."""
+    """How much each column adds to the OOD score and to the epistemic uncertainty of `row`.
+
+    `row` is a data frame of one row; `generator` draws the order in which columns change (see above).
+    """
     encoder = estimator.encoder_
     distance = estimator.ood_detector_.distance
     x = encode_table(estimator, row)[0]
@@ -144,8 +147,8 @@ def path_contributions(
 ) -> tuple[Array, float]:
     """Contributions of the columns to the epistemic component at x, relative to `start`.
 
-    x and start are encoded rows (width,), surprises (columns,) those of x. Returns the increases (columns,)
-    and the value at `start`.
+    x and start are encoded rows (width,); surprises (columns,) are those of the values of x, which
+    `estimators.encoder` defines. Returns the increases (columns,) and the value at `start`.
     """
     spans = _column_slices(estimator.encoder_)
     points = [torch.lerp(start.double(), x.double(), step / STEPS).float() for step in range(STEPS + 1)]

@@ -102,6 +102,7 @@ def _classification_samples(
 
 
 def _stack_columns(*columns: Any) -> Tensor:  # (rows, columns) float64
+    """Arrays, series or data frames of one or more columns, side by side."""
     return torch.from_numpy(np.column_stack(columns).astype(np.float64))
 
 

@@ -34,7 +34,7 @@ FeatureGradients = Callable[[Tensor, Tensor], list[Tensor]]
 def gradient_signs(
     extractor: FeatureExtractor, model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator
 ) -> Tensor:  # as x, int8
-    """Sign of the gradient of `log_odds_loss`, of the mean over draws, with respect to pixels x."""
+    """Sign of the gradient with respect to pixels x of `log_odds_loss`, for the mean over `draws`."""
     state = generator.get_state()
 
     def feature_gradients(z: Tensor, labels: Tensor) -> list[Tensor]:

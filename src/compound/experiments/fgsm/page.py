@@ -45,7 +45,7 @@ TEXT = (
 
 
 def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
-    """Fill the page of an attack experiment; return its claims. `kind` is that of `FgsmExperiment`."""
+    """Fill the page of an attack experiment; return its claims. `kind`: "methods", "samples" or "strong"."""
     page.text(TEXT)
     groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != ZERO_GRADIENT))
@@ -200,6 +200,7 @@ def _figure_by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
 
 
 def _style(form: ModelForm) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for the curves of a form: its method's colour and marker."""
     return plot_style(form.method, "published" if form.is_published else "")
 
 

@@ -77,7 +77,7 @@ def dtype_of(model: Model) -> torch.dtype:
 def gradient_signs(
     model: Model, x: Tensor, y: Tensor, draws: Counts, generator: Generator, loss: Loss = log_odds_loss
 ) -> Tensor:  # as x
-    """Sign of the gradient with respect to x (rows, pixels) of the loss of the mean over draws.
+    """Sign of the gradient with respect to x (rows, pixels) of the loss of the mean predictive over `draws`.
 
     The gradient is computed in the precision of the model's parameters.
     """
@@ -174,7 +174,7 @@ def sound_protocol(
 def random_sign_attack(
     model: Model, x: Tensor, y: Tensor, strengths: Sequence[float], generator: Generator
 ) -> Curve:
-    """The curve under random signs instead of those of a gradient: a control for the other attacks."""
+    """The curve of a model when random signs replace those of the gradient: a control for real attacks."""
     signs = torch.randint(2, x.shape, generator=generator, dtype=x.dtype) * 2 - 1
     return attack_curve(model, signs, x, y, strengths, generator)
 

@@ -67,11 +67,15 @@ class TablesExperiment(Experiment):
 
 
 def is_regression(data: str) -> bool:
+    """Whether the target of the table `data` is a number, not a class."""
     return TABLES[data].kind == "regression"
 
 
 def settings(method: str, data: str, preset: str) -> dict[str, Any]:
-    """What determines a result besides the method: default training, or constants of a baseline."""
+    """What determines the result of a run besides its method, to be part of its key.
+
+    These are the default training options of the estimators, or the constants of a baseline.
+    """
     rows = min(TABLES[data].rows, QUICK_ROWS) if preset == QUICK else TABLES[data].rows
     limits = {"max_rows": QUICK_ROWS} if preset == QUICK else {}
     if method in BASELINES:
@@ -155,6 +159,7 @@ def _baseline(run: Run, context: RunContext, split: Split) -> Prediction:
 
 
 def _classification_baseline(run: Run, train: Rows, held: Rows, split: Split) -> Prediction:
+    """Train on labels 0, 1, ...; there is no interval to calibrate."""
     fit = BASELINES[run.method].classifier
     assert fit is not None
     start = time.process_time()

@@ -45,12 +45,12 @@ class Moments(NamedTuple):
     variance: Array | None = None
 
 
-Regress = Callable[[pd.DataFrame], Moments]
-Classify = Callable[[pd.DataFrame], Array]  # (rows, classes)
+Regress = Callable[[pd.DataFrame], Moments]  # a fitted regressor's prediction
+Classify = Callable[[pd.DataFrame], Array]  # that of a classifier: probabilities (rows, classes)
 
 
 def catboost_regressor(train: Rows, held: Rows, seed: int) -> Regress:
-    """Boosting of mean and variance (RMSEWithUncertainty)."""
+    """Train CatBoost for mean and variance (RMSEWithUncertainty); return its prediction."""
     model = _catboost("CatBoostRegressor", train, held, seed, loss_function="RMSEWithUncertainty")
 
     def predict(x: pd.DataFrame) -> Moments:
@@ -61,13 +61,13 @@ def catboost_regressor(train: Rows, held: Rows, seed: int) -> Regress:
 
 
 def catboost_rmse(train: Rows, held: Rows, seed: int) -> Regress:
-    """Boosting of the mean alone, by squared error."""
+    """Train CatBoost for the mean alone, by squared error; return its prediction."""
     model = _catboost("CatBoostRegressor", train, held, seed, loss_function="RMSE")
     return lambda x: Moments(model.predict(_filled(x), thread_count=1))
 
 
 def catboost_classifier(train: Rows, held: Rows, seed: int) -> Classify:
-    """Boosting of the log-likelihood of two classes or more."""
+    """Train CatBoost by the log-likelihood of two classes or more; return its prediction."""
     model = _catboost("CatBoostClassifier", train, held, seed)
     return lambda x: model.predict_proba(_filled(x), thread_count=1)
 
@@ -88,19 +88,19 @@ def _catboost(estimator: str, train: Rows, held: Rows, seed: int, **options: Any
 
 
 def lightgbm_regressor(train: Rows, held: Rows, seed: int) -> Regress:
-    """Gradient boosting of the mean by squared error."""
+    """Train LightGBM by squared error; return its prediction."""
     model, encode = _lightgbm("LGBMRegressor", train, held, seed)
     return lambda x: Moments(model.predict(encode(x)))
 
 
 def lightgbm_classifier(train: Rows, held: Rows, seed: int) -> Classify:
-    """Gradient boosting of the log-likelihood."""
+    """Train LightGBM by log-likelihood; return its prediction."""
     model, encode = _lightgbm("LGBMClassifier", train, held, seed)
     return lambda x: model.predict_proba(encode(x))
 
 
 def _lightgbm(estimator: str, train: Rows, held: Rows, seed: int) -> tuple[Any, Any]:
-    """A fitted model of LightGBM, and the function that gives text columns their categories of training."""
+    """A fitted model of LightGBM, and the function that encodes its inputs: text as known categories."""
     library = import_module("lightgbm")
     dtypes = {
         name: pd.CategoricalDtype(sorted(train.x[name].dropna().unique())) for name in _text_columns(train.x)
@@ -119,13 +119,13 @@ def _lightgbm(estimator: str, train: Rows, held: Rows, seed: int) -> tuple[Any, 
 
 
 def hist_regressor(train: Rows, held: Rows, seed: int) -> Regress:
-    """Histogram gradient boosting of scikit-learn, by squared error."""
+    """Train scikit-learn's histogram gradient boosting by squared error; return its prediction."""
     model, encode = _hist(HistGradientBoostingRegressor, train, held, seed)
     return lambda x: Moments(model.predict(encode(x)))
 
 
 def hist_classifier(train: Rows, held: Rows, seed: int) -> Classify:
-    """Histogram gradient boosting of scikit-learn, by the log-likelihood."""
+    """Train scikit-learn's histogram gradient boosting by log-likelihood; return its prediction."""
     model, encode = _hist(HistGradientBoostingClassifier, train, held, seed)
     return lambda x: model.predict_proba(encode(x))
 
@@ -153,7 +153,7 @@ def _hist(estimator: Any, train: Rows, held: Rows, seed: int) -> tuple[Any, Any]
 
 
 def ngboost_regressor(train: Rows, held: Rows, seed: int) -> Regress:
-    """Natural-gradient boosting of a normal distribution. Duan et al. (2020)."""
+    """Train NGBoost (Duan et al. 2020) with a normal distribution; return its prediction."""
     model, encode = _ngboost("NGBRegressor", train, held, seed)
 
     def predict(x: pd.DataFrame) -> Moments:
@@ -164,7 +164,7 @@ def ngboost_regressor(train: Rows, held: Rows, seed: int) -> Regress:
 
 
 def ngboost_classifier(train: Rows, held: Rows, seed: int) -> Classify:
-    """Natural-gradient boosting of class probabilities."""
+    """Train NGBoost by the log-likelihood of the classes; return its prediction."""
     categorical = import_module("ngboost.distns").k_categorical(int(train.y.max()) + 1)
     model, encode = _ngboost("NGBClassifier", train, held, seed, Dist=categorical)
     return lambda x: model.predict_proba(encode(x), max_iter=model.best_val_loss_itr)
@@ -182,13 +182,13 @@ def _ngboost(estimator: str, train: Rows, held: Rows, seed: int, **options: Any)
 
 
 def ridge(train: Rows, held: Rows, seed: int) -> Regress:
-    """Ridge regression; leave-one-out errors of the training rows choose the penalty."""
+    """Train ridge regression, its penalty chosen by leave-one-out errors; return its prediction."""
     model = make_pipeline(indicator_encoder(), RidgeCV(RIDGE_PENALTIES)).fit(train.x, train.y)
     return lambda x: Moments(model.predict(x))
 
 
 def logistic(train: Rows, held: Rows, seed: int) -> Classify:
-    """Logistic regression with the default penalty."""
+    """Train logistic regression with the default penalty; return its prediction."""
     model = make_pipeline(indicator_encoder(), LogisticRegression(max_iter=1000)).fit(train.x, train.y)
     return lambda x: model.predict_proba(x)
 
@@ -212,7 +212,7 @@ BASELINES = {
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The constants that determine a baseline's result, as settings of its `Run`."""
+    """The constants that determine the result of the baseline `name`, to be part of the key of its `Run`."""
     boosting = {"stages": STAGES, "patience": PATIENCE}
     slower = {**boosting, "learning_rate": LEARNING_RATE}
     own: dict[str, dict[str, Any]] = {
@@ -242,9 +242,10 @@ def indicator_encoder() -> Any:
 
 
 def _text_columns(x: pd.DataFrame) -> list[str]:
+    """Names of the columns that are not numeric."""
     return list(x.select_dtypes(exclude="number").columns)
 
 
 def _filled(x: pd.DataFrame) -> pd.DataFrame:
-    """x with a category for missing text, which CatBoost wants."""
+    """A copy of x in which missing text is the category MISSING: CatBoost refuses None and NaN in text."""
     return x.assign(**{name: x[name].astype(object).fillna(MISSING) for name in _text_columns(x)})

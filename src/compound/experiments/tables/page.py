@@ -1,4 +1,4 @@
-"""The page of the tables experiment: claims, and a table per score with ratios to CatBoost and best peer."""
+"""The page of the tables experiment: claims, and a table per score, with ratios to the baselines."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -15,11 +15,14 @@ CATBOOST = "catboost"
 LINEAR = "linear"
 
 
+Best = Callable[[Sequence[float]], float]  # min or max
+
+
 class Score(NamedTuple):
     """A column of numbers of a run."""
 
     title: str
-    best: Callable[[Sequence[float]], float] | None = min  # None: neither high nor low is better
+    best: Best | None = min  # None: neither high nor low is better
     ratio: bool = True  # False: its sign may change, or it has no best: no ratios
 
 
@@ -53,6 +56,7 @@ class Scores(NamedTuple):
 
     @classmethod
     def from_results(cls, results: Sequence[Result]) -> "Scores":
+        """From finished runs: their metrics, by table, method and split."""
         numbers: Numbers = {}
         for run, metrics, *_ in results:
             numbers.setdefault((run.data, run.method), {})[run.seed] = metrics
@@ -68,20 +72,21 @@ class Scores(NamedTuple):
         return None if not values or None in values else values  # type: ignore[return-value]
 
     def mean(self, data: str, method: str, key: str) -> float | None:
+        """The mean of `values` over splits, or None."""
         values = self.values(data, method, key)
         return None if values is None else fmean(values)
 
-    def best_peer(self, data: str, key: str, best: Callable[[Sequence[float]], float] = min) -> float | None:
+    def best_baseline(self, data: str, key: str, best: Best = min) -> float | None:
         """The best mean of a baseline on a table."""
-        means = [mean for peer in BASELINES if (mean := self.mean(data, peer, key)) is not None]
+        means = [mean for name in BASELINES if (mean := self.mean(data, name, key)) is not None]
         return best(means) if means else None
 
     def pairs(self, kind: str, key: str, other: str = "") -> list[tuple[float, float]]:
-        """Means of the default method and of `other` (default: the best peer) on each table that has both."""
+        """Means of the default method and of `other` (default: the best baseline), a pair per table."""
         both = (
             (
                 self.mean(data, DEFAULT, key),
-                self.mean(data, other, key) if other else self.best_peer(data, key),
+                self.mean(data, other, key) if other else self.best_baseline(data, key),
             )
             for data, table in TABLES.items()
             if table.kind == kind
@@ -90,7 +95,7 @@ class Scores(NamedTuple):
 
 
 def claims(scores: Scores) -> list[Claim]:
-    """Claims about the default method, a bound each; a table without runs does not count."""
+    """Claims that a score of the default method is within a bound; tables without runs do not count."""
     regression, classes = "regression", "classification"
 
     def below(title: str, pairs: Sequence[tuple[float, float]], limit: float) -> Claim:
@@ -107,12 +112,12 @@ def claims(scores: Scores) -> list[Claim]:
     return [
         below("CRPS below CatBoost's (of 8)", crps, 7),
         ratio("CRPS to CatBoost's", crps, 1.03),
-        ratio("RMSE to the best peer's", scores.pairs(regression, "rmse"), 1.03),
-        below("NLL below every peer's (of 8)", scores.pairs(regression, "nll"), 7),
+        ratio("RMSE to the best baseline's", scores.pairs(regression, "rmse"), 1.03),
+        below("NLL below every baseline's (of 8)", scores.pairs(regression, "nll"), 7),
         Claim("lowest coverage of the 90% interval", min(coverage, default=None), 0.88),
         Claim("highest coverage of the 90% interval", max(coverage, default=None), 0.92, "at most"),
-        below("interval score below every peer's (of 8)", scores.pairs(regression, "interval_score"), 6),
-        ratio("log loss to the best peer's", log_loss, 1.01),
+        below("interval score below every baseline's (of 8)", scores.pairs(regression, "interval_score"), 6),
+        ratio("log loss to the best baseline's", log_loss, 1.01),
         below("log loss below CatBoost's (of 6)", scores.pairs(classes, "log_loss", CATBOOST), 5),
         Claim(
             "tables with log loss above that of logistic regression by more than a standard error",
@@ -124,7 +129,10 @@ def claims(scores: Scores) -> list[Claim]:
 
 
 def _above_linear(scores: Scores) -> float | None:
-    """Tables whose mean difference of log loss to the linear model exceeds its standard error over splits."""
+    """The number of tables where log loss exceeds the linear model's by more than a standard error.
+
+    The standard error is that of the mean difference over splits; None without such runs.
+    """
     counted = []
     for data in TABLES:
         ours, linear = (scores.values(data, method, "log_loss") for method in (DEFAULT, LINEAR))
@@ -143,7 +151,7 @@ def draw_page(results: Sequence[Result], page: Page, not_installed: Sequence[str
         "their defaults. Every number is a mean over the splits that all methods of the table have run. "
         "Baselines hold a tenth of the training rows out: by these they stop early, by these their intervals "
         "are calibrated (conformal, from |y - mean| / std), and a baseline without a variance takes the mean "
-        "square of their residuals. Best numbers are bold; best peer is the best baseline of the row. Means "
+        "square of their residuals. Best numbers are bold; the best baseline is that of the row. Means "
         "of seconds are of one core."
     )
     _explain_absent(methods, not_installed, page)
@@ -165,6 +173,7 @@ def draw_page(results: Sequence[Result], page: Page, not_installed: Sequence[str
 
 
 def _has_runs(scores: Scores, data: str) -> bool:
+    """Whether any method has a finished run on the table `data`."""
     return any(d == data and splits for (d, _), splits in scores.numbers.items())
 
 
@@ -187,11 +196,14 @@ def _explain_absent(methods: Sequence[str], not_installed: Sequence[str], page: 
 def _score_table(
     scores: Scores, tables: Sequence[str], methods: Sequence[str], key: str, score: Score
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Columns and rows of one score: a row per table, a column per method, ratios of the default method."""
+    """Header and rows of the table of one score: a row per data set, a column per method.
+
+    The last columns hold the ratios of the default method to CatBoost and to the best baseline.
+    """
     shown = [m for m in methods if any(scores.mean(data, m, key) is not None for data in tables)]
     ratios = score.ratio and DEFAULT in shown
     columns = ["table (splits, rows, columns)", *shown]
-    columns += [f"{DEFAULT} / {CATBOOST}", f"{DEFAULT} / best peer"] if ratios else []
+    columns += [f"{DEFAULT} / {CATBOOST}", f"{DEFAULT} / best baseline"] if ratios else []
     rows = []
     for data in tables:
         splits = next(s for (d, _), s in scores.numbers.items() if d == data and s)
@@ -204,7 +216,7 @@ def _score_table(
             text = None if values is None else Mean.from_values(values).text_by_error()
             row.append(Bold(text) if text is not None and means[method] == best else text)
         if ratios:
-            peers = scores.mean(data, CATBOOST, key), scores.best_peer(data, key, score.best or min)
-            row += [means[DEFAULT] / peer if DEFAULT in means and peer else None for peer in peers]
+            others = scores.mean(data, CATBOOST, key), scores.best_baseline(data, key, score.best or min)
+            row += [means[DEFAULT] / other if DEFAULT in means and other else None for other in others]
         rows.append(row)
     return columns, rows
