@@ -38,9 +38,8 @@ def odds_loss(log_probs: Function, y: Tensor) -> Function:
 
     def loss(x: Tensor) -> Tensor:  # (rows,)
         logs = log_probs(x)
-        others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(
-            -1
-        )  # (..., rows)
+        # (..., rows)
+        others = logs.masked_fill(functional.one_hot(y, logs.shape[-1]).bool(), -torch.inf).logsumexp(-1)
         return log_mean_exp(others.reshape(-1, len(y)), 0) - _log_mean_prob(logs, y)
 
     return loss

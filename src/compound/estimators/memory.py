@@ -34,9 +34,8 @@ def estimate(
     """Estimated peak memory of a fit, in bytes, for rows of `width` numbers that `bins` bins encode."""
     table = rows * width * 28  # in float64 and float32, with the copies that encoding and distances make
     labels = rows * (8 * task.size + 8 * members)
-    model = (
-        6 * 4 * n_numbers(method, width, bins, task)
-    )  # weights, gradients, two moments, averages, best weights
+    # weights, gradients, two moments, averages, best weights
+    model = 6 * 4 * n_numbers(method, width, bins, task)
     steps = 16 * 4 * members * min(batch_size, rows) * (3 * (width + bins) + 500)
     return table + labels + model + steps + whitening_bytes(width)
 

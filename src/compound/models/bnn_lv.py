@@ -103,9 +103,8 @@ def energy(values: Tensor, alpha: float) -> Tensor:  # (S, rows) -> (rows,)
     """-1/α log 1/S sum_s exp(α values_s) of values (S, rows); for α = 0 its limit, -mean_s values_s."""
     if alpha == 0:
         return -values.mean(0)
-    return (-log_mean_exp(alpha * values.double(), 0) / alpha).to(
-        values.dtype
-    )  # float64: a small α magnifies rounding
+    # float64: a small α magnifies rounding
+    return (-log_mean_exp(alpha * values.double(), 0) / alpha).to(values.dtype)
 
 
 class BNNLV(Model):
@@ -169,9 +168,8 @@ class BNNLV(Model):
         local = self.latents.select(batch.index)
         z = local.transform(noise.latents)  # (S, rows, latents)
         posteriors = [layer.posterior for layer in self.layers]
-        weights = [
-            q.transform(eps) for q, eps in zip(posteriors, noise.weights, strict=True)
-        ]  # (S, in + 1, out)
+        # (S, in + 1, out)
+        weights = [q.transform(eps) for q, eps in zip(posteriors, noise.weights, strict=True)]
         ratios = [
             q.log_ratio(w, eps).sum((-2, -1))
             for q, w, eps in zip(posteriors, weights, noise.weights, strict=True)
@@ -208,9 +206,8 @@ class BNNLV(Model):
                 generator, (n_inner, 1, self.config.latents), x
             )
             from_x = _first_layer_from_x(x, weights[0])  # (rows, width)
-            outer.append(
-                torch.cat([_outputs(from_x, part, weights) for part in z.split(step)])
-            )  # (inner, rows, outputs)
+            # (inner, rows, outputs)
+            outer.append(torch.cat([_outputs(from_x, part, weights) for part in z.split(step)]))
         return self.likelihood.predictive(torch.stack(outer).unsqueeze(0))
 
 

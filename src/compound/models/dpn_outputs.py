@@ -75,9 +75,8 @@ class DirichletOutput(PriorNetworkOutput):
         with torch.set_grad_enabled(self.nll_weight > 0):  # otherwise it is only reported
             nll = functional.cross_entropy(f[0, : len(y)], y, reduction="none").unsqueeze(0)
         alpha = concentrations(f.double())
-        index = functional.pad(
-            y, (0, f.shape[1] - len(y)), value=self.outputs
-        )  # (rows + OOD rows,) into the buffers
+        # (rows + OOD rows,) into the buffers
+        index = functional.pad(y, (0, f.shape[1] - len(y)), value=self.outputs)
         if self.forward_kl:
             kl = log_beta(alpha) + self.constants[index] - (alpha * self.mean_logs[index]).sum(-1)
         else:

@@ -144,9 +144,8 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
     The probability is exact to 2^-17. `like` gives the dtype.
     """
     count = math.prod(shape)
-    size, kind = (
-        (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
-    )  # random bits per entry: 8 where they represent the rate exactly
+    # random bits per entry: 8 where they represent the rate exactly
+    size, kind = (8, torch.int8) if 2**8 * rate == round(2**8 * rate) else (16, torch.int16)
     bits = torch.empty(-(-count * size // 64), dtype=torch.int64, device=generator.device).random_(
         -(2**63), None, generator=generator
     )

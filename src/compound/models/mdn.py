@@ -101,9 +101,8 @@ class MDN(Model):
         log_weights, components = self.mixture(f)
         if self.task.kind == "regression":
             return mixture_log_prob(y, *self.gaussians(components), log_weights)
-        picked = torch.log_softmax(components, -1).gather(
-            -1, y.expand(len(components), -1).unsqueeze(-1)
-        )  # (K, rows, 1)
+        # (K, rows, 1)
+        picked = torch.log_softmax(components, -1).gather(-1, y.expand(len(components), -1).unsqueeze(-1))
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:

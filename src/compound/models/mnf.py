@@ -118,15 +118,13 @@ class MNF(Model):
         generator, samples, anneal = only_generator(generator), self.config.samples, self.config.anneal
         x = clamp_inputs(batch.x)
         first, *rest = self.layers
-        h, bound = first(
-            x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator
-        )  # (samples rows, width)
+        # (samples rows, width)
+        h, bound = first(x if samples == 1 else x.repeat(samples, 1), self.config.groups, generator)
         for layer in rest:
             h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
-        nll = self.likelihood.nll(
-            h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight
-        )  # () or (S,) or (1,)
+        # () or (S,) or (1,)
+        nll = self.likelihood.nll(h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight)
         nll = nll.mean() if nll.ndim else nll
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())

@@ -121,9 +121,8 @@ class Noisy(Model):
         self.register_buffer("size", torch.ones((), dtype=torch.float64))
         for layer in self.layers:
             start = torch.full_like(layer.std, 1e-12)  # almost no variance until there are statistics
-            layer.set_posterior(
-                start, Prior(self.config.lam, self.config.prior_variance)
-            )  # as with N = 1; on the meta device `size` has no value
+            # as with N = 1; on the meta device `size` has no value
+            layer.set_posterior(start, Prior(self.config.lam, self.config.prior_variance))
 
     @abstractmethod
     def layer(self, k: int, mean: Tensor) -> Layer:
@@ -184,9 +183,8 @@ class Noisy(Model):
         )
         row_weight = (row_weight / row_weight.sum()).reshape(-1, 1)
         past = int(self.count) // self.config.stats_every
-        decay = min(
-            self.config.decay, past / (past + 1)
-        )  # a plain mean at first, so that the initial F has no weight
+        # a plain mean at first, so that the initial F has no weight
+        decay = min(self.config.decay, past / (past + 1))
         g = scores(self.likelihood, f, generator)
         for k in reversed(range(len(weights))):
             a = inputs[k].expand(len(f), -1, -1)

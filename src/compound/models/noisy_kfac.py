@@ -171,9 +171,8 @@ class NoisyKFAC(Noisy):
             )
         if torch.equal(self._checksums[batch.index], checksums):
             return self._rows.index_select(0, batch.index)
-        rows = self.augmented_inputs(
-            batch.x
-        )  # the whole batch: the last bits of a product may depend on its shape
+        # the whole batch: the last bits of a product may depend on its shape
+        rows = self.augmented_inputs(batch.x)
         self._rows[batch.index], self._checksums[batch.index] = rows, checksums
         return rows
 

@@ -78,9 +78,8 @@ class Variational(Model):
         start = Network(
             (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )
-        means = [
-            torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers
-        ]  # (in + 1, out)
+        # (in + 1, out)
+        means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers]
         self.stack = nn.ModuleList(
             self._layer(mean, 1 / len(mean) if config.prior == "scaled" else config.prior) for mean in means
         )
@@ -104,9 +103,8 @@ class Variational(Model):
         stream, samples, rows = only_generator(generator), self.config.samples, len(batch)
         first, *rest = self.layers
         x = clamp_inputs(batch.x)
-        h, kl = first.sample(
-            x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x)
-        )  # (S, rows, width)
+        # (S, rows, width)
+        h, kl = first.sample(x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x))
         for layer in rest:
             noise = standard_normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
             h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)

@@ -111,16 +111,13 @@ class VIB(Model):
                 centre[None, None], self.likelihood.variance()[:, None, None], variance[None, None]
             )
         short = self.likelihood.outputs <= self.config.latent
-        factor = (
-            _cholesky_factor(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
-        )  # (rows, outputs, outputs or latent)
-        noise = standard_normal(
-            generator, (n_samples * n_inner, factor.shape[-1]), centre
-        )  # shared by all rows
+        # (rows, outputs, outputs or latent)
+        factor = _cholesky_factor(std[0], weight) if short else weight.T * std[0].unsqueeze(-2)
+        # shared by all rows
+        noise = standard_normal(generator, (n_samples * n_inner, factor.shape[-1]), centre)
         f = centre + torch.einsum("rok,dk->dro", factor, noise)
-        return self.likelihood.predictive(
-            f[None, None]
-        )  # several targets are drawn, too: the code correlates them
+        # several targets are drawn, too: the code correlates them
+        return self.likelihood.predictive(f[None, None])
 
     @property
     def hidden_units(self) -> int:

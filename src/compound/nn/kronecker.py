@@ -138,9 +138,8 @@ class Dense(nn.Module):
 
     def covariance(self, h: Tensor, g: Tensor, delta: Tensor) -> Tensor:
         """As `Kronecker.covariance`."""
-        projected = append_ones(h) @ self.vectors.view(
-            self.outputs, self.inputs + 1, -1
-        )  # (out, rows, weights)
+        # (out, rows, weights)
+        projected = append_ones(h) @ self.vectors.view(self.outputs, self.inputs + 1, -1)
         projected = projected * self.precisions(delta).rsqrt().to(h.dtype)
         root = (g @ projected.transpose(0, 1)).double()  # (rows, directions, weights)
         return root @ root.mT

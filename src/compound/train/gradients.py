@@ -41,9 +41,8 @@ def clip_gradients(
 
     The gradient of a member with a non-finite entry becomes 0. Returns the number of such members.
     """
-    flat = torch.cat(
-        [g.reshape(members, -1) for g in gradients], 1
-    )  # (members, numbers): one pass is cheaper
+    # (members, numbers): one pass is cheaper
+    flat = torch.cat([g.reshape(members, -1) for g in gradients], 1)
     norms = torch.linalg.vector_norm(flat, dim=1).tolist()
     if not all(map(math.isfinite, norms)):
         exact = torch.linalg.vector_norm(flat.double(), dim=1).tolist()  # squares may overflow float32

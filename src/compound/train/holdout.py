@@ -85,8 +85,7 @@ def last_of_class(labels: Tensor, drawn: Tensor) -> Tensor:  # (rows,) bool
     """
     index = torch.arange(len(labels))
     classes = int(labels.max()) + 1
-    first = index.new_zeros(classes).scatter_reduce_(
-        0, labels, index, "amin", include_self=False
-    )  # (classes,)
+    # (classes,)
+    first = index.new_zeros(classes).scatter_reduce_(0, labels, index, "amin", include_self=False)
     exhausted = (torch.bincount(labels[~drawn], minlength=classes) == 0)[labels]  # (rows,)
     return exhausted & (first[labels] == index)

@@ -142,9 +142,8 @@ class _Trainer:
         self.eval_batch = held_out_batch(data, config, seed)
         self.eval_every = max(1, config.steps // (config.n_evals or DEFAULT_EVALS))
         self.seeds = [member_seed(seed, k) for k in range(model.members)]
-        self.generators = tuple(
-            Generator() for _ in self.seeds
-        )  # seeded at every step: cheaper than new ones
+        # seeded at every step: cheaper than new ones
+        self.generators = tuple(Generator() for _ in self.seeds)
         self.nll_sum, self.kl_sum = state.sums.unbind()  # views, (members,) each
 
     def run(self, file: Checkpoint | None, save_every: float, callback: FitCallback | None) -> None:

@@ -131,9 +131,8 @@ def published_protocol(
             decrease += (signs < 0) / passes
         for number, strength in enumerate(strengths):
             brighter, darker = (x + strength).clamp(*RANGE), (x - strength).clamp(*RANGE)
-            image = (
-                increase * brighter + decrease * darker + (1 - increase - decrease) * x
-            )  # mean of clipped images
+            # mean of clipped images
+            image = increase * brighter + decrease * darker + (1 - increase - decrease) * x
             probs[number] = probs[number] + predict_probs(model, image, ONE, generator) / draws
     return Curve.from_probs(probs, y)
 

@@ -76,9 +76,8 @@ def train_config(method: str, preset: str) -> TrainConfig:
     """Training of the default form. As in the paper no row is held out and training never stops early."""
     config = replace(default_train_config(TASK, 100), steps=STEPS[preset], n_evals=0)
     config = replace(config, lr=LEARNING_RATES.get(method, config.lr))
-    return (
-        replace(config, clip_norm=None) if issubclass(METHODS[method], Noisy) else config
-    )  # has a trust region
+    # noisy methods have a trust region in place of clipping
+    return replace(config, clip_norm=None) if issubclass(METHODS[method], Noisy) else config
 
 
 def published_config(method: str, preset: str) -> TrainConfig:
@@ -161,9 +160,8 @@ def evaluate(toy_set: ToySet, toy: Toy, columns: dict[str, Tensor]) -> dict[str,
     units of the data. Standard deviations are averaged over |x| < 3.5 and over 4.5 < |x| < 6 for set 1,
     left and right of 0 for set 2.
     """
-    x, band, aleatoric, epistemic = (
-        columns[name] for name in ("x", "band", "aleatoric", "epistemic")
-    )  # (points,)
+    # (points,)
+    x, band, aleatoric, epistemic = (columns[name] for name in ("x", "band", "aleatoric", "epistemic"))
 
     def mean_std(std: Tensor, where: Tensor) -> float:
         return std[where].mean().item()
@@ -222,9 +220,8 @@ def weight_variances(
             log_row, log_col = (
                 head.double().clamp(-layer.config.bound, layer.config.bound) for head in heads
             )
-            variances.append(
-                log_row.exp().mean(1) * log_col.exp().mean(1)
-            )  # mean over i, j of exp(lr_i + lc_j)
+            # mean over i, j of exp(lr_i + lc_j)
+            variances.append(log_row.exp().mean(1) * log_col.exp().mean(1))
             sizes.append(log_row.shape[1] * log_col.shape[1])
             out = layer.forward_given(h, psi)
             h = out.draw(torch.randn(out.mean.shape, generator=generator)).relu()

@@ -74,9 +74,8 @@ def train_config(method: str, data: str, preset: str) -> TrainConfig:
     config = default_train_config(TASK, TABLES[data].n_train)
     if preset == QUICK:
         config = replace(config, steps=min(config.steps, QUICK_STEPS))
-    return (
-        replace(config, clip_norm=None) if issubclass(METHODS[method], Noisy) else config
-    )  # has a trust region
+    # noisy methods have a trust region in place of clipping
+    return replace(config, clip_norm=None) if issubclass(METHODS[method], Noisy) else config
 
 
 @dataclass(frozen=True, kw_only=True)
