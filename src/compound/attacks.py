@@ -107,9 +107,8 @@ def gradient(loss: Function, x: Tensor) -> Tensor:
 
 def _uniform(x: Tensor, generator: Generator) -> Tensor:
     """Random numbers, uniform in [-1, 1), of the shape of x."""
-    return (
-        2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device) - 1
-    )
+    uniform = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+    return 2 * uniform.to(x.device) - 1
 
 
 def _clip(x: Tensor, clip: Range | None) -> Tensor:

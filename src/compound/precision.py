@@ -19,9 +19,8 @@ def full_precision(function: C) -> C:
         if not torch.is_autocast_enabled("cpu"):
             return function(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            return function(
-                *map(_to_float32, args), **{name: _to_float32(value) for name, value in kwargs.items()}
-            )
+            named = {name: _to_float32(value) for name, value in kwargs.items()}
+            return function(*map(_to_float32, args), **named)
 
     return wrapper  # type: ignore[return-value]
 

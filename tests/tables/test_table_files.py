@@ -139,6 +139,12 @@ def test_surprise_is_zero_for_ordinary_rows_and_sure_for_new_kinds_of_values():
     assert surprise(encoder, age=np.nan, city="Lima") == 2 * SURE
 
 
+def test_a_category_without_an_indicator_is_no_surprise_if_training_had_it():
+    encoder = Encoder.fit(pd.DataFrame({"city": ["Bern"] * 500 + ["Oslo"] * 498 + ["Rome"] * 2}))
+    assert encoder.names == ["city = Bern", "city = Oslo", "city = other", "surprise"]
+    assert encoder.transform(pd.DataFrame({"city": ["Rome", "Lima"]}))[:, -1].tolist() == [0, SURE]
+
+
 @pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "string", "datetime", "Float64"])
 def test_columns_of_every_dtype_are_encoded(kind):
     values = {

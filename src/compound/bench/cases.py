@@ -79,11 +79,8 @@ def _training_cases(x: Tensor, y: Tensor) -> Iterator[Case]:
 
 def _prediction_cases(x: Tensor) -> Iterator[Case]:
     passes = hundred_passes(x)
-    methods = [
-        (_cdn("ml-cdn", 50), 1.2),
-        (_cdn("vb-cdn", 100), 10.0),
-        *((Method(m), 0.8) for m in PREDICTION),
-    ]
+    plain = [(Method(name), 0.8) for name in PREDICTION]
+    methods = [(_cdn("ml-cdn", 50), 1.2), (_cdn("vb-cdn", 100), 10.0), *plain]
     for method, limit in methods:
         call = prediction(build(method, FEATURES, TASK), x)
         yield Case(f"predict {method.name} 100 draws / 100 plain passes", call, passes, limit, divisor=8)

@@ -113,9 +113,8 @@ def status(name: str | None, preset: str, seeds: int | None, methods: str, runs:
     from compound import experiments
     from compound.experiments.status import find_runs, run_states, state_tables
 
-    planned = (
-        find_runs(runs) if name is None else experiments.plan(name, preset, seeds, _split_names(methods))
-    )
+    chosen = _split_names(methods)
+    planned = find_runs(runs) if name is None else experiments.plan(name, preset, seeds, chosen)
     for table in state_tables(run_states(planned, runs)):
         Console().print(table)
 

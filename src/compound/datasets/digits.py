@@ -25,9 +25,8 @@ class Digits:
 def digits(seed: int) -> Digits:
     """All 1797 digits, 70 % for training and 30 % for testing, stratified by class."""
     x, y = load_digits(return_X_y=True)
-    parts = train_test_split(
-        x / 16, y, test_size=0.3, stratify=y, random_state=derive_seed(seed, "digits") % 2**32
-    )
+    state = derive_seed(seed, "digits") % 2**32
+    parts = train_test_split(x / 16, y, test_size=0.3, stratify=y, random_state=state)
     x_train, x_test, y_train, y_test = (torch.tensor(part) for part in parts)
     return Digits(x_train.float(), y_train.long(), x_test.float(), y_test.long())
 

@@ -67,9 +67,8 @@ def plan(name: str, preset: str, seeds: int | None = None, methods: Sequence[str
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: ask for at least 1")
     quick_methods = experiment.quick_methods if preset == PRESETS[0] else ()
-    return experiment.grid(
-        preset, seeds or experiment.n_seeds, methods or quick_methods or experiment.methods
-    )
+    methods = methods or quick_methods or experiment.methods
+    return experiment.grid(preset, seeds or experiment.n_seeds, methods)
 
 
 def check_data(runs: Sequence[Run], root: Path, data_dir: Path | None = None) -> None:

@@ -25,9 +25,8 @@ class ModelForm(NamedTuple):
     def __str__(self) -> str:
         variant = f", {LABELS.get(self.variant, self.variant)}" if self.variant else ""
         far_noise = " + far noise" if self.far_noise else ""
-        return f"{self.method}{variant}{far_noise}" + (
-            "" if self.n_samples is None else f", S={self.n_samples}"
-        )
+        samples = "" if self.n_samples is None else f", S={self.n_samples}"
+        return f"{self.method}{variant}{far_noise}{samples}"
 
     @property
     def is_published(self) -> bool:

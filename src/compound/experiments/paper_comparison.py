@@ -19,6 +19,7 @@ AT = {0.3: 3, 1.0: 10}  # strength -> index in a curve
 NO_RUNS = "no finished runs"
 ATTACKED = {"fgsm-mnist": "MNIST", "fgsm-fashion": "Fashion-MNIST", "fgsm-cifar": "CIFAR-10"}
 VB_CDN, VB_CDN_PUBLISHED = ModelForm("vb-cdn"), ModelForm("vb-cdn", PUBLISHED)
+Group = Sequence[dict[str, Any]]  # metrics of a form, one entry per seed
 BASELINES = "VMG, MNF, MC-dropout, Deep Ensemble and noisy K-FAC"
 
 
@@ -100,9 +101,7 @@ def _table_1(groups: Groups) -> list[Finding]:
     return findings
 
 
-def _close_to_paper(
-    form: ModelForm, group: Sequence[dict[str, Any]] | None, paper: Sequence[float]
-) -> Finding:
+def _close_to_paper(form: ModelForm, group: Group | None, paper: Sequence[float]) -> Finding:
     """Whether MMC-in, MMC-out and AUROC, means over `group`, are within CLOSE of those in `paper`."""
     claim = f"Table 1: {form} within {CLOSE} of the paper's MMC-in, MMC-out and AUROC"
     if group is None:
@@ -129,9 +128,7 @@ def _same_order(auroc: Mapping[str, Mean], paper: Mapping[str, Sequence[float]])
     return Finding("Table 1: the order of all by AUROC, VB-CDN in the published form", ours == theirs, detail)
 
 
-def _mean_at_strength(
-    group: Sequence[dict[str, Any]], protocol: str, measure: str, index: int
-) -> Mean | None:
+def _mean_at_strength(group: Group, protocol: str, measure: str, index: int) -> Mean | None:
     """Mean over seeds of a measure at one attack strength, the `index`-th of the curve; None without runs."""
     values = [metrics[protocol][measure][index] for metrics in group if protocol in metrics]
     return Mean.from_values(values) if values else None
@@ -198,7 +195,7 @@ def _figure_5(groups: Groups) -> list[Finding]:
     return findings
 
 
-def _lowest_accuracy(group: Sequence[dict[str, Any]], protocol: str) -> Mean:
+def _lowest_accuracy(group: Group, protocol: str) -> Mean:
     """The lowest accuracy of a curve: the mean over seeds at the strength where that mean is lowest."""
     curves = [metrics[protocol]["accuracy"] for metrics in group]
     return min((Mean.from_values(values) for values in zip(*curves, strict=True)), key=lambda mean: mean.mean)

@@ -76,9 +76,8 @@ def writer(
         now = time.monotonic()
         if now - last_write >= WRITE_INTERVAL:
             last_write = now
-            _write(
-                directory, clock, {"step": state.step, "steps": state.steps, "rate": state.steps_per_second}
-            )
+            position = {"step": state.step, "steps": state.steps, "rate": state.steps_per_second}
+            _write(directory, clock, position)
         if callback is not None:
             callback(state)
 

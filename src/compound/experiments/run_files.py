@@ -67,9 +67,8 @@ def read_metrics(directory: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads((directory / METRICS).read_text())
-        sections = (
-            [content.get(name) for name in ("metrics", "record")] if isinstance(content, dict) else [None]
-        )
+        is_dict = isinstance(content, dict)
+        sections = [content.get(name) for name in ("metrics", "record")] if is_dict else [None]
         if not all(isinstance(section, dict) for section in sections):
             raise Damaged(directory, f"{METRICS} holds no result")
         if content.pop("sha256", None) not in (None, _sha256(content)):

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,9 +64,8 @@ class Scheduler:
         self._bars = Progress(*columns, console=Console(stderr=True))
         n_finished = len(runs) - len(self._unfinished)
         self._all_runs = self._bars.add_task("all runs", total=len(runs), completed=n_finished)
-        self._tasks = [
-            self._bars.add_task(escape(str(run)), total=None, start=False, visible=False) for run in runs
-        ]
+        add = partial(self._bars.add_task, total=None, start=False, visible=False)
+        self._tasks = [add(escape(str(run))) for run in runs]
 
     def __enter__(self) -> "Scheduler":
         self._bars.start()

@@ -28,7 +28,5 @@ def draw_times(results: Sequence[Result], page: Page, name: str) -> None:
         )
         rows.append([experiment, method, len(group), *(None if s is None else round(s, 1) for s in seconds)])
     columns = ("experiment", "method", "runs", "training", "evaluation", "spent in this run")
-    page.table(
-        columns, rows, "Seconds, means over runs. A fit that another run made before costs a run nothing."
-    )
+    page.table(columns, rows, "Seconds, means over runs. A fit that another run has made costs nothing.")
     page.csv_data(name, columns, rows)

@@ -93,9 +93,8 @@ def load_directory(path: str | Path, check: Check | None = None) -> Bundle:
 
 def foreign_files(names: Iterable[str]) -> list[str]:
     """Those names in a directory that are neither part of a model nor a temporary file of one."""
-    return sorted(
-        name for name in names if name not in FILES and not any(is_temporary(name, file) for file in FILES)
-    )
+    own = (n for n in names if n in FILES or any(is_temporary(n, file) for file in FILES))
+    return sorted(set(names).difference(own))
 
 
 def _config_text(config: Mapping[str, Any], data: bytes) -> bytes:

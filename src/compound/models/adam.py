@@ -72,9 +72,7 @@ class Adam(torch.optim.Adam):
             if not all(self.state[p] for p in parameters):
                 adam_states(self, group, [], [], [], [], [], [])
             states = [self.state[p] for p in parameters]
-            cached = (
-                parameters,
-                *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")),
-            )
+            names = ("exp_avg", "exp_avg_sq", "step")
+            cached = (parameters, *([state[name] for state in states] for name in names))
             self._cached[k] = cached
         return cached

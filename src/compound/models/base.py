@@ -175,10 +175,8 @@ class Model(nn.Module, ABC):
         `tests/models/test_laws.py` compares the bound with the measured peak.
         """
         draws = (n_samples + self.members) * n_inner  # rounded up to the same number for every member
-        return (
-            COPIES * (self.network_inputs * self.members + self.hidden_units + draws * self.outputs)
-            + DISTANCES
-        )
+        units = self.network_inputs * self.members + self.hidden_units
+        return COPIES * (units + draws * self.outputs) + DISTANCES
 
     @property
     def network_inputs(self) -> int:

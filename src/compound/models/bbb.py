@@ -15,7 +15,6 @@ from torch import Tensor
 
 from compound.models.variational import Variational, VariationalConfig
 from compound.nn.mean_field import MeanFieldLinear
-from compound.types import Task
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,6 @@ class BBB(Variational):
     method = "bbb"
     Config = BBBConfig
     reference = "Blundell et al. (2015)"
-
-    def __init__(self, inputs: int, task: Task, config: BBBConfig, seed: int = 0):
-        super().__init__(inputs, task, config, seed)
 
     def _layer(self, mean: Tensor, prior_variance: float) -> MeanFieldLinear:
         return MeanFieldLinear(mean, self.config.log_std, prior_variance)

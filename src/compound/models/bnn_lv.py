@@ -145,11 +145,8 @@ class BNNLV(Model):
 
     def optimizer(self, settings: OptimizerSettings) -> RowAdam:
         """Adam, where q(z_n) is updated only in steps whose batch holds row n."""
-        parts = (
-            (self.stack, 1.0),
-            (self.likelihood, self.config.noise_rate),
-            (self.latents, self.config.latent_rate),
-        )
+        noise_rate, latent_rate = self.config.noise_rate, self.config.latent_rate
+        parts = ((self.stack, 1.0), (self.likelihood, noise_rate), (self.latents, latent_rate))
         groups = [
             {"params": list(part.parameters()), "lr": settings.lr * factor, "factor": factor}
             for part, factor in parts

@@ -24,9 +24,8 @@ class Posterior(NamedTuple):
 
     def kl(self) -> Tensor:
         """KL(q || p) of each Gaussian, of the shape of mean."""
-        return 0.5 * (
-            torch.sigmoid(self.rho) + self.mean.square() / self.prior - 1 - functional.logsigmoid(self.rho)
-        )
+        squares = self.mean.square() / self.prior
+        return 0.5 * (torch.sigmoid(self.rho) + squares - 1 - functional.logsigmoid(self.rho))
 
 
 class Weights(nn.Module):

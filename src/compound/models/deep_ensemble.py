@@ -18,8 +18,8 @@ import torch
 from torch import Generator, Tensor
 
 from compound.attacks import fgsm
-from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.observation import observation_model
+from compound.models.base import Loss, train_mask, weighted_row_mean
+from compound.models.network_model import NetworkModel, NetworkVarianceConfig
 from compound.nn.networks import Network, l2_penalty
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import Predictive
@@ -28,13 +28,11 @@ from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
-class DeepEnsembleConfig:
+class DeepEnsembleConfig(NetworkVarianceConfig):
     """Options of `deep-ensemble`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     members : int, default=5
         M, networks of the ensemble.
     adversarial : float, default=0.0
@@ -43,22 +41,15 @@ class DeepEnsembleConfig:
         δ, prior precision of every weight.
     variance : {'one', 'rows'}, default='rows'
         Targets: a variance per row from the network, or one for all.
-    noise : float, default=0.0
-        With one variance: standard deviation of targets given the network; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
     """
 
-    widths: tuple[int, ...] | None = None
     members: int = 5
     adversarial: float = 0.0
     precision: float = 0.0
     variance: Literal["one", "rows"] = "rows"
-    noise: float = 0.0
-    noise_rate: float = 5.0
 
 
-class DeepEnsemble(Model):
+class DeepEnsemble(NetworkModel):
     """Networks side by side, as one batched computation."""
 
     method = "deep-ensemble"
@@ -68,7 +59,6 @@ class DeepEnsemble(Model):
     fgsm_eps: Tensor  # (inputs,) ε times the range of each input
 
     def __init__(self, inputs: int, task: Task, config: DeepEnsembleConfig, seed: int = 0):
-        super().__init__()
         if config.members < 1:
             raise ValueError(f"members is {config.members}: give at least one")
         for name in ("adversarial", "precision"):
@@ -76,22 +66,16 @@ class DeepEnsemble(Model):
                 raise ValueError(f"{name} is {getattr(config, name)}: give a number >= 0")
         if config.noise and config.variance == "rows":
             raise ValueError(f"noise is {config.noise}: a given noise needs variance='one'")
-        self.inputs, self.task, self.members = inputs, task, config.members
-        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.likelihood = observation_model(task, self.members, config.noise, config.variance)
+        super().__init__(inputs, task, config, config.members)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
-        self.network = Network((inputs, *self.config.widths, self.likelihood.outputs), streams)
+        self.network = Network(self.widths, streams)
         self.register_buffer("fgsm_eps", torch.zeros(inputs, dtype=torch.float32))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Set the constants of the likelihood, and ε from the range of each input, from the training rows."""
-        rows = train_mask(data)
-        self.likelihood.on_fit_start(data.y[rows])
-        x = clamp_inputs(data.x[rows])
+        super().on_fit_start(data, generator)
+        x = clamp_inputs(data.x[train_mask(data)])
         self.fgsm_eps.copy_(self.config.adversarial * (x.amax(0) - x.amin(0)))
-
-    def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
 
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:  # (members, rows)
         """Log-densities of y under each member, for x (rows, inputs) or (members, rows, inputs)."""

@@ -80,11 +80,8 @@ class DirichletOutput(PriorNetworkOutput):
         if self.forward_kl:
             kl = log_beta(alpha) + self.constants[index] - (alpha * self.mean_logs[index]).sum(-1)
         else:
-            kl = (
-                self.log_betas[index]
-                - log_beta(alpha)
-                + ((alpha - self.targets[index]) * mean_log(alpha)).sum(-1)
-            )
+            expected = ((alpha - self.targets[index]) * mean_log(alpha)).sum(-1)
+            kl = self.log_betas[index] - log_beta(alpha) + expected
         return nll, kl
 
     def predictive(self, f: Tensor) -> CategoricalPredictive:
@@ -130,9 +127,8 @@ class NormalWishartOutput(PriorNetworkOutput):
             torch.full((1,), value, dtype=torch.float64, device=self.mean.device)
             for value in (self.kappa, self.a)
         )
-        return NormalWishart(
-            self.mean.double(), kappa, a, (a + 0.5 * (self.targets - 1)) * self.variance.double()
-        )
+        b = (a + 0.5 * (self.targets - 1)) * self.variance.double()
+        return NormalWishart(self.mean.double(), kappa, a, b)
 
     def normal_wishart(self, f: Tensor) -> NormalWishart:
         """The Normal-Wishart of outputs f (..., outputs), float64."""

@@ -59,9 +59,8 @@ class Laplace(Model):
         super().__init__()
         check(config)
         self.inputs, self.task = inputs, task
-        self.base_model = MAP(
-            inputs, task, MAPConfig(config.widths, config.precision, config.noise, config.noise_rate), seed
-        )
+        network = MAPConfig(config.widths, config.noise, config.noise_rate, precision=config.precision)
+        self.base_model = MAP(inputs, task, network, seed)
         self.config = with_defaults(config, {"widths": self.base_model.config.widths})
         self.curvature = nn.ModuleList(
             Dense(layer.inputs, layer.outputs)
@@ -69,9 +68,8 @@ class Laplace(Model):
             else Kronecker(layer.inputs, layer.outputs, config.damping == "factored")
             for layer in self.layers
         )
-        self.register_buffer(
-            "delta", torch.full((len(self.layers),), float(config.precision), dtype=torch.float32)
-        )
+        delta = torch.full((len(self.layers),), float(config.precision), dtype=torch.float32)
+        self.register_buffer("delta", delta)
         for name in ("size", "log_likelihood", "misfit"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float32))
 
@@ -163,9 +161,8 @@ class Laplace(Model):
         total = self.log_likelihood.double() - 0.5 * (
             numbers * log_factor + self.misfit.double() * (inverse_factor - 1)
         )
-        for log, delta, block, layer in zip(
-            log_delta, log_delta.exp(), self.blocks, self.layers, strict=True
-        ):
+        terms = zip(log_delta, log_delta.exp(), self.blocks, self.layers, strict=True)
+        for log, delta, block, layer in terms:
             precisions = block.precisions(delta, inverse_factor)
             square = sum(parameter.detach().double().square().sum() for parameter in layer.parameters())
             total = total - 0.5 * (precisions.log().sum() - precisions.numel() * log + delta * square)
@@ -205,16 +202,14 @@ class Laplace(Model):
     def _rescale_noise(self, likelihood: HomoscedasticGaussian, log_factor: Tensor) -> None:
         """Multiply the noise variances by exp(log_factor), and adapt all that depends on them."""
         factor = log_factor.exp()
-        self.log_likelihood -= 0.5 * (
-            self.size * self.task.size * log_factor + self.misfit * (1 / factor - 1)
-        )
+        misfit = self.misfit * (1 / factor - 1)
+        self.log_likelihood -= 0.5 * (self.size * self.task.size * log_factor + misfit)
         self.misfit /= factor
         for block in self.blocks:
             block.rescale(1 / factor)
         noise_variance = factor * likelihood.variance() - likelihood.floor
-        likelihood.log_noise.copy_(
-            0.5 * noise_variance.clamp_min(torch.finfo(noise_variance.dtype).tiny).log()
-        )
+        tiny = torch.finfo(noise_variance.dtype).tiny
+        likelihood.log_noise.copy_(0.5 * noise_variance.clamp_min(tiny).log())
 
     def gaussian(self, x: Tensor, centred: bool = False) -> tuple[Tensor, Tensor]:
         """f* (rows, outputs) and Σ (rows, outputs, outputs; float64) of the linearised network for x.
@@ -227,17 +222,15 @@ class Laplace(Model):
         inputs = inputs[-count:]
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
         directions = (eye - eye.mean(0) if centred else eye).expand(len(f), -1, -1)
-        parts = zip(
-            self.blocks, inputs, jacobians(network, inputs, directions), self.delta.double(), strict=True
-        )
+        by_layer = jacobians(network, inputs, directions)
+        parts = zip(self.blocks, inputs, by_layer, self.delta.double(), strict=True)
         return f, torch.stack([block.covariance(h, g, delta) for block, h, g, delta in parts]).sum(0)
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         draws = n_samples * n_inner
         if self.config.predictive == "sample" and self.config.subset == "all":
-            return self.base_model.likelihood.predictive(
-                self._sampled_networks(x, draws, generator)[None, :, None]
-            )
+            outputs = self._sampled_networks(x, draws, generator)
+            return self.base_model.likelihood.predictive(outputs[None, :, None])
         if self.config.predictive == "closed":
             f, covariance = self.gaussian(x)
             return self._closed_form(f, covariance.diagonal(dim1=1, dim2=2).to(f.dtype))

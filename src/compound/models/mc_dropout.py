@@ -14,13 +14,12 @@ is epistemic.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.observation import observation_model
+from compound.models.base import Loss
+from compound.models.network_model import NetworkModel, NetworkVarianceConfig
 from compound.nn.networks import Linear, Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.predictive import Predictive
@@ -31,37 +30,25 @@ TOGETHER = 2048  # rows times draws computed at once: their arrays fit into the 
 
 
 @dataclass(frozen=True)
-class MCDropoutConfig:
+class MCDropoutConfig(NetworkVarianceConfig):
     """Options of `mc-dropout`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     rate : float, default=0.5
         p, fraction of the hidden units that is dropped.
     input_rate : float, default=0.0
         Fraction of the inputs that is dropped.
     length_scale : float, default=0.0
         ℓ, one over the prior's standard deviation; 0: no penalty.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
-    variance : {'one', 'rows'}, default='one'
-        Targets: one variance, or one per row from the network.
     """
 
-    widths: tuple[int, ...] | None = None
     rate: float = 0.5
     input_rate: float = 0.0
     length_scale: float = 0.0
-    noise: float = 0.0
-    noise_rate: float = 5.0
-    variance: Literal["one", "rows"] = "one"
 
 
-class MCDropout(Model):
+class MCDropout(NetworkModel):
     """A network with dropout in training and at prediction."""
 
     method = "mc-dropout"
@@ -70,7 +57,6 @@ class MCDropout(Model):
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MCDropoutConfig, seed: int = 0):
-        super().__init__()
         for name in ("rate", "input_rate"):
             if not 0 <= getattr(config, name) < 1:
                 raise ValueError(
@@ -78,27 +64,14 @@ class MCDropout(Model):
                 )
         if config.length_scale < 0:
             raise ValueError(f"length_scale is {config.length_scale}: give a number >= 0")
-        self.inputs, self.task = inputs, task
-        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.likelihood = observation_model(task, 1, config.noise, config.variance)
-        self.network = Network(
-            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
-        )
+        super().__init__(inputs, task, config)
+        self.network = Network(self.widths, [named_generator(seed, "weights")])
         self.rates = [config.input_rate] + [config.rate] * len(self.config.widths)  # of each layer's inputs
-
-    def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Set the constants of the likelihood from the training targets."""
-        self.likelihood.on_fit_start(data.y[train_mask(data)])
-
-    def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
 
     def kl(self) -> Tensor:  # ()
         """The penalty on the weights, ℓ²/2 sum_l [ |W_l|² / (1 - p_l) + |b_l|² ]."""
         layers = zip(self.network.layers, self.rates, strict=True)
-        squares = [
-            layer.weight.square().sum() / (1 - rate) + layer.bias.square().sum() for layer, rate in layers
-        ]
+        squares = [a.weight.square().sum() / (1 - rate) + a.bias.square().sum() for a, rate in layers]
         return 0.5 * self.config.length_scale**2 * torch.stack(squares).sum()
 
     def _before_masks(self, x: Tensor) -> tuple[Tensor, list[Linear], list[float]]:
@@ -129,10 +102,8 @@ class MCDropout(Model):
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
         h, layers, rates = self._before_masks(x)
         draws = n_samples * n_inner
-        masks = [
-            mask(rate, (draws, 1, layer.inputs), h, generator)
-            for layer, rate in zip(layers, rates, strict=True)
-        ]
+        pairs = zip(layers, rates, strict=True)
+        masks = [mask(rate, (draws, 1, layer.inputs), h, generator) for layer, rate in pairs]
         blocks = zip(*(values.split(max(1, TOGETHER // len(x))) for values in masks), strict=True)
         f = torch.cat([forward_masked(layers, h, block) for block in blocks])  # (draws, rows, outputs)
         return self.likelihood.predictive(f[None, :, None])

@@ -55,9 +55,8 @@ class MDN(Model):
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.network = Network(
-            (inputs, *self.config.widths, self.outputs), [named_generator(seed, "weights")]
-        )
+        widths = (inputs, *self.config.widths, self.outputs)
+        self.network = Network(widths, [named_generator(seed, "weights")])
         if task.kind == "regression":
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
@@ -115,9 +114,8 @@ class MDN(Model):
             means, variances = self.gaussians(components)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
             between = weighted_mean((means - weighted_mean(means, log_weights)).square(), log_weights)
-            return GaussianPredictive(
-                within, between, torch.zeros_like(within), means, variances, log_weights
-            )
+            zero = torch.zeros_like(within)
+            return GaussianPredictive(within, between, zero, means, variances, log_weights)
         logs = torch.log_softmax(components, -1)  # (K, rows, classes)
         probs = weighted_log_sum(logs, log_weights).exp()
         total = entropy(probs)  # (rows,)

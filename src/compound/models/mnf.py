@@ -12,13 +12,13 @@ A draw: n_samples * n_inner draws of z and W of every layer; all of it is episte
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.observation import observation_model
+from compound.models.base import Loss
+from compound.models.network_model import NetworkModel, NetworkVarianceConfig
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -28,13 +28,11 @@ from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
-class MNFConfig:
+class MNFConfig(NetworkVarianceConfig):
     """Options of `mnf`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     flows_q : int, default=2
         Steps of the flow of q(z); 0: z is Gaussian.
     flows_r : int, default=2
@@ -51,15 +49,8 @@ class MNFConfig:
         Initial log S.
     anneal : float, default=0.0
         Fraction of training over which the weight of the KL rises from 0 to 1.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
-    variance : {'one', 'rows'}, default='one'
-        Targets: one variance, or one per row from the network.
     """
 
-    widths: tuple[int, ...] | None = None
     flows_q: int = 2
     flows_r: int = 2
     flow_hidden: int = 50
@@ -68,12 +59,9 @@ class MNFConfig:
     prior: float = 1.0
     log_std: float = -9.0
     anneal: float = 0.0
-    noise: float = 0.0
-    noise_rate: float = 5.0
-    variance: Literal["one", "rows"] = "one"
 
 
-class MNF(Model):
+class MNF(NetworkModel):
     """A network with a flow posterior over its weights."""
 
     method = "mnf"
@@ -82,7 +70,6 @@ class MNF(Model):
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):
-        super().__init__()
         for name, low in (("flows_q", 0), ("flows_r", 0), ("flow_hidden", 1), ("groups", 1), ("samples", 1)):
             if (value := getattr(config, name)) < low:
                 raise ValueError(f"{name} is {value}: give a whole number of at least {low}")
@@ -90,29 +77,17 @@ class MNF(Model):
             raise ValueError(f"prior is {config.prior}: give a variance above 0")
         if not 0 <= config.anneal <= 1:
             raise ValueError(f"anneal is {config.anneal}: give a part of training between 0 and 1")
-        self.inputs, self.task = inputs, task
-        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.likelihood = observation_model(task, 1, config.noise, config.variance)
-        widths, generator = (
-            (inputs, *self.config.widths, self.likelihood.outputs),
-            named_generator(seed, "weights"),
-        )
+        super().__init__(inputs, task, config)
+        generator = named_generator(seed, "weights")
         flows = (config.flows_q, config.flows_r)
         self.stack = nn.ModuleList(
             MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in zip(self.widths, self.widths[1:], strict=False)
         )
 
     @property
     def layers(self) -> list[MultiplicativeLinear]:
         return cast(list[MultiplicativeLinear], list(self.stack))
-
-    def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Set the constants of the likelihood from the training targets."""
-        self.likelihood.on_fit_start(data.y[train_mask(data)])
-
-    def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         generator, samples, anneal = only_generator(generator), self.config.samples, self.config.anneal
@@ -140,9 +115,8 @@ class MNF(Model):
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         parts = []
         for begin in range(0, draws, step):
-            (z, noise), *others = [
-                (z[begin : begin + step], noise[begin : begin + step]) for z, noise in noises
-            ]
+            part = slice(begin, begin + step)
+            (z, noise), *others = [(z[part], noise[part]) for z, noise in noises]
             h = torch.addcmul(first.means(x.unsqueeze(0), z), std, noise)  # (draws, rows, width)
             for layer, (z, noise) in zip(rest, others, strict=True):
                 h = clipped_relu(h)

@@ -112,9 +112,8 @@ class Noisy(Model):
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
         self.likelihood: ObservationModel = observation_model(task, 1, config.noise)
-        network = Network(
-            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
-        )
+        widths = (inputs, *self.config.widths, self.likelihood.outputs)
+        network = Network(widths, [named_generator(seed, "weights")])
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -216,10 +215,8 @@ class Noisy(Model):
         """
         first, *rest = self.layers
         draws, block = n_samples * n_inner, max(1, 2048 // len(x))  # few rows would leave the processor idle
-        noises = [
-            [standard_normal(generator, (layer.mean.shape[1],), x) for layer in self.layers]
-            for _ in range(draws)
-        ]
+        shapes = [(layer.mean.shape[1],) for layer in self.layers]
+        noises = [[standard_normal(generator, shape, x) for shape in shapes] for _ in range(draws)]
         mean, std = first.moments(self.augmented_inputs(x))
         outputs = []
         for begin in range(0, draws, block):

@@ -123,13 +123,11 @@ class NoisyKFAC(Noisy):
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Compute the first layer's A from all training rows, and express its means in the eigenbasis."""
         super().on_fit_start(data, generator)
-        weight = (
-            data.x.new_ones(len(data)) if data.weight is None else data.weight.reshape(-1).to(data.x.dtype)
-        )
+        x, weight = data.x, data.weight
+        weight = x.new_ones(len(x)) if weight is None else weight.reshape(-1).to(x.dtype)
         total = torch.zeros(self.rotation.shape, dtype=torch.float64)
-        for rows, row_weight in zip(
-            data.x.split(4096), (weight / weight.sum()).unsqueeze(1).split(4096), strict=True
-        ):
+        weights = (weight / weight.sum()).unsqueeze(1).split(4096)
+        for rows, row_weight in zip(data.x.split(4096), weights, strict=True):
             a = super().augmented_inputs(rows)
             total += (a * row_weight).mT @ a
         first = cast(KroneckerLayer, self.layers[0])

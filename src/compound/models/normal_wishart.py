@@ -35,9 +35,8 @@ class NormalWishart(NamedTuple):
     def expected_log_prob(self, y: Tensor) -> Tensor:  # (...)
         """E log N(y; μ, 1/Λ) over μ and Λ, for y (..., D)."""
         squares = 1 / self.kappa + (y - self.mean).square() * self.precision()
-        return 0.5 * (torch.digamma(self.a + self._gamma_offsets()) - self.b.log() - LOG_2PI - squares).sum(
-            -1
-        )
+        digamma = torch.digamma(self.a + self._gamma_offsets())
+        return 0.5 * (digamma - self.b.log() - LOG_2PI - squares).sum(-1)
 
     def kl(self, other: "NormalWishart") -> Tensor:  # (...)
         """KL(self || other)."""

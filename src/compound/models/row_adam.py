@@ -42,7 +42,6 @@ class RowAdam(torch.optim.Adam):
         mean = torch.lerp(state["exp_avg"][rows], g, 1 - first)
         square = torch.lerp(state["exp_avg_sq"][rows], g.square(), 1 - second)
         lr = group["lr"] * group["size"] / max(len(rows), 1)
-        parameter[rows] -= (
-            lr * mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + group["eps"])
-        )
+        root = (square / (1 - second**count)).sqrt()
+        parameter[rows] -= lr * mean / (1 - first**count) / (root + group["eps"])
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = count.float(), mean, square

@@ -14,8 +14,8 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import WIDTHS, Loss, Model, train_mask, with_defaults
-from compound.models.observation import observation_model
+from compound.models.base import Loss
+from compound.models.network_model import NetworkConfig, NetworkModel
 from compound.nn.networks import Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -25,28 +25,19 @@ from compound.types import Batch, Task
 
 
 @dataclass(frozen=True)
-class VariationalConfig:
+class VariationalConfig(NetworkConfig):
     """Options of both variational methods.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     samples : int, default=1
         S, draws per row in training.
     prior : float or {'scaled'}, default=1.0
         Prior variance of every weight; 'scaled': 1 / (inputs of the layer + 1).
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
     """
 
-    widths: tuple[int, ...] | None = None
     samples: int = 1
     prior: float | Literal["scaled"] = 1.0
-    noise: float = 0.0
-    noise_rate: float = 5.0
 
 
 class Layer(Protocol):
@@ -61,23 +52,18 @@ class Layer(Protocol):
         """Pre-activations (draws, rows, out) for noise of that shape, and the KL of the weights, ()."""
 
 
-class Variational(Model):
+class Variational(NetworkModel):
     """A network of layers with Gaussian posteriors; a subclass chooses their form by `_layer`."""
 
     components = ("component", "posterior")
 
     def __init__(self, inputs: int, task: Task, config: VariationalConfig, seed: int = 0):
-        super().__init__()
+        super().__init__(inputs, task, config)
         if config.samples < 1:
             raise ValueError(f"samples is {config.samples}: give at least one draw")
         if config.prior != "scaled" and (isinstance(config.prior, str) or not config.prior > 0):
             raise ValueError(f"prior is {config.prior!r}: give a variance above 0, or 'scaled'")
-        self.inputs, self.task = inputs, task
-        self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        self.likelihood = observation_model(task, 1, config.noise)
-        start = Network(
-            (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
-        )
+        start = Network(self.widths, [named_generator(seed, "weights")])
         # (in + 1, out)
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in start.layers]
         self.stack = nn.ModuleList(
@@ -91,13 +77,6 @@ class Variational(Model):
     @property
     def layers(self) -> list[Layer]:
         return cast(list[Layer], list(self.stack))
-
-    def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Set the constants of the likelihood from the training targets."""
-        self.likelihood.on_fit_start(data.y[train_mask(data)])
-
-    def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream, samples, rows = only_generator(generator), self.config.samples, len(batch)

@@ -20,8 +20,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_mean, with_defaults
-from compound.models.observation import HomoscedasticGaussian, observation_model
+from compound.models.base import Loss, weighted_row_mean, with_defaults
+from compound.models.network_model import NetworkConfig, NetworkModel
+from compound.models.observation import HomoscedasticGaussian
 from compound.nn.networks import Linear, Network
 from compound.ops.gaussian_noise import standard_normal
 from compound.predictive import GaussianPredictive, Predictive
@@ -32,34 +33,25 @@ LATENT = {"classification": 100, "regression": 10}
 
 
 @dataclass(frozen=True)
-class VIBConfig:
+class VIBConfig(NetworkConfig):
     """Options of `vib`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Hidden layers of the encoder.
     latent : int, optional
         Dimensions of z; None: 100 for classes, 10 for targets.
     beta : float, default=0.001
         β, weight of the KL of every row.
     samples : int, default=1
         S, draws of z per row in training.
-    noise : float, default=0.0
-        Standard deviation of targets given z; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
     """
 
-    widths: tuple[int, ...] | None = None
     latent: int | None = None
     beta: float = 0.001
     samples: int = 1
-    noise: float = 0.0
-    noise_rate: float = 5.0
 
 
-class VIB(Model):
+class VIB(NetworkModel):
     """A network whose last hidden layer is a Gaussian code, penalised by its KL to N(0, I)."""
 
     method = "vib"
@@ -68,25 +60,15 @@ class VIB(Model):
     components = ("component", "mixing")
 
     def __init__(self, inputs: int, task: Task, config: VIBConfig, seed: int = 0):
-        super().__init__()
-        self.inputs, self.task = inputs, task
-        self.config = with_defaults(config, {"widths": WIDTHS[task.kind], "latent": LATENT[task.kind]})
+        super().__init__(inputs, task, with_defaults(config, {"latent": LATENT[task.kind]}))
         for name in ("latent", "samples"):
             if getattr(self.config, name) < 1:
                 raise ValueError(f"{name} is {getattr(self.config, name)}: give at least 1")
         if not 0 <= config.beta < math.inf:
             raise ValueError(f"beta is {config.beta}: give a number >= 0")
-        self.likelihood = observation_model(task, 1, config.noise)
         stream = named_generator(seed, "weights")
         self.encoder = Network((inputs, *self.config.widths, 2 * self.config.latent), [stream])
         self.decoder = Linear(self.config.latent, self.likelihood.outputs, [stream], gain=1.0)
-
-    def on_fit_start(self, data: Batch, generator: Generator) -> None:
-        """Set the constants of the likelihood from the training targets."""
-        self.likelihood.on_fit_start(data.y[train_mask(data)])
-
-    def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (1, rows, latent) each
         """μ(x) and s(x), mean and standard deviation of z."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from compound.models.variational import Variational, VariationalConfig
 from compound.nn.matrix_gaussian import MatrixGaussianLinear
-from compound.types import Task
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,5 @@ class VMG(Variational):
     Config = VMGConfig
     reference = "Louizos and Welling (2016)"
 
-    def __init__(self, inputs: int, task: Task, config: VMGConfig, seed: int = 0):
-        super().__init__(inputs, task, config, seed)
-
     def _layer(self, mean: Tensor, prior_variance: float) -> MatrixGaussianLinear:
-        return MatrixGaussianLinear(
-            mean, log_variance=self.config.log_variance, prior_variance=(prior_variance,)
-        )
+        return MatrixGaussianLinear(mean, (), self.config.log_variance, (prior_variance,))

@@ -46,9 +46,8 @@ class Network(nn.Module):
         super().__init__()
         pairs = list(zip(widths, widths[1:], strict=False))
         gains = [2.0] * (len(pairs) - 1) + [1.0]  # the last map feeds no ReLU
-        self.stack = nn.ModuleList(
-            Linear(a, b, generators, gain) for (a, b), gain in zip(pairs, gains, strict=True)
-        )
+        layers = zip(pairs, gains, strict=True)
+        self.stack = nn.ModuleList(Linear(a, b, generators, gain) for (a, b), gain in layers)
 
     @property
     def layers(self) -> list[Linear]:

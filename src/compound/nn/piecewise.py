@@ -65,11 +65,8 @@ class PiecewiseLinearEncoding(nn.Module):
         numeric = sum(len(each) > 2 for each in values)
         limit = min(MAX_BINS, rows // ROWS_PER_BIN, MAX_TOTAL // max(1, numeric))
         edges = [_edges(column, each, limit) for column, each in zip(x.numpy().T, values, strict=True)]
-        columns = [
-            torch.full((len(each) - 1,), j, dtype=torch.int64)
-            for j, each in enumerate(edges)
-            if len(each) > 2
-        ]
+        binned = [(j, len(each) - 1) for j, each in enumerate(edges) if len(each) > 2]
+        columns = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
         kept = [torch.from_numpy(each) for each in edges if len(each) > 2]
         changing = torch.tensor([j for j, each in enumerate(values) if len(each) > 1], dtype=torch.int64)
         encoding = cls(inputs, len(changing), sum(len(each) for each in columns))

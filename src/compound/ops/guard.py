@@ -54,18 +54,16 @@ class Loop:
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 aliases.setdefault(node.targets[0].id, ast.unparse(node.value))
         aliases = {name: value for name, value in aliases.items() if name not in self.numbers}
-        return {
-            name: " * ".join(f"({aliases.get(side, side)})" for side in shapes[name]) for name in self.arrays
-        }
+        sizes = {name: [f"({aliases.get(n, n)})" for n in shapes[name]] for name in self.arrays}
+        return {name: " * ".join(size) for name, size in sizes.items()}
 
     @cached_property
     def check(self) -> Callable[..., tuple[tuple[int, ...], tuple[int, ...]] | None]:
         """Generated function: first and last addresses of the arrays; None if some argument does not fit."""
         tables = [name for name, kind in self.numbers.items() if kind in (Offsets, Doubles)]
         conditions = [f"type({n}) is int and {n} >= 0" for n, kind in self.numbers.items() if kind is int]
-        conditions += [
-            f"type({n}) is {kind.__name__}" for n, kind in self.numbers.items() if kind in (float, bool)
-        ]
+        others = [(n, kind.__name__) for n, kind in self.numbers.items() if kind in (float, bool)]
+        conditions += [f"type({n}) is {kind}" for n, kind in others]
         conditions += [f"is_{n}({n})" for n in tables]
         to_lists = "".join(f"    {n} = {n}.tolist()\n" for n in tables)
         fits = (

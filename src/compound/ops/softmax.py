@@ -42,12 +42,10 @@ def _integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:  # (rows, cl
     high = (flat_mean + 8 * flat_std).detach().amax(-1) + 30
     points = math.ceil(float((high - low).max()) / 0.25) + 1
     chunk = max(1, MAX_ELEMENTS // (mean.shape[-1] * points * len(nodes)))
-    pieces = zip(
-        flat_mean.split(chunk), flat_std.split(chunk), low.split(chunk), high.split(chunk), strict=True
-    )
-    probs, entropies = zip(
-        *(_integrate_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces), strict=True
-    )
+    arrays = (flat_mean, flat_std, low, high)
+    pieces = zip(*(array.split(chunk) for array in arrays), strict=True)
+    parts = [_integrate_rows(m, s, a, b, points, nodes, weights) for m, s, a, b in pieces]
+    probs, entropies = zip(*parts, strict=True)
     return torch.cat(probs), torch.cat(entropies)
 
 

@@ -94,9 +94,8 @@ class Page:
         """
         _check_widths(columns, rows, f"the table {caption!r}")
         styles = [_column_style([row[i] for row in rows]) for i in range(len(columns))]
-        names = [
-            f"<th{_classes(style)}>{escape(name)}</th>" for name, style in zip(columns, styles, strict=True)
-        ]
+        styled = zip(columns, styles, strict=True)
+        names = [f"<th{_classes(style)}>{escape(name)}</th>" for name, style in styled]
         head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(columns) else ""
         body = "".join(
             "<tr>"
@@ -134,9 +133,7 @@ class Page:
 
     def claims(self, claims: Sequence[Claim], caption: str = "Claims and required values") -> None:
         """Add a table of claims: measured value, limit, and whether it is met."""
-        rows = [
-            (claim.claim, claim.value, f"{claim.sense} {claim.limit:g}", claim.verdict) for claim in claims
-        ]
+        rows = [(each.claim, each.value, f"{each.sense} {each.limit:g}", each.verdict) for each in claims]
         self.table(("claim", "measured", "required", "met"), rows, caption)
 
     def provenance(self, records: Sequence[Mapping[str, object]]) -> None:

@@ -70,9 +70,8 @@ class Evaluation:
 
     def write_page(self, out: Path) -> None:
         """Write the HTML report."""
-        page = evaluate_page(
-            self.title, self.scores, self.is_regression, self.metrics, self.ood_metrics, self.slices
-        )
+        parts = self.metrics, self.ood_metrics, self.slices
+        page = evaluate_page(self.title, self.scores, self.is_regression, *parts)
         write_atomic(out, page.html().encode())
 
     def write_json(self, out: Path) -> None:

@@ -57,9 +57,8 @@ class TableWriter:
         """Source columns, cast to `self.dtypes`, followed by the prediction columns."""
         for i, (name, dtype) in enumerate(self.dtypes.items()):
             if not pa.types.is_string(dtype):
-                source_rows = source_rows.set_column(
-                    i, name, cast_lossless(to_array(source_rows[name]), dtype)
-                )
+                column = cast_lossless(to_array(source_rows[name]), dtype)
+                source_rows = source_rows.set_column(i, name, column)
         fields = [*source_rows.schema, *predictions.schema]
         schema = pa.schema(fields, metadata=source_rows.schema.metadata)  # keeps the metadata of pandas
         return pa.Table.from_arrays([*source_rows.columns, *predictions.columns], schema=schema)

@@ -44,9 +44,8 @@ def batch_sampler(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> 
 def _full_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> Callable[[int], Batch]:
     """A function that returns all training rows at every step; only `x_ood` and `progress` change."""
     batch = data if len(rows) == len(data) else data.take(rows)
-    return lambda step: replace(
-        batch, x_ood=_ood_rows(data, step, len(rows), seed), progress=step / config.steps
-    )
+    steps, count = config.steps, len(rows)
+    return lambda step: replace(batch, x_ood=_ood_rows(data, step, count, seed), progress=step / steps)
 
 
 def _mini_batches(data: Batch, rows: Tensor, config: TrainConfig, seed: int) -> Callable[[int], Batch]:

@@ -141,12 +141,8 @@ def _identity(model: Model, data: Batch, config: TrainConfig, seed: int) -> dict
     """Model, seed, configuration and a digest of the data: a run is resumed only where all are equal."""
     tensors = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}
     description = f"{type(model).__name__} {getattr(model, 'config', '')}".strip()
-    return {
-        "model": description,
-        "seed": seed,
-        "data": digest(str(data.size), tensors),
-        **dataclasses.asdict(config),
-    }
+    run = {"model": description, "seed": seed, "data": digest(str(data.size), tensors)}
+    return {**run, **dataclasses.asdict(config)}
 
 
 def _check_state(state: TrainState, initial: TrainState, model: Model, config: TrainConfig) -> None:
@@ -154,11 +150,8 @@ def _check_state(state: TrainState, initial: TrainState, model: Model, config: T
     its history has columns of one length, and no step in it is beyond `state.step`.
     """
     expected_best = model_tensors(model) if state.best else []
-    for tensors, expected in (
-        (state.ema, initial.ema),
-        (state.best, expected_best),
-        ([state.sums], [initial.sums]),
-    ):
+    pairs = ((state.ema, initial.ema), (state.best, expected_best), ([state.sums], [initial.sums]))
+    for tensors, expected in pairs:
         check_specs(_numbered_specs(tensors), _numbered_specs(expected))
     lengths = {len(column) for column in state.columns.values()}
     last_step = max(state.columns["step"], default=0)
@@ -168,9 +161,8 @@ def _check_state(state: TrainState, initial: TrainState, model: Model, config: T
 
 def _check_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError unless `saved`, a state dict, has the optimizer's groups, options and shapes."""
-    if _comparable_options(saved["param_groups"]) != _comparable_options(
-        optimizer.state_dict()["param_groups"]
-    ):
+    groups = saved["param_groups"], optimizer.state_dict()["param_groups"]
+    if _comparable_options(groups[0]) != _comparable_options(groups[1]):
         raise ValueError("its optimizer has other groups or options")
     order = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     if not saved["state"].keys() <= set(range(len(order))):

@@ -27,9 +27,8 @@ def make_clipper(
 
     def clip() -> int:
         gradients = [([p.grad for p in group if p.grad is not None], parts) for group, parts in groups]
-        return sum(
-            clip_gradients(tensors, parts, clip_value, clip_norm) for tensors, parts in gradients if tensors
-        )
+        limits = clip_value, clip_norm
+        return sum(clip_gradients(tensors, parts, *limits) for tensors, parts in gradients if tensors)
 
     return clip
 

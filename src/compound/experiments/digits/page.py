@@ -10,11 +10,7 @@ from matplotlib.figure import Figure
 from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
-OOD_SETS = {
-    "photographs": "patches of photographs",
-    "noise": "uniform noise",
-    "mirrored": "digits upside down",
-}
+OOD_SETS = {"photographs": "patches of photographs", "noise": "uniform noise", "mirrored": "mirrored digits"}
 DATA_SETS = {"digits": "test digits", **OOD_SETS}
 ABBREVIATIONS = ("mmc", "auroc", "nll", "ece")
 LIMITS = {"accuracy": 0.97, "auroc_photographs": 0.99, "auroc_noise": 0.99}

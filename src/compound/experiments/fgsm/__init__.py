@@ -123,9 +123,8 @@ class FgsmExperiment(Experiment):
         curves["transferred"] = protocols.sound_protocol(
             model, transfer_surrogate, x, y, STRENGTHS, generator_for("transferred")
         )
-        curves["random signs"] = protocols.random_sign_attack(
-            model, x, y, STRENGTHS, generator_for("random signs")
-        )
+        generator = generator_for("random signs")
+        curves["random signs"] = protocols.random_sign_attack(model, x, y, STRENGTHS, generator)
         return curves
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:

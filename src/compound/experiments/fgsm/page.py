@@ -30,7 +30,8 @@ CHANCE = 0.15  # at most this accuracy is about chance for ten classes
 TOLERANCE = 0.02  # differences of accuracy that count as none
 AT_03 = 3  # index of strength 0.3 in a curve
 Metrics = dict[str, Any]
-Lines = dict[ModelForm, dict[str, Any]]  # form -> keyword arguments of `Axes.plot`
+Look = dict[str, Any]  # keyword arguments of `Axes.plot`
+Lines = dict[ModelForm, Look]
 TEXT = (
     "An attack changes every pixel by the strength, in the direction of the sign of the gradient of the "
     "loss. published: as in the original code, each predictive draw gets an image of its own, made from one "
@@ -49,23 +50,24 @@ def draw_page(results: Sequence[Result], page: Page, kind: str) -> list[Claim]:
     page.text(TEXT)
     groups = grouped(results)
     protocols = list(dict.fromkeys(name for r in results for name in r.metrics if name != ZERO_GRADIENT))
-    figure = {"methods": _figure_by_family, "samples": _figure_by_samples, "strong": _figure_by_protocol}[
-        kind
-    ]
+    figures = {"methods": _figure_by_family, "samples": _figure_by_samples, "strong": _figure_by_protocol}
     caption = "Accuracy and mean predictive entropy against strength, means over seeds."
     if kind == "methods":
         caption += " Legend: the most accurate on average first. Grey: the compound density networks again."
     drawn = [name for name in protocols if name != "many steps"]  # that one has three strengths: in its table
     page.figure_with_data(
-        results[0].run.experiment, figure(groups, drawn), caption, COLUMNS, _csv_rows(groups, protocols)
+        results[0].run.experiment,
+        figures[kind](groups, drawn),
+        caption,
+        COLUMNS,
+        _csv_rows(groups, protocols),
     )
     for protocol in protocols:
         _draw_table(groups, protocol, page)
     if kind == "strong":
         columns = ("form", *CHECKS, "rows without gradient")
-        page.table(
-            columns, _gradient_masking_rows(groups), "Are gradients masked? What the attacks should show"
-        )
+        title = "Are gradients masked? What the attacks should show"
+        page.table(columns, _gradient_masking_rows(groups), title)
     claims = _claims(groups) if kind == "methods" else []
     if claims:
         page.claims(claims, "Against the baselines that saw no outliers")
@@ -199,14 +201,12 @@ def _figure_by_protocol(groups: Groups, protocols: Sequence[str]) -> Figure:
     return figure
 
 
-def _style(form: ModelForm) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for the curves of a form: its method's colour and marker."""
+def _style(form: ModelForm) -> Look:
+    """How the curves of a form are drawn: in its method's colour, with its marker."""
     return plot_style(form.method, "published" if form.is_published else "")
 
 
-def _plot_curve(
-    panel: Axes, group: Sequence[Metrics], protocol: str, measure: str, look: dict[str, Any]
-) -> None:
+def _plot_curve(panel: Axes, group: Sequence[Metrics], protocol: str, measure: str, look: Look) -> None:
     if curve := mean_curve(group, protocol, measure):
         panel.plot(_strengths(len(curve)), curve, **look)
 

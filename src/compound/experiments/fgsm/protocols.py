@@ -193,9 +193,8 @@ def pgd_attack(
     probs = []
     for strength in strengths:
         images = []
-        for inputs, labels in zip(
-            x.to(dtype_of(surrogate)).split(BATCH_ROWS), y.split(BATCH_ROWS), strict=True
-        ):
+        batches = zip(x.to(dtype_of(surrogate)).split(BATCH_ROWS), y.split(BATCH_ROWS), strict=True)
+        for inputs, labels in batches:
 
             def loss(x: Tensor, labels: Tensor = labels) -> Tensor:
                 predictive = surrogate.predict_chunk(x, *draws, generator)

@@ -259,8 +259,7 @@ def _claims(groups: Groups, in_dist: str) -> list[Claim]:
                 value = fmean(map(metric(*path), groups[form]))
                 claims.append(Claim(f"{form}: {metric_name(path)}", value, limit, sense))
     if in_dist == "fashion-mnist" and {ModelForm("map"), ML_CDN} <= set(groups):
-        accuracy, reference = (
-            fmean(m["accuracy"] for m in groups[form]) for form in (ML_CDN, ModelForm("map"))
-        )
+        forms = (ML_CDN, ModelForm("map"))
+        accuracy, reference = (fmean(m["accuracy"] for m in groups[form]) for form in forms)
         claims.append(Claim(f"{ML_CDN}: accuracy below map", reference - accuracy, 0.005, "at most"))
     return claims

@@ -102,9 +102,8 @@ def lightgbm_classifier(train: Rows, held: Rows, seed: int) -> Classify:
 def _lightgbm(estimator: str, train: Rows, held: Rows, seed: int) -> tuple[Any, Any]:
     """A fitted model of LightGBM, and the function that encodes its inputs: text as known categories."""
     library = import_module("lightgbm")
-    dtypes = {
-        name: pd.CategoricalDtype(sorted(train.x[name].dropna().unique())) for name in _text_columns(train.x)
-    }
+    text = train.x[_text_columns(train.x)]
+    dtypes = {name: pd.CategoricalDtype(sorted(text[name].dropna().unique())) for name in text}
 
     def encode(x: pd.DataFrame) -> pd.DataFrame:
         known = {name: x[name].where(x[name].isin(dtype.categories)) for name, dtype in dtypes.items()}
@@ -232,9 +231,8 @@ def installed() -> tuple[str, ...]:
 def indicator_encoder() -> Any:
     """An encoder: numbers are standardised, missing ones filled and marked; text becomes indicators."""
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
-    text = OneHotEncoder(
-        handle_unknown="infrequent_if_exist", max_categories=MAX_INDICATORS, sparse_output=False
-    )
+    options = {"max_categories": MAX_INDICATORS, "sparse_output": False}
+    text = OneHotEncoder(handle_unknown="infrequent_if_exist", **options)
     return make_column_transformer(
         (numbers, make_column_selector(dtype_include="number")),
         (text, make_column_selector(dtype_exclude="number")),

@@ -113,9 +113,8 @@ def _split(data: Batch) -> Any:
             "weight holds no row out, but a baseline stops early by held-out rows: give some weight 0"
         )
     held_out = data.weight.reshape(-1, len(data))[0] == 0
-    return tuple(
-        (data.x[rows].double().numpy(), data.y[rows, 0].double().numpy()) for rows in (~held_out, held_out)
-    )
+    x, y = data.x.double().numpy(), data.y[:, 0].double().numpy()
+    return tuple((x[rows], y[rows]) for rows in (~held_out, held_out))
 
 
 def _mixture(means: Any, variances: Any, noise: Any = None) -> GaussianPredictive:
@@ -123,9 +122,8 @@ def _mixture(means: Any, variances: Any, noise: Any = None) -> GaussianPredictiv
 
     Its aleatoric variance is `noise` (rows,), by default the mean of `variances`; the rest is epistemic.
     """
-    means, variances = (
-        torch.from_numpy(np.ascontiguousarray(v)).float().unsqueeze(-1) for v in (means, variances)
-    )
+    arrays = map(np.ascontiguousarray, (means, variances))
+    means, variances = (torch.from_numpy(array).float().unsqueeze(-1) for array in arrays)
     variances = variances.clamp_min(1e-10)
     component = variances.mean(0) if noise is None else torch.from_numpy(noise).float().unsqueeze(-1)
     total = variances.mean(0) + means.var(0, correction=0)

@@ -33,9 +33,8 @@ def pooled_rate(splits: Splits, data: str, key: str) -> float | None:
 
 def common_splits(splits: Splits, data: str, methods: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Method -> its metrics on a table, a list over the splits that all methods with runs have in common."""
-    by_method = {
-        m: {metrics["split"]: metrics for metrics in splits[data, m]} for m in methods if (data, m) in splits
-    }
+    shown = [m for m in methods if (data, m) in splits]
+    by_method = {m: {metrics["split"]: metrics for metrics in splits[data, m]} for m in shown}
     common = sorted(set.intersection(*(set(s) for s in by_method.values()))) if by_method else []
     return {method: [of_method[k] for k in common] for method, of_method in by_method.items()}
 

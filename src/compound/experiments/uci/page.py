@@ -94,9 +94,8 @@ def _draw_metric(key: str, splits: Splits, tables: Sequence[str], methods: Seque
     for data in tables:
         n_splits = max(len(splits.get((data, method), [])) for method in methods)
         ours = [mean_text(values(splits, data, method, key), n_splits) for method in methods]
-        rows.append(
-            [f"{data} ({n_splits})", *ours, *(_published_text(row, data) for row in published.values())]
-        )
+        theirs = (_published_text(row, data) for row in published.values())
+        rows.append([f"{data} ({n_splits})", *ours, *theirs])
     page.heading(TITLES[key])
     page.table(("set (splits)", *methods, *(f"{name}, published" for name in published)), rows)
 
