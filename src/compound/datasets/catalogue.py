@@ -66,11 +66,8 @@ TABLES_CHECKSUMS = {
 
 def _table_files(folder: str) -> tuple[File, ...]:
     """The gzipped text tables of a folder."""
-    return tuple(
-        File(f"{path}.gz", sha256)
-        for path, sha256 in TABLES_CHECKSUMS.items()
-        if path.startswith(f"{folder}/")
-    )
+    files = [item for item in TABLES_CHECKSUMS.items() if item[0].startswith(f"{folder}/")]
+    return tuple(File(f"{path}.gz", sha256) for path, sha256 in files)
 
 
 SETS: dict[str, DataSet] = {

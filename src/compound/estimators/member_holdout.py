@@ -90,9 +90,5 @@ def member_predictive(predictive: GaussianPredictive, index: Tensor, members: in
     log_weights = predictive.log_weights
     if log_weights is not None:
         log_weights = torch.log_softmax(select(log_weights), 0)
-    return replace(
-        predictive,
-        means=select(predictive.means),
-        variances=select(predictive.variances),
-        log_weights=log_weights,
-    )
+    means, variances = select(predictive.means), select(predictive.variances)
+    return replace(predictive, means=means, variances=variances, log_weights=log_weights)

@@ -68,11 +68,8 @@ def _within_scatter(value: Mean, others: Mapping[str, Mean]) -> str:
     """Text that names the others whose difference from `value` is below two standard errors; or empty."""
     if value.error is None or any(other.error is None for other in others.values()):
         return "; some with one seed, whose scatter is not known"
-    near = [
-        name
-        for name, other in others.items()
-        if abs(value.mean - other.mean) < 2 * math.hypot(value.error, other.error or 0.0)
-    ]
+    errors = {name: math.hypot(value.error, other.error or 0.0) for name, other in others.items()}
+    near = [name for name, other in others.items() if abs(value.mean - other.mean) < 2 * errors[name]]
     return f"; within the scatter of seeds: {', '.join(near)}" if near else ""
 
 

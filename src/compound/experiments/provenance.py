@@ -16,13 +16,8 @@ import compound
 
 def provenance() -> dict[str, Any]:
     """Versions of compound, torch and Python, the commit and the command line of this process."""
-    return {
-        "version": compound.__version__,
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "command": command(sys.argv),
-    }
+    versions = {"version": compound.__version__, "commit": _commit(), "torch": torch.__version__}
+    return {**versions, "python": platform.python_version(), "command": command(sys.argv)}
 
 
 def command(arguments: Sequence[str]) -> str:

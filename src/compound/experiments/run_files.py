@@ -51,11 +51,8 @@ def write_result(
     """Write arrays.npz, then metrics.json with the checksums of both, the provenance and `seconds`."""
     packed = _to_npz(arrays)
     write_atomic(directory / ARRAYS, packed)
-    content = {
-        "metrics": _non_finite_to_none(metrics),
-        "record": {**provenance(), **seconds},
-        "arrays": hashlib.sha256(packed).hexdigest(),
-    }
+    sha256, record = hashlib.sha256(packed).hexdigest(), {**provenance(), **seconds}
+    content = {"metrics": _non_finite_to_none(metrics), "record": record, "arrays": sha256}
     content = json.loads(to_json(content))
     write_atomic(directory / METRICS, to_json({**content, "sha256": _sha256(content)}))
 
@@ -99,12 +96,9 @@ def read_arrays(directory: Path, sha256: str | None) -> Arrays:
 
 def write_failure(directory: Path, reason: str, traceback: str = "") -> None:
     """Write failure.json: why an attempt at a run failed. It does not prevent another attempt."""
-    content = {
-        "reason": reason,
-        "traceback": traceback.splitlines(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "record": provenance(),
-    }
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    lines = traceback.splitlines()
+    content = {"reason": reason, "traceback": lines, "time": now, "record": provenance()}
     write_atomic(directory / FAILURE, to_json(content))
 
 

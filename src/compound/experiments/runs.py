@@ -147,14 +147,8 @@ def fit_run(run: Run, context: RunContext, data: Batch, task: Task) -> Model:
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / "lock", context.wait), context.clock.train() if context.clock else nullcontext():
         remove_temporary_files(directory)
-        history = fit(
-            model,
-            data,
-            TrainConfig(**run.settings),
-            seed=run.seed,
-            checkpoint=directory / "checkpoint.safetensors",
-            callback=context.callback,
-        )
+        config, file = TrainConfig(**run.settings), directory / "checkpoint.safetensors"
+        history = fit(model, data, config, run.seed, file, callback=context.callback)
         history.save_csv(context.directory / "history.csv")
     return model
 

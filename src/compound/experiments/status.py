@@ -42,11 +42,8 @@ def _sort_key(run: Run) -> tuple[Any, ...]:
 
 def unreadable_configs(root: Path) -> list[Path]:
     """Paths of unreadable config.json files of finished runs: it is not known which runs these were."""
-    return [
-        path
-        for path in sorted(root.glob(f"*/{CONFIG}"))
-        if (path.parent / METRICS).exists() and read_config(path) is None
-    ]
+    paths = [path for path in sorted(root.glob(f"*/{CONFIG}")) if (path.parent / METRICS).exists()]
+    return [path for path in paths if read_config(path) is None]
 
 
 def run_states(runs: Sequence[Run], root: Path) -> list[State]:
@@ -98,12 +95,8 @@ def state_tables(states: Sequence[State]) -> list[Table]:
         table = Table(*columns, title=f"{name}: {counts}", title_justify="left")
         for run, kind, detail, _ in group:
             steps = run.settings.get("steps")
-            cells = (
-                run.data_label,
-                run.method + _differing_options(run, group),
-                str(run.seed),
-                "" if steps is None else f"{steps:,}",
-            )
+            method = run.method + _differing_options(run, group)
+            cells = (run.data_label, method, str(run.seed), "" if steps is None else f"{steps:,}")
             table.add_row(*(escape(cell) for cell in cells), f"[{COLOURS[kind]}]{kind}[/]", escape(detail))
         tables.append(table)
     return tables

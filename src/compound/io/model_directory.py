@@ -102,13 +102,8 @@ def _config_text(config: Mapping[str, Any], data: bytes) -> bytes:
 
     `data` is the content of tensors.safetensors.
     """
-    frame = {
-        "format": FORMAT,
-        "version": bundle.VERSION,
-        "library": __version__,
-        "config": config,
-        "tensors": hashlib.sha256(data).hexdigest(),
-    }
+    frame = {"format": FORMAT, "version": bundle.VERSION, "library": __version__}
+    frame |= {"config": config, "tensors": hashlib.sha256(data).hexdigest()}
     frame = json.loads(bundle.canonical_json(frame))  # as it will be read: tuples are lists, keys are text
     frame["sha256"] = hashlib.sha256(bundle.canonical_json(frame)).hexdigest()
     return json.dumps(frame, indent=2).encode() + b"\n"

@@ -103,13 +103,8 @@ class Model(nn.Module, ABC):
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             groups.setdefault(factors.get(name.rsplit(".", 1)[-1], 1.0), []).append(parameter)
-        return Adam(
-            [
-                {"params": group, "lr": settings.lr * factor, "factor": factor}
-                for factor, group in groups.items()
-            ],
-            fused=True,
-        )
+        lr, items = settings.lr, groups.items()
+        return Adam([{"params": p, "lr": lr * factor, "factor": factor} for factor, p in items], fused=True)
 
     def predict(
         self,

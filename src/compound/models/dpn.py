@@ -83,21 +83,13 @@ class DPN(Model):
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
         self.inputs, self.task = inputs, task
-        config = with_defaults(
-            config,
-            {
-                "widths": WIDTHS[task.kind],
-                "divergence": "forward" if task.kind == "classification" else "reverse",
-            },
-        )
+        divergence = "forward" if task.kind == "classification" else "reverse"
+        config = with_defaults(config, {"widths": WIDTHS[task.kind], "divergence": divergence})
         strength = 100.0 if task.kind == "classification" and config.divergence == "reverse" else 1000.0
         self.config = with_defaults(config, {"concentration": strength})
         _check(self.config, task)
-        self.likelihood: PriorNetworkOutput = (
-            DirichletOutput(task.size, self.config)
-            if task.kind == "classification"
-            else NormalWishartOutput(task.size, self.config)
-        )
+        output = DirichletOutput if task.kind == "classification" else NormalWishartOutput
+        self.likelihood: PriorNetworkOutput = output(task.size, self.config)
         self.network = Network(
             (inputs, *self.config.widths, self.likelihood.outputs), [named_generator(seed, "weights")]
         )

@@ -139,12 +139,8 @@ class NormalWishartOutput(PriorNetworkOutput):
         b = (a + 0.5 * (self.targets - 1)) * torch.addcmul(
             self.floor.double(), variance, bounded(scale, -15.0, 15.0).exp()
         )
-        return NormalWishart(
-            torch.addcmul(prior.mean, variance.sqrt(), mean),
-            prior.kappa * bounded(kappa, -2.0, 15.0).exp(),
-            a,
-            b,
-        )
+        kappa = prior.kappa * bounded(kappa, -2.0, 15.0).exp()
+        return NormalWishart(torch.addcmul(prior.mean, variance.sqrt(), mean), kappa, a, b)
 
     def nll_and_kl(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         output = self.normal_wishart(f.double())

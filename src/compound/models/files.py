@@ -43,11 +43,8 @@ from compound.types import Task
 
 SIZE = integer(0, 10_000_000)  # becomes a size of a tensor, which is compared with the file
 COUNT = any_of(null, integer(0, 1000))  # of iterations or draws: no tensor confirms it, so it is bounded
-COUNTS = object_of(
-    {},
-    dict.fromkeys(("members", "samples", "last_draws", "flows_q", "flows_r", "groups"), COUNT),
-    additional=True,
-)
+COUNT_NAMES = ("members", "samples", "last_draws", "flows_q", "flows_r", "groups")
+COUNTS = object_of({}, dict.fromkeys(COUNT_NAMES, COUNT), additional=True)
 OPTIONS = mapping_of(any_of(string(100), boolean, real, null, array_of(real, max_items=100)))  # of any method
 TASK = object_of({"kind": enum("classification", "regression"), "size": SIZE})
 CONFIG = object_of(

@@ -103,11 +103,8 @@ class Noisy(Model):
     def __init__(self, inputs: int, task: Task, config: NoisyConfig, seed: int = 0):
         super().__init__()
         classes = task.kind == "classification"
-        defaults = {
-            "widths": WIDTHS[task.kind],
-            "prior_variance": 0.1 if classes else 1.0,
-            "samples": 1 if classes else 10,
-        }
+        prior_variance, samples = (0.1, 1) if classes else (1.0, 10)
+        defaults = {"widths": WIDTHS[task.kind], "prior_variance": prior_variance, "samples": samples}
         config = with_defaults(config, defaults)
         _check(config)
         self.inputs, self.task, self.config = inputs, task, config
@@ -175,11 +172,8 @@ class Noisy(Model):
 
         `inputs` and `weights` are those of each layer in the forward pass that gave f (samples, rows, out).
         """
-        row_weight = (
-            f.new_ones(f.shape[:-1])
-            if batch.weight is None
-            else batch.weight.to(f.dtype).expand(f.shape[:-1])
-        )
+        shape, weight = f.shape[:-1], batch.weight
+        row_weight = f.new_ones(shape) if weight is None else weight.to(f.dtype).expand(shape)
         row_weight = (row_weight / row_weight.sum()).reshape(-1, 1)
         past = int(self.count) // self.config.stats_every
         # a plain mean at first, so that the initial F has no weight

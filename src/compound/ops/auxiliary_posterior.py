@@ -79,12 +79,8 @@ def forward(
 
 def backward(saved: Saved, vectors: Tensor, d_bound: Tensor) -> Gradients:
     """Gradients of -1/2 times the value of `forward`, weighted by d_bound (groups,)."""
-    gradients = Gradients(
-        torch.empty_like(saved.weighted_residual),
-        torch.empty_like(saved.t),
-        torch.empty_like(saved.std),
-        torch.empty_like(vectors[:2]),
-    )
+    results = saved.weighted_residual, saved.t, saved.std, vectors[:2]
+    gradients = Gradients(*map(torch.empty_like, results))
     arrays = (d_bound.contiguous(), vectors, saved.noise, saved.std, *saved[2:], *gradients)
     launch(density_backward_loop, arrays, *saved.weighted_residual.shape, len(saved.std), BOUND)
     return gradients

@@ -97,12 +97,8 @@ class Page:
         styled = zip(columns, styles, strict=True)
         names = [f"<th{_classes(style)}>{escape(name)}</th>" for name, style in styled]
         head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(columns) else ""
-        body = "".join(
-            "<tr>"
-            + "".join(_html_cell(value, style) for value, style in zip(row, styles, strict=True))
-            + "</tr>\n"
-            for row in rows
-        )
+        cells = ("".join(map(_html_cell, row, styles)) for row in rows)
+        body = "".join(f"<tr>{row}</tr>\n" for row in cells)
         title = f"<caption>{escape(caption)}</caption>" if caption else ""
         table = f"<table>{title}{head}<tbody>\n{body}</tbody></table>"
         self._parts.append(f'<div class="scroll">{table}</div>')

@@ -76,11 +76,7 @@ def flush_denormals(
     Arithmetic on denormal numbers, below 1e-38, is slow. Weights that only a prior acts on decay to them,
     such as those of pixels that are always black: on MNIST steps were three times slower.
     """
-    moments = [
-        value
-        for parameter in parameters
-        for value in optimizer.state.get(parameter, {}).values()
-        if isinstance(value, Tensor) and value.ndim
-    ]
+    values = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
+    moments = [value for value in values if isinstance(value, Tensor) and value.ndim]
     for tensor in (*parameters, *averaged, *moments):
         tensor.copy_(functional.hardshrink(tensor, FLUSH_BELOW))

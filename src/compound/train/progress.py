@@ -53,13 +53,9 @@ def progress_bar(title: str) -> Iterator[FitCallback]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn(title, markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[speed]:.0f} steps/s  NLL {task.fields[nll]:.3f}"),
-        progress.TimeRemainingColumn(),
-    )
+    speed = progress.TextColumn("{task.fields[speed]:.0f} steps/s  NLL {task.fields[nll]:.3f}")
+    title_column, count = progress.TextColumn(title, markup=False), progress.MofNCompleteColumn()
+    columns = (title_column, progress.BarColumn(), count, speed, progress.TimeRemainingColumn())
     # refreshed by the callback: a thread for it would take time from the training
     bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     task = bar.add_task(title, speed=0.0, nll=math.nan)

@@ -6,6 +6,7 @@ down.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -36,29 +37,20 @@ class DigitsExperiment(Experiment):
 
     def grid(self, preset: str, seeds: int, methods: Sequence[str]) -> list[Run]:
         settings = asdict(replace(default_train_config(TASK, N_TRAIN), steps=STEPS[preset]))
-        return [
-            Run(self.name, method, "digits", seed, OPTIONS, settings)
-            for seed in range(seeds)
-            for method in methods
-        ]
+        pairs = product(range(seeds), methods)
+        return [Run(self.name, method, "digits", seed, OPTIONS, settings) for seed, method in pairs]
 
     def work(self, run: Run, context: RunContext) -> Outcome:
         data = datasets.digits(run.seed)
         weight = holdout_weights(len(data.x_train), run.options["members"], 0.1, run.seed)
         model = fit_run(run, context, make_dataset(data.x_train, data.y_train, TASK, weight), TASK)
         rows = len(data.x_test)
-        x_ood = {
-            "photographs": datasets.photographs(rows, run.seed),
-            "noise": datasets.noise(rows, run.seed),
-            "mirrored": datasets.mirrored(data.x_test),
-        }
+        photographs, noise = datasets.photographs(rows, run.seed), datasets.noise(rows, run.seed)
+        x_ood = {"photographs": photographs, "noise": noise, "mirrored": datasets.mirrored(data.x_test)}
         in_dist = ood.predict(model, data.x_test, run.seed)
-        numbers = {
-            "accuracy": metrics.accuracy(in_dist, data.y_test),
-            "nll": metrics.nll(in_dist, data.y_test),
-            "ece": metrics.ece(in_dist, data.y_test),
-            "mmc": metrics.mmc(in_dist),
-        }
+        scores = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
+        numbers = {name: score(in_dist, data.y_test) for name, score in scores.items()}
+        numbers["mmc"] = metrics.mmc(in_dist)
         plain = ood.predict(ood.without_far_noise(model), data.x_test, run.seed)
         numbers["accuracy_cost"] = metrics.accuracy(plain, data.y_test) - numbers["accuracy"]  # of far noise
         numbers["nll_cost"] = numbers["nll"] - metrics.nll(plain, data.y_test)

@@ -30,19 +30,14 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         "Fraction of images with at most this predictive entropy: small for digits, large for the rest. "
         "Largest possible: 2.303 nats."
     )
-    page.figure_with_data(
-        "digits",
-        _entropy_curves(shown),
-        caption,
-        ("method", "pictures", "entropy", "share"),
-        _curve_rows(shown),
-    )
+    columns = ("method", "pictures", "entropy", "share")
+    page.figure_with_data("digits", _entropy_curves(shown), caption, columns, _curve_rows(shown))
     methods = dict.fromkeys(result.run.method for result in results)
     claims = [claim for method in methods for claim in _claims(method, results)]
     page.claims(claims, "Means over seeds against the limits")
-    columns = ("method", "seed", *map(_metric_name, results[0].metrics))
+    header = ("method", "seed", *map(_metric_name, results[0].metrics))
     rows: list[list[Cell]] = [[r.run.method, r.run.seed, *r.metrics.values()] for r in results]
-    page.table(columns, rows, "Every run")
+    page.table(header, rows, "Every run")
     caption = (
         "The test digits of the largest predictive entropy, with prediction and (label): red where they "
         "differ."

@@ -6,6 +6,7 @@ protocols.py, on the models of the out-of-distribution experiments.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -109,17 +110,9 @@ class FgsmExperiment(Experiment):
             model, single_precision, x, y, STRENGTHS, generator_for("sound", 10), loss=protocols.nll_loss
         )
         first = slice(PGD_IMAGES)
-        curves["many steps"] = protocols.pgd_attack(
-            model,
-            surrogate,
-            x[first],
-            y[first],
-            PGD_STRENGTHS,
-            generator_for("many steps"),
-            (5, 1),
-            steps=20,
-            restarts=2,
-        )
+        pgd = partial(protocols.pgd_attack, draws=(5, 1), steps=20, restarts=2)
+        generator = generator_for("many steps")
+        curves["many steps"] = pgd(model, surrogate, x[first], y[first], PGD_STRENGTHS, generator)
         curves["transferred"] = protocols.sound_protocol(
             model, transfer_surrogate, x, y, STRENGTHS, generator_for("transferred")
         )

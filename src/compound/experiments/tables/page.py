@@ -83,14 +83,10 @@ class Scores(NamedTuple):
 
     def pairs(self, kind: str, key: str, other: str = "") -> list[tuple[float, float]]:
         """Means of the default method and of `other` (default: the best baseline), a pair per table."""
-        both = (
-            (
-                self.mean(data, DEFAULT, key),
-                self.mean(data, other, key) if other else self.best_baseline(data, key),
-            )
-            for data, table in TABLES.items()
-            if table.kind == kind
-        )
+        tables = [data for data, table in TABLES.items() if table.kind == kind]
+        ours = (self.mean(data, DEFAULT, key) for data in tables)
+        theirs = (self.mean(d, other, key) if other else self.best_baseline(d, key) for d in tables)
+        both = zip(ours, theirs, strict=True)
         return [(ours, theirs) for ours, theirs in both if ours is not None and theirs is not None]
 
 

@@ -121,13 +121,8 @@ class ToyExperiment(Experiment):
         variance = predictive.total
         if published and "noise" in run.options:  # a fixed noise is left out of the band, as in the paper
             variance = variance - predictive.component
-        columns = {
-            "x": x,
-            "mean": predictive.mean,
-            "band": variance.clamp_min(0).sqrt(),
-            "aleatoric": predictive.aleatoric,
-            "epistemic": predictive.epistemic,
-        }
+        columns = {"x": x, "mean": predictive.mean, "band": variance.clamp_min(0).sqrt()}
+        columns |= {"aleatoric": predictive.aleatoric, "epistemic": predictive.epistemic}
         metrics = evaluate(
             toy_set, toy, {name: column.squeeze(1).double() for name, column in columns.items()}
         )
@@ -176,13 +171,8 @@ def evaluate(toy_set: ToySet, toy: Toy, columns: dict[str, Tensor]) -> dict[str,
     if toy_set.number == 1:
         std_inside = mean_std(band, inside)
         std_outside = mean_std(band, (x.abs() > 4.5) & (x.abs() < 6))
-        return {
-            **numbers,
-            "std_inside": std_inside,
-            "std_outside": std_outside,
-            "ratio": std_outside / std_inside,
-            "outside_to_target": std_outside / target_std,
-        }
+        ratios = {"ratio": std_outside / std_inside, "outside_to_target": std_outside / target_std}
+        return {**numbers, "std_inside": std_inside, "std_outside": std_outside, **ratios}
     left, right = (mean_std(band, side) for side in (x < 0, x >= 0))
     aleatoric_left, aleatoric_right = (mean_std(aleatoric.sqrt(), side) for side in (x < 0, x >= 0))
     return {

@@ -132,11 +132,8 @@ def best_methods(splits: Splits, tables: Sequence[str], methods: Sequence[str]) 
         if len(nll) < 2:
             continue
         best_nll, best_rmse = (min(numbers, key=lambda m: (fmean(numbers[m]), m)) for numbers in (nll, rmse))
-        level = [
-            method
-            for method in nll
-            if method != best_nll and not _significantly_worse(nll[best_nll], nll[method])
-        ]
+        others = [method for method in nll if method != best_nll]
+        level = [method for method in others if not _significantly_worse(nll[best_nll], nll[method])]
         n_splits = len(nll[best_nll])
         lead = f", level with {', '.join(level)}" if level else ", ahead of all others"
         lead = "" if n_splits == 1 else lead  # one split has no standard error

@@ -76,20 +76,14 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
 
 def _csv_rows(results: Sequence[Result]) -> list[list[Cell]]:
     """The metrics of every split as rows of the CSV file."""
-    return [
-        [run.data, run.method, run.seed, *(metrics.get(key) for key in TITLES)]
-        for run, metrics, *_ in results
-        if run.variant != REGION
-    ]
+    shown = [(r.run, r.metrics) for r in results if r.run.variant != REGION]
+    return [[run.data, run.method, run.seed, *(metrics.get(key) for key in TITLES)] for run, metrics in shown]
 
 
 def _draw_metric(key: str, splits: Splits, tables: Sequence[str], methods: Sequence[str], page: Page) -> None:
     """Add the table of one metric: a row per data set, a column per method and published method."""
-    published = {
-        name: uci_results()[row][key]["values"]
-        for name, row in SHOWN_PUBLISHED.items()
-        if key in uci_results()[row]
-    }
+    shown = {name: uci_results()[row] for name, row in SHOWN_PUBLISHED.items()}
+    published = {name: row[key]["values"] for name, row in shown.items() if key in row}
     rows: list[list[Cell]] = []
     for data in tables:
         n_splits = max(len(splits.get((data, method), [])) for method in methods)
@@ -119,11 +113,8 @@ def _published_text(row: dict[str, Any], data: str) -> str | None:
 def _draw_outliers(splits: Splits, regions: Splits, methods: Sequence[str], page: Page) -> None:
     """Add the tables of the out-of-distribution detector, and of AUROC on the region left out of training."""
     page.heading("Outliers")
-    rows: list[list[Cell]] = [
-        [data, *(pooled_rate(splits, data, key) for key in ("false_alarms", "moved_flagged"))]
-        for data, method in splits
-        if method == DEFAULT
-    ]
+    tables, keys = [data for data, method in splits if method == DEFAULT], ("false_alarms", "moved_flagged")
+    rows: list[list[Cell]] = [[data, *(pooled_rate(splits, data, key) for key in keys)] for data in tables]
     page.table(
         ("set", "false-positive rate", "synthetic outliers flagged"),
         [row for row in rows if row[1] is not None],
