@@ -25,12 +25,7 @@ def save_checkpoint(path: str | Path, config: Mapping[str, Any], tensors: Mappin
     """Write a checkpoint file atomically."""
     tensors = bundle.storable(tensors)
     text = canonical_json(config).decode()
-    frame = {
-        "format": FORMAT,
-        "version": bundle.VERSION,
-        "config": text,
-        "sha256": digest(text, tensors),
-    }
+    frame = {"format": FORMAT, "version": bundle.VERSION, "config": text, "sha256": digest(text, tensors)}
     write_atomic(path, bundle.to_safetensors(tensors, {METADATA_KEY: canonical_json(frame).decode()}))
 
 

@@ -33,6 +33,7 @@ from compound.models.base import (
     with_defaults,
 )
 from compound.models.bnn_lv_posteriors import Latents, Weights
+from compound.models.network_model import NetworkConfig
 from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.models.row_adam import RowAdam
 from compound.ops.clamp import clamp_inputs, clipped_relu
@@ -45,13 +46,11 @@ SAMPLES = {"classification": 10, "regression": 25}
 
 
 @dataclass(frozen=True)
-class BNNLVConfig:
+class BNNLVConfig(NetworkConfig):
     """Options of `bnn-lv`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     alpha : float, default=0.5
         α of the divergence; 0: the evidence bound.
     samples : int, optional
@@ -64,22 +63,18 @@ class BNNLVConfig:
         g, prior variance of z.
     latent_rate : float, default=1.0
         Factor on the learning rate of q(z), besides N / B for rows that are in one of N / B batches.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt.
     noise_start : float, default=-5.0
         Initial log-variance of the learnt noise; with a large one z would not be used.
     noise_rate : float, default=1.0
         Factor on the learning rate of the learnt noise.
     """
 
-    widths: tuple[int, ...] | None = None
     alpha: float = 0.5
     samples: int | None = None
     prior_variance: float = 1.0
     latents: int = 1
     latent_variance: float = 1.0
     latent_rate: float = 1.0
-    noise: float = 0.0
     noise_start: float = -5.0
     noise_rate: float = 1.0
 

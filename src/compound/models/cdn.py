@@ -21,11 +21,7 @@ from compound.distributions import log_mean_exp
 from compound.models.base import Loss, Model, train_mask, weighted_row_mean
 from compound.models.cdn_config import MLConfig, VBConfig, resolve
 from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
-from compound.models.observation.last_layer import (
-    LastLayerCategorical,
-    LastLayerGaussian,
-    last_layer_model,
-)
+from compound.models.observation.last_layer import LastLayerCategorical, LastLayerGaussian, last_layer_model
 from compound.nn import CompoundConfig, CompoundLinear, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu

@@ -3,21 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from compound.models.network_model import NetworkConfig
+
 
 @dataclass(frozen=True)
-class LaplaceConfig:
+class LaplaceConfig(NetworkConfig):
     """Options of `laplace`.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     precision : float, default=1.0
         δ, prior precision in training, and initial value of its tuning.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt, then tuned.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
     subset : {'all', 'last'}, default='all'
         Layers that have a posterior; others stay at θ*.
     structure : {'kron', 'full'}, default='kron'
@@ -25,15 +21,12 @@ class LaplaceConfig:
     damping : {'exact', 'factored'}, default='exact'
         δ added to A ⊗ G, or √δ to each factor.
     tune : {'marglik', 'none'}, default='marglik'
-        Prior precisions and noise by the evidence, or as in training.
+        Prior precisions and learnt noise by the evidence, or as in training.
     predictive : {'linear', 'sample', 'closed'}, default='linear'
         Draws of f ('linear'), draws of networks ('sample'), or probit or a Gaussian ('closed').
     """
 
-    widths: tuple[int, ...] | None = None
     precision: float = 1.0
-    noise: float = 0.0
-    noise_rate: float = 5.0
     subset: Literal["all", "last"] = "all"
     structure: Literal["kron", "full"] = "kron"
     damping: Literal["exact", "factored"] = "exact"

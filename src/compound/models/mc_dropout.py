@@ -82,11 +82,7 @@ class MCDropout(NetworkModel):
         h, layers, rates = clamp_inputs(x).unsqueeze(0), self.network.layers, self.rates
         if rates[0] or len(layers) == 1:
             return h, layers, rates
-        return (
-            clipped_relu(layers[0](h)),
-            layers[1:],
-            rates[1:],
-        )
+        return (clipped_relu(layers[0](h)), layers[1:], rates[1:])
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         stream, h = only_generator(generator), clamp_inputs(batch.x)  # (rows, inputs)

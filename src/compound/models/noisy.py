@@ -20,18 +20,11 @@ from typing import Literal, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.models.base import (
-    WIDTHS,
-    Loss,
-    Model,
-    OptimizerSettings,
-    train_mask,
-    weighted_row_mean,
-    with_defaults,
-)
+from compound.models.base import Loss, OptimizerSettings, weighted_row_mean, with_defaults
 from compound.models.natural_gradient import NaturalGradient
+from compound.models.network_model import NetworkConfig, NetworkModel
 from compound.models.noisy_layer import Layer, Prior
-from compound.models.observation import HomoscedasticGaussian, ObservationModel, observation_model
+from compound.models.observation import HomoscedasticGaussian, ObservationModel
 from compound.nn.networks import Network
 from compound.ops.affine import append_ones
 from compound.ops.clamp import LIMIT, clamp_inputs, clipped_relu
@@ -44,13 +37,11 @@ WARM = (0, 10, 20, 50, 100)  # steps at which posteriors are also updated: early
 
 
 @dataclass(frozen=True)
-class NoisyConfig:
+class NoisyConfig(NetworkConfig):
     """Options of both noisy methods.
 
     Parameters
     ----------
-    widths : tuple of int, optional
-        Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     lam : float, default=1.0
         λ, weight of the KL.
     prior_variance : float, optional
@@ -71,13 +62,8 @@ class NoisyConfig:
         Steps between posteriors; more often at first.
     samples : int, optional
         Draws of W per step; 1 for classes, 10 for targets.
-    noise : float, default=0.0
-        Standard deviation of targets given the network; 0: learnt.
-    noise_rate : float, default=5.0
-        Factor on the learning rate of the learnt noise.
     """
 
-    widths: tuple[int, ...] | None = None
     lam: float = 1.0
     prior_variance: float | None = None
     step_damping: float = 0.001
@@ -88,11 +74,9 @@ class NoisyConfig:
     stats_every: int = 10
     refresh_every: int = 50
     samples: int | None = None
-    noise: float = 0.0
-    noise_rate: float = 5.0
 
 
-class Noisy(Model):
+class Noisy(NetworkModel):
     """Layers with their own posteriors, and the optimizer that updates them."""
 
     reference = "Zhang, Sun, Duvenaud and Grosse (2018)"
@@ -101,16 +85,12 @@ class Noisy(Model):
     size: Tensor  # () N
 
     def __init__(self, inputs: int, task: Task, config: NoisyConfig, seed: int = 0):
-        super().__init__()
         classes = task.kind == "classification"
         prior_variance, samples = (0.1, 1) if classes else (1.0, 10)
-        defaults = {"widths": WIDTHS[task.kind], "prior_variance": prior_variance, "samples": samples}
-        config = with_defaults(config, defaults)
+        config = with_defaults(config, {"prior_variance": prior_variance, "samples": samples})
         _check(config)
-        self.inputs, self.task, self.config = inputs, task, config
-        self.likelihood: ObservationModel = observation_model(task, 1, config.noise)
-        widths = (inputs, *self.config.widths, self.likelihood.outputs)
-        network = Network(widths, [named_generator(seed, "weights")])
+        super().__init__(inputs, task, config)
+        network = Network(self.widths, [named_generator(seed, "weights")])
         means = [torch.cat([layer.weight[0], layer.bias[0]]).detach() for layer in network.layers]
         self.stack = nn.ModuleList(self.layer(k, mean) for k, mean in enumerate(means))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -135,7 +115,7 @@ class Noisy(Model):
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Set the constants of the likelihood and N from the training rows; restart the count of steps."""
-        self.likelihood.on_fit_start(data.y[train_mask(data)])
+        super().on_fit_start(data, generator)
         self.count.zero_()
         self.size.fill_(float(data.size))
 

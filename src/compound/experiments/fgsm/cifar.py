@@ -159,8 +159,6 @@ def _shuffled(x: Tensor) -> Tensor:
 
 EXPERIMENTS = {
     "fgsm-cifar": CifarExperiment(
-        name="fgsm-cifar",
-        title="CIFAR-10 under attack, through a fixed network",
-        data=(DATA, *OOD_SETS),
+        name="fgsm-cifar", title="CIFAR-10 under attack, through a fixed network", data=(DATA, *OOD_SETS)
     )
 }
