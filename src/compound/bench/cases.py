@@ -131,10 +131,8 @@ def explicit_weights_step(x: Tensor, y: Tensor, hidden: int, bayesian: bool) -> 
     shapes = []
     for inputs, outputs in ((FEATURES, 100), (100, CLASSES)):
         shapes.append(((inputs + 1, hidden), (hidden + 1, 2 * (inputs + 1) + outputs), (inputs + 1, outputs)))
-    maps = [
-        [nn.Parameter(0.01 * torch.randn(*shape, generator=named_generator(0))) for shape in layer]
-        for layer in shapes
-    ]
+    starts = [[torch.randn(*shape, generator=named_generator(0)) for shape in layer] for layer in shapes]
+    maps = [[nn.Parameter(0.01 * start) for start in layer] for layer in starts]
     logs = [[nn.Parameter(torch.full((sum(shape),), -3.0)) for shape in layer[:2]] for layer in shapes]
     generator = named_generator(1)
     optimizer = torch.optim.Adam([p for layer in (*maps, *logs) for p in layer], LR, fused=True)

@@ -60,9 +60,10 @@ def overview(root: Path, out: Path, preset: str = "") -> Overview:
         count = f", and {len(damaged)} damaged" if damaged else ""
         kind = f" of preset {preset}" if preset else ""
         raise ValueError(f"{root} holds no finished run{kind}{count}: compound status shows what it holds")
+    configs = unreadable_configs(root)
     unreadable = [
         *map(str, damaged),
-        *(f"{path} is damaged: what its results belong to is lost" for path in unreadable_configs(root)),
+        *(f"{path} is damaged: what its results belong to is lost" for path in configs),
     ]
     page = Page("Compound density networks: the experiments of the paper, reproduced")
     _draw_contents(page, sections)

@@ -119,10 +119,8 @@ class BNNLV(Model):
         self.likelihood = observation_model(task, 1, config.noise)
         if isinstance(self.likelihood, HomoscedasticGaussian) and not config.noise:
             nn.init.constant_(self.likelihood.log_noise, 0.5 * config.noise_start)
-        widths, stream = (
-            (inputs + config.latents, *self.config.widths, self.likelihood.outputs),
-            named_generator(seed, "weights"),
-        )
+        widths = (inputs + config.latents, *self.config.widths, self.likelihood.outputs)
+        stream = named_generator(seed, "weights")
         self.stack = nn.ModuleList(
             Weights(a, b, config.prior_variance, stream) for a, b in zip(widths, widths[1:], strict=False)
         )
@@ -162,10 +160,8 @@ class BNNLV(Model):
         posteriors = [layer.posterior for layer in self.layers]
         # (S, in + 1, out)
         weights = [q.transform(eps) for q, eps in zip(posteriors, noise.weights, strict=True)]
-        ratios = [
-            q.log_ratio(w, eps).sum((-2, -1))
-            for q, w, eps in zip(posteriors, weights, noise.weights, strict=True)
-        ]
+        parts = zip(posteriors, weights, noise.weights, strict=True)
+        ratios = [q.log_ratio(w, eps).sum((-2, -1)) for q, w, eps in parts]
         f = _outputs(_first_layer_from_x(batch.x, weights[0]), z, weights)  # (S, rows, outputs)
         log_prob = self.likelihood.log_prob(f.unsqueeze(0), batch.y).squeeze(0)
         return Pairs(log_prob, torch.stack(ratios).sum(0), local.log_ratio(z, noise.latents).sum(-1))

@@ -62,12 +62,9 @@ class DirichletOutput(PriorNetworkOutput):
             label, other = 1 + strength, 1.0
         eye = torch.eye(classes, dtype=torch.float64)
         targets = torch.cat([other + (label - other) * eye, torch.ones_like(eye[:1])])
-        tables = {
-            "targets": targets,
-            "log_betas": log_beta(targets),
-            "mean_logs": mean_log(targets),
-            "constants": (targets * mean_log(targets)).sum(-1) - log_beta(targets),
-        }
+        log_betas, mean_logs = log_beta(targets), mean_log(targets)
+        tables = {"targets": targets, "log_betas": log_betas, "mean_logs": mean_logs}
+        tables["constants"] = (targets * mean_logs).sum(-1) - log_betas
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
@@ -123,10 +120,7 @@ class NormalWishartOutput(PriorNetworkOutput):
 
     def prior(self) -> NormalWishart:
         """The prior, whose E Λ is one over the variance of the training targets."""
-        kappa, a = (
-            torch.full((1,), value, dtype=torch.float64, device=self.mean.device)
-            for value in (self.kappa, self.a)
-        )
+        kappa, a = torch.tensor([[self.kappa], [self.a]], dtype=torch.float64, device=self.mean.device)
         b = (a + 0.5 * (self.targets - 1)) * self.variance.double()
         return NormalWishart(self.mean.double(), kappa, a, b)
 

@@ -116,11 +116,9 @@ class Laplace(Model):
         totals = torch.zeros(3, dtype=torch.float64)
         for rows in train_mask(data).nonzero().squeeze(-1).split(chunk):
             x, y = data.x[rows], data.y[rows]
-            weight = (
-                x.new_ones(len(x))
-                if data.weight is None
-                else data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
-            )
+            weight = x.new_ones(len(x))
+            if data.weight is not None:
+                weight = data.weight.reshape(-1, len(data))[0, rows].to(x.dtype)
             inputs, f = layer_inputs(network, x)
             root = weight.sqrt()[:, None, None] * self._hessian_root(f)
             inputs = inputs[-len(self.blocks) :]
@@ -270,10 +268,8 @@ class Laplace(Model):
         for part in torch.arange(draws).split(max(1, 2048 // len(x))):
             s = mean + (std * noises[0][part]) @ blocks[0].output_vectors.T  # (draws, rows, out)
             for k in range(1, len(blocks)):
-                layer_mean, layer_std = (
-                    value.unflatten(0, s.shape[:2])
-                    for value in pre_activations(k, clipped_relu(s).flatten(0, 1))
-                )
+                moments = pre_activations(k, clipped_relu(s).flatten(0, 1))
+                layer_mean, layer_std = (value.unflatten(0, s.shape[:2]) for value in moments)
                 s = layer_mean + (layer_std * noises[k][part]) @ blocks[k].output_vectors.T
             outputs.append(s)
         return torch.cat(outputs)

@@ -80,10 +80,9 @@ class MNF(NetworkModel):
         super().__init__(inputs, task, config)
         generator = named_generator(seed, "weights")
         flows = (config.flows_q, config.flows_r)
-        self.stack = nn.ModuleList(
-            MultiplicativeLinear(a, b, generator, flows, config.flow_hidden, config.prior, config.log_std)
-            for a, b in zip(self.widths, self.widths[1:], strict=False)
-        )
+        options = (flows, config.flow_hidden, config.prior, config.log_std)
+        pairs = zip(self.widths, self.widths[1:], strict=False)
+        self.stack = nn.ModuleList(MultiplicativeLinear(a, b, generator, *options) for a, b in pairs)
 
     @property
     def layers(self) -> list[MultiplicativeLinear]:

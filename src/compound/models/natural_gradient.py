@@ -44,10 +44,8 @@ class NaturalGradient(torch.optim.Optimizer):
         layers = [layer for layer in model.layers if layer.mean.grad is not None]
         gradients = [cast(Tensor, layer.mean.grad) for layer in layers]
         if config.velocity == "mean":
-            gradients = [
-                self._mean(layer.mean, "velocity", g, config.momentum, step)
-                for layer, g in zip(layers, gradients, strict=True)
-            ]
+            momentum, pairs = config.momentum, zip(layers, gradients, strict=True)
+            gradients = [self._mean(layer.mean, "velocity", g, momentum, step) for layer, g in pairs]
         damping = model.prior.damping + config.step_damping
         steps = [layer.precondition(g, damping) for layer, g in zip(layers, gradients, strict=True)]
         shrink = trust_region_scale(gradients, steps, means["lr"], config.kl_clip)

@@ -163,10 +163,8 @@ class NoisyKFAC(Noisy):
             self._reset_cache(checksums, 0)
         more = int(batch.index.max()) + 1 - len(self._checksums)
         if more > 0:  # a resumed run starts with an empty cache
-            self._rows, self._checksums = (
-                functional.pad(self._rows, (0, 0, 0, more)),
-                functional.pad(self._checksums, (0, more), value=torch.nan),
-            )
+            self._rows = functional.pad(self._rows, (0, 0, 0, more))
+            self._checksums = functional.pad(self._checksums, (0, more), value=torch.nan)
         if torch.equal(self._checksums[batch.index], checksums):
             return self._rows.index_select(0, batch.index)
         # the whole batch: the last bits of a product may depend on its shape

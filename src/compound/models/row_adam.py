@@ -15,13 +15,8 @@ class RowAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        local = [
-            (p, p.grad, group)
-            for group in self.param_groups
-            if "size" in group
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        groups = [group for group in self.param_groups if "size" in group]
+        local = [(p, p.grad, g) for g in groups for p in g["params"] if p.grad is not None]
         for parameter, _, _ in local:
             parameter.grad = None  # so that the step of torch's Adam leaves it out
         loss = super().step(closure)

@@ -45,10 +45,8 @@ class Temperature(Model):
         super().__init__()
         self.base_model = MAP(inputs, task, config, seed)
         self.inputs, self.task, self.config = inputs, task, self.base_model.config
-        self.register_buffer(
-            "temperature",
-            torch.ones(() if task.kind == "classification" else (task.size,), dtype=torch.float32),
-        )
+        shape = () if task.kind == "classification" else (task.size,)
+        self.register_buffer("temperature", torch.ones(shape, dtype=torch.float32))
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Set the constants of the network's likelihood, and T to 1."""

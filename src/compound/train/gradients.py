@@ -60,10 +60,8 @@ def clip_gradients(
 
 def _scale_members(gradients: list[Tensor], factors: Tensor) -> None:
     """Multiply gradients (members, ...) by one factor per member, (members,), in place."""
-    shaped = {
-        ndim: factors.reshape(-1, *[1] * (ndim - 1)) if ndim else factors.squeeze()
-        for ndim in {g.ndim for g in gradients}
-    }
+    ndims = {g.ndim for g in gradients}
+    shaped = {n: factors.reshape(-1, *[1] * (n - 1)) if n else factors.squeeze() for n in ndims}
     foreach_mul_(gradients, [shaped[g.ndim] for g in gradients])
 
 

@@ -97,14 +97,10 @@ def _examples(result: Result) -> Figure:
 
 def _most_uncertain(results: Sequence[Result]) -> Figure:
     """The test images of the largest entropy, a row for each method, with prediction and label."""
-    images, predictions, labels = (
-        np.concatenate([result.arrays[name] for result in results])
-        for name in ("doubtful", "doubtful_guess", "doubtful_truth")
-    )
-    titles = [
-        (f"{prediction} ({label})", "black" if prediction == label else "tab:red")
-        for prediction, label in zip(predictions, labels, strict=True)
-    ]
+    names = ("doubtful", "doubtful_guess", "doubtful_truth")  # as in committed results
+    images, predictions, labels = (np.concatenate([r.arrays[name] for r in results]) for name in names)
+    pairs = zip(predictions, labels, strict=True)
+    titles = [(f"{digit} ({label})", "black" if digit == label else "tab:red") for digit, label in pairs]
     return _image_grid(images, len(images) // len(results), titles)
 
 

@@ -23,10 +23,8 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         curves = {key: value for key, value in result.metrics.items() if key != OOD_KEY}
         attacks.append(result._replace(metrics=curves))
     claims = fgsm_page.draw_page(attacks, page, "methods")
-    rows: list[list[Cell]] = [
-        [str(form), max(metrics["silent"] for metrics in group)]
-        for form, group in fgsm_page.grouped(attacks).items()
-    ]
+    groups = fgsm_page.grouped(attacks)
+    rows: list[list[Cell]] = [[str(form), max(m["silent"] for m in group)] for form, group in groups.items()]
     page.table(("form", "fraction"), rows, "Rows without a gradient: attacks fail there")
     page.heading("Predictive entropy of out-of-distribution images")
     page.text(

@@ -53,10 +53,8 @@ def pixel_gradient_signs(
         with torch.enable_grad():
             inputs = inputs.detach().requires_grad_()
             features = extractor(inputs)
-            products = [
-                torch.autograd.grad(features, inputs, vector, retain_graph=True)[0]
-                for vector in feature_gradients(features.detach(), labels)
-            ]
+            vectors = feature_gradients(features.detach(), labels)
+            products = [torch.autograd.grad(features, inputs, v, retain_graph=True)[0] for v in vectors]
         signs.append(torch.stack([product.sign().nan_to_num_(0.0).to(torch.int8) for product in products]))
     return torch.cat(signs, 1)
 

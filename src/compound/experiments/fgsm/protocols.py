@@ -41,10 +41,8 @@ class Curve(NamedTuple):
     @classmethod
     def from_probs(cls, probs: Sequence[Tensor], y: Tensor) -> "Curve":
         """From mean probabilities (rows, classes) at every strength, and labels (rows,)."""
-        return cls(
-            [(p.argmax(-1) == y).double().mean().item() for p in probs],
-            [entropy(p.double()).mean().item() for p in probs],
-        )
+        accuracy = [(p.argmax(-1) == y).double().mean().item() for p in probs]
+        return cls(accuracy, [entropy(p.double()).mean().item() for p in probs])
 
 
 def predict_probs(model: Model, x: Tensor, draws: Counts, generator: Generator) -> Tensor:  # (rows, classes)

@@ -125,12 +125,8 @@ def evaluate(prediction: Prediction, split: Split) -> Outcome:
 def _estimator(run: Run, context: RunContext, split: Split) -> Prediction:
     """Fit the estimator of this library with its defaults."""
     estimator = CompoundRegressor if is_regression(run.data) else CompoundClassifier
-    model: Any = estimator(
-        run.method,
-        max_epochs=run.settings.get("max_epochs"),
-        random_state=run.seed,
-        callbacks=[context.callback] if context.callback else None,
-    )
+    max_epochs, callbacks = run.settings.get("max_epochs"), [context.callback] if context.callback else None
+    model: Any = estimator(run.method, max_epochs=max_epochs, random_state=run.seed, callbacks=callbacks)
     start = time.process_time()
     with context.clock.train() if context.clock else nullcontext():
         model.fit(split.x, split.y)

@@ -233,10 +233,8 @@ def indicator_encoder() -> Any:
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     options = {"max_categories": MAX_INDICATORS, "sparse_output": False}
     text = OneHotEncoder(handle_unknown="infrequent_if_exist", **options)
-    return make_column_transformer(
-        (numbers, make_column_selector(dtype_include="number")),
-        (text, make_column_selector(dtype_exclude="number")),
-    )
+    numeric = make_column_selector(dtype_include="number")
+    return make_column_transformer((numbers, numeric), (text, make_column_selector(dtype_exclude="number")))
 
 
 def _text_columns(x: pd.DataFrame) -> list[str]:

@@ -176,10 +176,8 @@ def _has_runs(scores: Scores, data: str) -> bool:
 def _explain_absent(methods: Sequence[str], not_installed: Sequence[str], page: Page) -> None:
     """Say which baselines have no runs, and why."""
     absent = [name for name in BASELINES if name not in methods]
-    reasons = [
-        f"{name}: {'its library is not installed' if name in not_installed else 'it was not asked for'}"
-        for name in absent
-    ]
+    why = dict.fromkeys(not_installed, "its library is not installed")
+    reasons = [f"{name}: {why.get(name, 'it was not asked for')}" for name in absent]
     if reasons:
         page.text("Baselines without runs, which no number counts:")
         page.bullets(reasons)

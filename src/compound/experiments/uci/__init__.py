@@ -147,10 +147,9 @@ def evaluate_region(run: Run, context: RunContext, split: datasets.Split) -> Out
     rows = split.x_test[test_inside], torch.cat([split.x[~inside], split.x_test[~test_inside]])
     in_dist, ood = ((part - shift) / scale for part in rows)
     predictives = predict(in_dist), predict(ood)
-    numbers: dict[str, Any] = {
-        "auroc_epistemic": metrics.auroc(*(p.epistemic.squeeze(-1).double() for p in predictives)),
-        "auroc_predictive": metrics.auroc(*(p.variance.squeeze(-1).double() for p in predictives)),
-    }
+    epistemic = metrics.auroc(*(p.epistemic.squeeze(-1).double() for p in predictives))
+    predictive = metrics.auroc(*(p.variance.squeeze(-1).double() for p in predictives))
+    numbers: dict[str, Any] = {"auroc_epistemic": epistemic, "auroc_predictive": predictive}
     if run.method not in BASELINES:
         detector = _detector(x_train, run.seed)
         distances = (detector.scores(part).double() for part in (in_dist, ood))

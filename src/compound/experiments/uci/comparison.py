@@ -61,10 +61,8 @@ def claims(splits: Splits, regions: Splits, tables: Sequence[str], published: di
 
     coverage = [fmean(v) for data in LARGE if (v := values(splits, data, DEFAULT, "coverage_calibrated"))]
     seconds = values(splits, "boston", DEFAULT, "cpu_seconds")
-    false_positives, detected = (
-        [rate for data in tables if (rate := pooled_rate(splits, data, key)) is not None]
-        for key in ("false_alarms", "moved_flagged")
-    )
+    rates = ([pooled_rate(splits, data, key) for data in tables] for key in ("false_alarms", "moved_flagged"))
+    false_positives, detected = ([rate for rate in each if rate is not None] for each in rates)
     interval = "coverage of the 90% interval, tables over 1,000 rows"
     return [
         count(
