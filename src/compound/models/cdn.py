@@ -62,7 +62,7 @@ class _CDN(Model):
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
         )
-        self.far = ExtrapolationGuard(inputs, task, self.config.far)
+        self.far = ExtrapolationGuard(inputs, task, self.config.far, self.config.far_classes)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
@@ -223,11 +223,11 @@ class _CDN(Model):
             self.likelihood.calibrate(draws, y, mask)
         self.far.fit_limits(data, self.likelihood.draws_predictive(draws))
         predictive = self.far.bounded(self.likelihood.draws_predictive(draws))
-        member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_std)
+        member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_params)
 
         def log_densities(t: Tensor | None) -> Tensor:  # (2, rows)
             """log p(y) with far noise t (rows,): mean over members that held the row out; mixture of all."""
-            noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_std)
+            noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_params)
             members = (mask * member_log_prob(t)).sum(0) / mask.sum(0)
             return torch.stack([members, noisy.log_prob(y)])
 
