@@ -69,7 +69,7 @@ class LastLayerModel(ABC):
     def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         """`member_log_prob` as a function of the far noise t (rows,) that is added; None adds none.
 
-        `far_params` are standard deviations (targets,) or probabilities (classes,) far from the training rows.
+        Far from the training rows `far_params` are standard deviations or probabilities, (outputs,).
         """
 
     @abstractmethod
