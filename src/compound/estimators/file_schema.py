@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from compound.estimators.encoder import Encoder
+from compound.estimators.time_column import KINDS
 from compound.io.schema import (
     Schema,
     any_of,
@@ -75,11 +76,15 @@ NUMERIC_COLUMN = object_of(
 CATEGORICAL_COLUMN = object_of(
     {"name": string(), "values": LABELS, "has_other": boolean, "rare": any_of(null, LABELS)}, additional=True
 )
+PART = object_of({"kind": enum(*KINDS), "mean": number(), "scale": SCALE})
+TIME_COLUMN = object_of(
+    {"name": string(), "elapsed": NUMERIC_COLUMN, "parts": array_of(PART, 0, len(KINDS))}, additional=True
+)
 
 
 def _check_column(value: Any, path: str) -> None:
-    is_categorical = isinstance(value, dict) and "values" in value
-    (CATEGORICAL_COLUMN if is_categorical else NUMERIC_COLUMN).check(value, path)
+    kinds = {"values": CATEGORICAL_COLUMN, "parts": TIME_COLUMN} if isinstance(value, dict) else {}
+    next((kinds[name] for name in kinds if name in value), NUMERIC_COLUMN).check(value, path)
 
 
 CONFIG = object_of(
