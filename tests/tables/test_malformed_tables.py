@@ -12,9 +12,10 @@ import pytest
 from table_commands import assert_rejected, run, run_ok, write
 
 from compound import CompoundClassifier, CompoundRegressor, Method, load, named_generator
-from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
+from compound.estimators.encoder import Encoder
+from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
 from compound.tables import explain_report, explaining, model_inputs, table_files
-from compound.tables.table_files import column_names, read_chunks, read_table
+from compound.tables.table_files import column_names, infer_table, read_chunks
 
 SMALL = {"max_epochs": 1, "random_state": 0}
 
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("here")
 def test_stray_quotes_are_rejected_with_their_line(lines: list[str], line: int, drop: bool):
     path = write("t.csv", "\n".join(["a,b", *lines]) + "\n")
     with pytest.raises(ValueError, match=rf"line {line} (has a stray|opens a quote)"):
-        read_table(path, columns=["a"] if drop else None)
+        infer_table(path, ["a"] if drop else None)
     with pytest.raises(ValueError, match=rf"line {line} (has a stray|opens a quote)"):
         list(read_chunks(path, {"a": "number"}))
 
@@ -51,13 +52,13 @@ def test_valid_quotes_are_read():
     path = write(
         "t.csv", 'id,text,n\n7,"Hello, dear,\nbye, you",3\n8,"5"" pipe",4\n9,5" pipe,5\n10,"a\n\nb",6\n'
     )
-    table = read_table(path)
+    table = infer_table(path).frame
     assert table["text"].tolist() == ["Hello, dear,\nbye, you", '5" pipe', '5" pipe', "a\n\nb"]
     assert table["n"].tolist() == [3, 4, 5, 6]
     path = write(
         "t.csv", 'id,text\n7,"Hello\nDear Ann, bye"\n'
     )  # two lines of two entries, but a row starts with a number
-    assert read_table(path)["text"].tolist() == ["Hello\nDear Ann, bye"]
+    assert infer_table(path).frame["text"].tolist() == ["Hello\nDear Ann, bye"]
 
 
 # dropped columns are not parsed

@@ -56,14 +56,21 @@ def find_form(values: Sequence[str], comma_separates: bool) -> NumberForm | None
             return None
         shapes.append(shape)
     symbols = {shape["before"] or shape["after"] for shape in shapes}
-    if not shapes or (symbols == {""} and all(shape["digits"].isdigit() for shape in shapes)):
+    is_plain = symbols == {""} and all(re.fullmatch(r"\d+(\.\d*)?", shape["digits"]) for shape in shapes)
+    if not shapes or is_plain:
         return None
     if len(symbols) > 1:
-        first, other = (next(s[0] for s in shapes if (s["before"] or s["after"]) == x) for x in [*symbols][:2])
-        raise AmbiguousNumbersError(f"holds {first!r} and {other!r}: write all numbers in one unit, without a sign")
+        first, other = (
+            next(s[0] for s in shapes if (s["before"] or s["after"]) == x) for x in [*symbols][:2]
+        )
+        raise AmbiguousNumbersError(
+            f"holds {first!r} and {other!r}: write all numbers in one unit, without a sign"
+        )
     digits = [re.sub(f"[{SPACES}]", " ", shape["digits"]) for shape in shapes]
     symbol = symbols.pop()
-    fitting = [form for form in FORMS if all(re.fullmatch(NumberForm(symbol, *form).digits, d) for d in digits)]
+    fitting = [
+        form for form in FORMS if all(re.fullmatch(NumberForm(symbol, *form).digits, d) for d in digits)
+    ]
     separated = next((d for d in digits if not d.isdigit()), None)
     if symbol and separated is None:
         return NumberForm(symbol, *FORMS[0])
