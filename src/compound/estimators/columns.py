@@ -97,7 +97,8 @@ def canonical_label(label: str | None) -> str | None:
         return None
     if label.lower() in _TRUTH:
         return str(_TRUTH[label.lower()])
-    return label.rstrip("0").removesuffix(".") if _INTEGRAL.fullmatch(label) else label
+    whole = label.rstrip("0").removesuffix(".") if _INTEGRAL.fullmatch(label) else label
+    return "0" if whole == "-0" else whole
 
 
 def _label(value: Any) -> str:

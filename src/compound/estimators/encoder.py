@@ -28,6 +28,7 @@ from compound.estimators.columns import (
     numeric_values,
 )
 from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
+from compound.estimators.number_forms import warn_of_written_numbers
 from compound.estimators.time_column import CalendarPart, TimeColumn, fit_time
 from compound.estimators.times import is_time, time_values
 
@@ -62,6 +63,11 @@ class Encoder:
         }
         columns: list[Column | None] = [None] * len(series)
         new_values = 0.0  # fraction of rows expected to bring any
+        for i, labels in labels_of.items():
+            if isinstance(series[i].dtype, pd.CategoricalDtype):
+                continue
+            distinct = [label for label in pd.unique(labels) if label is not None]
+            warn_of_written_numbers(str(table.columns[i]), distinct)
         for i in sorted(labels_of, key=lambda i: _new_value_rate(labels_of[i])):
             new_values += _new_value_rate(labels_of[i])
             columns[i] = _fit_categorical(

@@ -5,6 +5,7 @@ separators that can only be read one way. "5%" is 5.
 """
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,6 +44,21 @@ class AmbiguousNumbersError(ValueError):
     """Text that looks like numbers which can be read in more than one way."""
 
 
+def warn_of_written_numbers(column: str, values: Sequence[str]) -> None:
+    """Warn that numbers in a column's distinct values, such as "$5", are taken for categories."""
+    try:
+        seems_number = find_form(values, comma_separates=True) is not None
+    except AmbiguousNumbersError:
+        seems_number = True
+    if seems_number:
+        warnings.warn(
+            f"column {column!r} holds text such as {values[0]!r}, which is taken for categories: "
+            "convert it to numbers if it holds numbers",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def find_form(values: Sequence[str], comma_separates: bool) -> NumberForm | None:
     """The form of the numbers in a column's distinct values; None if they are not such numbers.
 
@@ -61,7 +77,7 @@ def find_form(values: Sequence[str], comma_separates: bool) -> NumberForm | None
         return None
     if len(symbols) > 1:
         first, other = (
-            next(s[0] for s in shapes if (s["before"] or s["after"]) == x) for x in [*symbols][:2]
+            next(s[0] for s in shapes if (s["before"] or s["after"]) == x) for x in sorted(symbols)[:2]
         )
         raise AmbiguousNumbersError(
             f"holds {first!r} and {other!r}: write all numbers in one unit, without a sign"
