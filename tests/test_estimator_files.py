@@ -195,7 +195,7 @@ def dated() -> CompoundRegressor:
         ("encoder/0/elapsed/has_missing", True, "the model takes"),
         ("forms/price/symbol", "x", "symbol is 'x'"),
         ("forms/price/thousands", ".", "one sign for thousands and decimals"),
-        ("forms/price", ["$", ",", "."], "price is"),
+        ("forms/price", ["$", ",", "."], "'price' is"),
         ("forms", {"day": {"symbol": "", "thousands": ",", "decimal": "."}}, "no numeric column 'day'"),
         ("forms", {"cost": {"symbol": "", "thousands": ",", "decimal": "."}}, "no numeric column 'cost'"),
     ],
