@@ -201,6 +201,14 @@ def test_other_text_in_a_column_of_dates_is_rejected_with_its_line(value: str):
     assert read_table("t.parquet", {"day": "time"})["day"].isna().all()
 
 
+def test_dates_after_many_gaps_are_dates():
+    write("t.csv", "day,y\n" + ",1\n" * 1200 + "2024-05-01,2\n2024-05-02T10:30,3\n")
+    days = infer_table("t.csv").frame["day"]
+    assert days.isna().sum() == 1200 and days.iloc[-1] == pd.Timestamp("2024-05-02 10:30")
+    write("t.csv", "day,y\n,1\n,2\n")
+    assert read_table("t.csv", {"day": "time"})["day"].isna().all()
+
+
 # columns that name rows
 
 

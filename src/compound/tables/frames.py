@@ -90,11 +90,13 @@ def _check_dates(path: Path, name: str, column: pa.Array, invalid: Any, offset: 
 def infer_frame(path: Path, table: pa.Table) -> InferredTable:
     """All columns, with types inferred from the text (csv) or taken from the schema (parquet)."""
     forms: dict[str, NumberForm] = {}
+    delimiter = delimiter_of(path)
     columns = {
-        name: _infer_column(path, name, types.to_array(table[name]), forms) for name in table.column_names
+        name: _infer_column(path, name, types.to_array(table[name]), delimiter, forms)
+        for name in table.column_names
     }
     decimals = {form.decimal for form in forms.values()}
-    if decimals == {","} and delimiter_of(path) == ";":  # a point may separate thousands here
+    if decimals == {","} and delimiter == ";":  # a point may separate thousands here
         for name, values in columns.items():
             if name not in forms and pd.api.types.is_float_dtype(values):
                 _check_points(path, name, types.to_array(table[name]))
@@ -111,7 +113,9 @@ def _check_points(path: Path, name: str, column: pa.Array) -> None:
         )
 
 
-def _infer_column(path: Path, name: str, column: pa.Array, forms: dict[str, NumberForm]) -> "pd.Series[Any]":
+def _infer_column(
+    path: Path, name: str, column: pa.Array, delimiter: str, forms: dict[str, NumberForm]
+) -> "pd.Series[Any]":
     """One column of `infer_frame`; ValueError for values that are no scalars or dates. Adds to `forms`."""
     if types.is_date(column.type):
         return types.to_times(column)
@@ -123,20 +127,20 @@ def _infer_column(path: Path, name: str, column: pa.Array, forms: dict[str, Numb
             "leave it out with --drop"
         )
     if types.is_text(column.type):
-        return _infer_text_column(path, name, column, forms)
+        return _infer_text_column(path, name, column, delimiter, forms)
     if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
         column = column.cast(pa.float64())
     return column.to_pandas()
 
 
 def _infer_text_column(
-    path: Path, name: str, column: pa.Array, forms: dict[str, NumberForm]
+    path: Path, name: str, column: pa.Array, delimiter: str, forms: dict[str, NumberForm]
 ) -> "pd.Series[Any]":
     """A text column as numbers, booleans, times or categories; ValueError where a typo is likely.
 
     Plain numbers in text of parquet stay categories.
     """
-    is_parquet = file_format(path) == ".parquet"
+    is_parquet = not delimiter
     parsed = types.parse_numbers(column)
     numbers = None if is_parquet else types.infer_numbers(column, parsed)
     if numbers is not None:
@@ -144,7 +148,7 @@ def _infer_text_column(
     if (times := _infer_times(path, name, column)) is not None:
         return times
     try:
-        form = find_form(types.distinct_text(column), delimiter_of(path) == ",")
+        form = find_form(types.distinct_text(column), delimiter == ",")
     except AmbiguousNumbersError as error:
         raise ValueError(f"{path}, column {name!r} {error}, or leave it out with --drop") from error
     if form is not None:
@@ -164,10 +168,11 @@ def _infer_times(path: Path, name: str, column: pa.Array) -> "pd.Series[Any] | N
             f"{path}, column {name!r} holds dates such as {types.distinct_text(column)[0]!r}, "
             "whose order is not certain: write them as 2024-05-01, or leave it out with --drop"
         )
-    if not types.starts_with_time(column):
+    is_iso = types.all_match(column, ISO_TIME)
+    if not (is_iso or types.starts_with_time(column)):
         return None
     times, invalid = types.parse_times(column)
-    if types.all_match(column, ISO_TIME):
+    if is_iso:
         _check_dates(path, name, column, invalid)  # 2020-02-31
         return times
     if typo := types.first_typo(invalid, int(times.notna().sum())):
