@@ -13,6 +13,7 @@ from test_estimators import CLASSIFIER, REGRESSOR, line, mixed
 
 import compound
 from compound import CompoundClassifier, CompoundRegressor, Method
+from compound.estimators.number_forms import NumberForm
 from compound.io.model_directory import CONFIG, TENSORS
 
 
@@ -170,6 +171,55 @@ def test_invalid_values_are_refused_whatever_the_checksum(saved, keys, value, me
         compound.load(saved)
 
 
+@pytest.fixture(scope="module")
+def dated() -> CompoundRegressor:
+    """A regressor on times, one column of which is a target or number written in a form."""
+    days = pd.date_range("2024-01-01", periods=80, freq="31h")
+    frame = pd.DataFrame({"day": days, "price": np.arange(80.0)})
+    model = clone(REGRESSOR).set_params(random_state=0, max_epochs=1).fit(frame, frame["price"])
+    model.number_forms_ = {"price": NumberForm("$", ",", ".")}
+    return model
+
+
+@pytest.mark.parametrize(
+    "keys, value, message",
+    [
+        ("encoder/0/parts/0/kind", "moon", "kind is 'moon'"),
+        ("encoder/0/parts/0/scale", 0.0, "scale is 0"),
+        ("encoder/0/parts/0/mean", float("nan"), "mean is nan"),
+        ("encoder/0/parts/0", {"kind": "month"}, "no entry 'mean'"),
+        ("encoder/0/parts", [], "the model takes"),
+        ("encoder/0/parts", None, "parts is None"),
+        ("encoder/0/elapsed", None, "elapsed is None"),
+        ("encoder/0/elapsed/scale", -1.0, "scale is -1"),
+        ("encoder/0/elapsed/has_missing", True, "the model takes"),
+        ("forms/price/symbol", "x", "symbol is 'x'"),
+        ("forms/price/thousands", ".", "one sign for thousands and decimals"),
+        ("forms/price", ["$", ",", "."], "'price' is"),
+        ("forms", {"day": {"symbol": "", "thousands": ",", "decimal": "."}}, "no numeric column 'day'"),
+        ("forms", {"cost": {"symbol": "", "thousands": ",", "decimal": "."}}, "no numeric column 'cost'"),
+    ],
+)
+def test_invalid_times_and_forms_are_refused(dated, tmp_path, keys, value, message):
+    dated.save(tmp_path / "m")
+    parts = take_apart(tmp_path / "m")
+    set_entry(parts.frame["config"], keys, value)
+    put_together(tmp_path / "m", parts)
+    with pytest.raises(ValueError, match=message):
+        compound.load(tmp_path / "m")
+
+
+def test_times_and_forms_are_restored(dated, tmp_path):
+    dated.save(tmp_path / "m")
+    again = compound.load(tmp_path / "m")
+    assert again.encoder_ == dated.encoder_ and again.number_forms_ == dated.number_forms_
+    parts = take_apart(tmp_path / "m")  # whatever the mean of the days, the calendar stays within bounds
+    parts.frame["config"]["encoder"][0]["elapsed"]["fill"] = 1e140
+    put_together(tmp_path / "m", parts)
+    row = pd.DataFrame({"day": pd.to_datetime([None]), "price": [1.0]})
+    assert np.isfinite(compound.load(tmp_path / "m").predict(row)).all()
+
+
 @pytest.mark.parametrize("dtype", ["|O8x", "<U2000000000", "<M8[s]", "<i8", "|V9", "object"])
 def test_labels_that_do_not_fit_their_dtype_are_refused(classifier, tmp_path, dtype):
     classifier.save(tmp_path / "m")
@@ -204,8 +254,8 @@ def test_an_invalid_prediction_is_an_error(regressor, saved):
 
 
 def test_another_layout_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 6)
-    with pytest.raises(ValueError, match="layout 5, this library reads 6"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 7)
+    with pytest.raises(ValueError, match="layout 6, this library reads 7"):
         compound.load(saved)
 
 

@@ -134,20 +134,22 @@ def test_far_rows_get_full_noise_whatever_the_ramp():
     )
 
 
-def test_far_noise_of_classes_is_a_mixture_with_the_uniform_distribution():
+@pytest.mark.parametrize("far", [[0.2] * 5, [0.5, 0.2, 0.1, 0.1, 0.1]], ids=["uniform", "frequencies"])
+def test_far_noise_of_classes_is_a_mixture_with_fixed_probabilities(far: list[float]):
     logs = torch.log_softmax(
         3 * torch.randn(4, 3, 50, 5, generator=named_generator(3), dtype=torch.float64), -1
     )
     plain, odds = CategoricalPredictive.from_draws(logs), torch.linspace(-20, 14, 50, dtype=torch.float64)
     y = torch.arange(50) % 5
-    found = plain.mix_with_uniform(odds)
+    found = plain.with_far_noise(odds, torch.tensor(far, dtype=torch.float64))
     for row in range(50):
         share = 1 / (1 + math.exp(-float(odds[row])))
-        mixed = [(1 - share) * float(p) + share / 5 for p in plain.probs[row]]
+        mixed = [(1 - share) * float(p) + share * q for p, q in zip(plain.probs[row], far, strict=True)]
         assert_close(found.probs[row].tolist(), mixed)
         assert_close(float(found.total[row]), -sum(p * math.log(p) for p in mixed))
         assert_close(float(found.log_prob(y)[row]), math.log(mixed[y[row]]))
-    assert torch.equal(found.label, plain.label)
+    if len(set(far)) == 1:
+        assert torch.equal(found.label, plain.label)
     assert_close(
         found.aleatoric, torch.sigmoid(-odds) * plain.aleatoric
     )  # as far as the network is believed; the rest is epistemic
@@ -159,25 +161,24 @@ def test_far_noise_turns_aleatoric_variance_into_epistemic(t):
     ones = torch.ones(3, 4, 2, 1, dtype=torch.float64)
     means = torch.randn(3, 4, 2, 1, generator=named_generator(1), dtype=torch.float64)
     without = GaussianPredictive.from_draws(means, ones, 2 * ones)
-    far_std = torch.tensor([3.0], dtype=torch.float64)
-    p = without.with_far_noise(torch.full((2,), t, dtype=torch.float64), far_std)
+    p = without.with_far_noise(torch.full((2,), t, dtype=torch.float64), torch.tensor([3.0]).double())
     assert_close(p.total, without.total + 9 * math.exp(t), rtol=1e-12, atol=0)
     assert_close(p.aleatoric, (1 - math.exp(t)) * without.aleatoric, rtol=1e-9, atol=1e-12)
     assert_close(p.variances, without.variances + 9 * math.exp(t), rtol=1e-12, atol=0)
 
 
 def test_log_densities_of_members_are_those_of_their_own_predictives():
-    likelihood, far_std = LastLayerCategorical(5, "sample", 2), torch.ones(())
+    likelihood, far = LastLayerCategorical(5, "sample", 2), torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1]).double()
     logits = torch.randn(
         3, 4, 2, 40, 5, generator=named_generator(4), dtype=torch.float64
     )  # (members, outer, inner, rows, classes)
     y, t = torch.arange(40) % 5, torch.linspace(-20, 14, 40, dtype=torch.float64)
-    log_prob = likelihood.far_log_prob((logits, torch.zeros_like(logits)), y, far_std)
+    log_prob = likelihood.far_log_prob((logits, torch.zeros_like(logits)), y, far)
     for k in range(3):
         one = logits[k : k + 1]
         p = likelihood.draws_predictive((one, torch.zeros_like(one)))
         assert_close(log_prob(None)[k], p.log_prob(y))
-        assert_close(log_prob(t)[k], p.with_far_noise(t, far_std).log_prob(y))
+        assert_close(log_prob(t)[k], p.with_far_noise(t, far).log_prob(y))
 
 
 @pytest.fixture(scope="module")

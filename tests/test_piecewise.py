@@ -8,7 +8,7 @@ import torch
 
 from compound import named_generator
 from compound.nn import PiecewiseLinearEncoding
-from compound.nn.piecewise import CLIP, MAX_BINS, MAX_TOTAL
+from compound.nn.piecewise import BIN_SCALES, CLIP, MAX_BINS, MAX_SCALE, MAX_TOTAL, SCALE_ROWS
 
 
 def columns(rows=2000):
@@ -49,25 +49,42 @@ def test_edges_are_quantiles_and_constant_columns_are_left_out():
     encoding = PiecewiseLinearEncoding.fit(x)
     assert encoding.kept.tolist() == [0, 1, 2, 3, 4]
     counts = torch.bincount(encoding.column, minlength=6).tolist()
-    assert counts[0] == counts[1] == MAX_BINS and counts[3:] == [4, 0, 0]
+    assert counts[0] == counts[1] == MAX_BINS["regression"] and counts[3:] == [4, 0, 0]
     left = encoding.left[encoding.column == 0].double().numpy()
     share = np.searchsorted(np.sort(x[:, 0].numpy()), left) / len(x)
-    assert np.abs(share - np.arange(MAX_BINS) / MAX_BINS).max() < 2 / len(x) + 1e-6
+    assert np.abs(share - np.linspace(0, 1, MAX_BINS["regression"], endpoint=False)).max() < 2 / len(x) + 1e-6
     assert encoding.left[encoding.column == 3].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_value_that_many_rows_share_takes_few_bins():
     encoding = PiecewiseLinearEncoding.fit(columns())
     left = encoding.left[encoding.column == 2]
-    assert len(left) > 0.8 * MAX_BINS  # by plain quantiles, nine of ten edges would be 0
+    assert len(left) > 0.8 * MAX_BINS["regression"]  # by plain quantiles, nine of ten edges would be 0
     assert (left == 0).sum() == 1
 
 
 @pytest.mark.parametrize("rows, inputs", [(5, 3), (40, 2), (300, 40), (2000, 400)])
 def test_bins_stay_few_for_few_rows_and_many_columns(rows, inputs):
     x = torch.randn(rows, inputs, generator=named_generator(0, "x"))
-    bins = PiecewiseLinearEncoding.fit(x).bins
-    assert bins <= MAX_TOTAL and bins <= inputs * (rows // 20)
+    for kind, most in MAX_TOTAL.items():
+        bins = PiecewiseLinearEncoding.fit(x, kind).bins
+        assert bins <= most and bins <= inputs * (rows // 20)
+
+
+@pytest.mark.parametrize("members, rows", [(1, 2000), (2, 9000), (5, 2000), (5, 100_000)])
+def test_bins_of_a_column_have_one_length_together_that_grows_from_member_to_member(members, rows):
+    encoding = PiecewiseLinearEncoding.fit(columns(rows), "classification")
+    scales = encoding.member_scales(members)[:, 0].double()
+    first, last = BIN_SCALES
+    factors = np.geomspace(first, last, members) if members > 1 else [math.sqrt(first * last)]
+    numbers = len(encoding.kept)
+    assert scales[:, :numbers].eq(1).all()
+    for member, factor in zip(scales, factors, strict=True):
+        for j in (0, 1, 2, 3):
+            bins = member[numbers:][encoding.column == j]
+            expected = min(factor, MAX_SCALE * math.sqrt(len(bins)))
+            expected *= min(max(math.sqrt(rows / SCALE_ROWS), 1), 4)
+            assert bins.norm().item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_far_inputs_stay_bounded():

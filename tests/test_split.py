@@ -155,8 +155,8 @@ def test_entropies(parts, outer, inner):
 def test_unknown_inputs_are_epistemic(log_odds):
     """The network's aleatoric entropy counts with its weight 1 - π, also where it is uniform itself."""
     probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=DOUBLE)
-    p = CategoricalPredictive.from_draws(probs.log()[None, None]).mix_with_uniform(
-        torch.full((2,), log_odds, dtype=DOUBLE)
+    p = CategoricalPredictive.from_draws(probs.log()[None, None]).with_far_noise(
+        torch.full((2,), log_odds, dtype=DOUBLE), torch.full((2,), 0.5)
     )
     believed = 1 / (1 + math.exp(log_odds))
     assert_close(p.aleatoric, believed * entropy(probs), rtol=1e-9, atol=1e-15)

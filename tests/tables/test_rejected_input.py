@@ -158,10 +158,26 @@ def test_missing_targets_and_name_clashes_are_rejected(home: Path, here: Path):
     )
 
 
-@pytest.mark.parametrize("value", ["2024-05-01", "2024-05-01 10:30:00", "10:30:00"])
-def test_times_are_rejected_by_fit(here: Path, value: str):
+DATES = {
+    "10:30:00": ["'city'", "times without a date", "--drop"],
+    "1/2/2024": ["'city'", "'1/2/2024'", "write them as 2024-05-01", "--drop"],
+    "31.1.2024 10:30": ["'city'", "'31.1.2024 10:30'", "--drop"],
+    "2024-02-31": ["line 2", "'city'", "'2024-02-31'", "no date"],
+}
+
+
+@pytest.mark.parametrize("value", DATES)
+def test_times_that_are_no_iso_dates_are_rejected_by_fit(here: Path, value: str):
     write("t.csv", TABLE.replace("Ulm", value))
-    assert_rejected(run("fit", "t.csv", "--target", "price"), "t.csv", "'city'", "times", "--drop")
+    assert_rejected(run("fit", "t.csv", "--target", "price"), "t.csv", *DATES[value])
+
+
+def test_a_typo_among_dates_is_rejected(here: Path):
+    table = TABLE.replace("Ulm", "2024-05-01")
+    write("t.csv", spoil(table, 12, "2024-05-01", "May"))
+    assert_rejected(run("fit", "t.csv", "--target", "price"), "line 12", "'city'", "'May'", "are dates")
+    write("t.csv", table)
+    assert_rejected(run("fit", "t.csv", "--target", "city"), "'city'", "times", "another --target")
 
 
 def test_unwritable_outputs_are_rejected_before_any_work(

@@ -12,8 +12,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from compound.estimators.columns import as_frame
-from compound.estimators.encoder import SURE, Encoder
-from compound.tables.table_files import read_chunks, read_table
+from compound.estimators.encoder import Encoder
+from compound.estimators.encoder_columns import SURE
+from compound.tables.table_files import infer_table, read_chunks
 
 
 def frame(rows: int = 60, seed: int = 0) -> pd.DataFrame:
@@ -181,7 +182,7 @@ def test_every_format_gives_the_same_rows_at_once_or_in_chunks(name, tmp_path):
     table = frame()
     written(table, tmp_path / name)
     encoder = Encoder.fit(table)
-    at_once = read_table(tmp_path / name)
+    at_once = infer_table(tmp_path / name).frame
     assert np.array_equal(encoder.transform(at_once), encoder.transform(table))
     chunks = [chunk.frame for chunk in read_chunks(tmp_path / name, encoder.types(), rows=7)]
     assert max(map(len, chunks)) <= 7
@@ -209,7 +210,7 @@ def test_bad_files_are_rejected_with_line_and_column(name, packed, tmp_path):
     path = tmp_path / ("bad.csv.gz" if packed else "bad.csv")
     path.write_bytes(gzip.compress(content) if packed else content)
     with pytest.raises(ValueError, match=message) as raised:
-        read_table(path)
+        infer_table(path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -227,20 +228,20 @@ def test_given_types_are_not_inferred(tmp_path):
 
 def test_unknown_missing_and_truncated_files_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="unknown format"):
-        read_table(tmp_path / "t.xlsx")
+        infer_table(tmp_path / "t.xlsx")
     with pytest.raises(ValueError, match="missing"):
-        read_table(tmp_path / "t.csv")
+        infer_table(tmp_path / "t.csv")
     content = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
     (tmp_path / "t.csv.gz").write_bytes(content[:-12])
     with pytest.raises(ValueError, match=r"truncated|damaged|complete"):
-        read_table(tmp_path / "t.csv.gz")
+        infer_table(tmp_path / "t.csv.gz")
     (tmp_path / "t.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="cannot be read"):
-        read_table(tmp_path / "t.parquet")
+        infer_table(tmp_path / "t.parquet")
 
 
 def test_real_tables_are_read(data_dir):
-    titanic = read_table(data_dir / "tables" / "titanic.csv.gz")
+    titanic = infer_table(data_dir / "tables" / "titanic.csv.gz").frame
     assert len(titanic) == 891 and titanic["age"].isna().sum() == 177
     encoder = Encoder.fit(titanic)
     assert np.isfinite(encoder.transform(titanic)).all() and "sex = male" in encoder.names

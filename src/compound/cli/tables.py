@@ -34,7 +34,14 @@ LABEL = 16  # width in characters of the first column of the summary
     metavar="NAME=VALUE",
     help="Option of the method, such as lam=1e-4; may be repeated.",
 )
-@click.option("--drop", multiple=True, metavar="COLUMN", help="Column to leave out; may be repeated.")
+@click.option("--drop", multiple=True, metavar="COLUMN", help="Column to leave out, unread; may be repeated.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column to use although it seems to name the rows: of 100 rows or more, text with no value twice, "
+    "or integers that rise from row to row (years and dates aside). May be repeated.",
+)
 @click.option("--out", type=_path, help="Directory of the model.  [default: TABLE.model]")
 @click.option(
     "--held-out",

@@ -246,25 +246,14 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         count = held_out_count(len(y), self.validation_fraction)
         return stratified_sample(y, count, derive_seed(self.seed_, "hold out"))
 
-    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:  # (rows,) or (members, rows)
-        """1 for training rows, 0 for held-out ones: some by all members, whose mixture is calibrated on them.
+    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:  # (rows,)
+        """1 for training rows, 0 for held-out ones, the same for all members: their mixture is calibrated.
 
-        Each of several members holds out half as many others besides: together they choose the stopping step,
-        and few rows choose it badly. Classes have their proportions among the rows drawn. If all rows of a
-        class are drawn, one of them is trained on nevertheless; `_calibrate` gives it the worst score.
+        Classes have their proportions among the rows drawn. If all rows of a class are drawn, one of them is
+        trained on nevertheless; `_calibrate` gives it the worst score.
         """
         drawn = self._drawn_rows(y)
-        common = drawn & ~last_of_class(y, drawn)
-        if members == 1 or not self.early_stopping:
-            return 1.0 - common.float()
-        rest = (~drawn).nonzero().squeeze(1)
-        count = int(drawn.sum()) // 2
-        held_out = common.repeat(members, 1)
-        for k in range(members):
-            own = stratified_sample(y[rest], count, derive_seed(self.seed_, "hold out", k))
-            held_out[k, rest[own]] = True
-            held_out[k] &= ~last_of_class(y, held_out[k])
-        return 1.0 - held_out.float()
+        return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
 
     def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
         """Fit temperature and sets; a row drawn but trained on (see `last_of_class`) has the score 1.
@@ -272,7 +261,6 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         A model trained without that row would not know its class. Nor does the model know classes that are
         missing from the table; among new rows, these are about as frequent as such rows among those drawn.
         """
-        held_out = held_out.reshape(-1, len(y)).all(0)
         rows = (held_out | self._drawn_rows(y)).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))
         rows = rows[order[:MAX_ROWS]]

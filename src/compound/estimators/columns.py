@@ -9,8 +9,8 @@ import pandas as pd
 from pandas.api import types as dtypes
 
 Array = np.ndarray[Any, Any]
-TIME_DTYPES = ("datetime", "date", "timedelta", "time", "period")  # how pandas' names of dtypes begin
 NUMERIC_KINDS = ("floating", "integer", "mixed-integer-float", "decimal", "boolean", "empty")  # of objects
+_TRUTH = {"true": 1, "false": 0}
 _INTEGRAL = re.compile(r"-?(0|[1-9]\d*)\.0*")
 
 
@@ -48,32 +48,17 @@ def is_numeric_frame(table: pd.DataFrame) -> bool:
     return all(dtypes.is_numeric_dtype(dtype) and not dtypes.is_bool_dtype(dtype) for dtype in table.dtypes)
 
 
-def refuse_times(table: pd.DataFrame) -> None:
-    """Raise ValueError for a column of dates or durations: they are not encoded."""
-    for i, name in enumerate(table.columns):
-        column = table.iloc[:, i]
-        is_object = dtypes.is_object_dtype(column)
-        dtype = dtypes.infer_dtype(column, skipna=True) if is_object else column.dtype.name
-        if dtype.startswith(TIME_DTYPES):
-            raise ValueError(
-                f"column {str(name)!r} holds times: give numbers instead, such as days, or leave it out"
-            )
-
-
 def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) float64, NaN = missing
-    """The values of a numeric column; times become days. ValueError for text that is no number, and infinity.
+    """The values of a numeric column; ValueError for times, for text that is no number, and for infinity.
 
     `name` is that of the column, for the message.
     """
-    if dtypes.is_datetime64_any_dtype(column):
-        naive = column.dt.tz_convert(None) if getattr(column.dt, "tz", None) is not None else column
-        return ((naive - pd.Timestamp(0)) / pd.Timedelta(days=1)).to_numpy(np.float64)
-    if dtypes.is_timedelta64_dtype(column):
-        return (column / pd.Timedelta(days=1)).to_numpy(np.float64)
+    if dtypes.is_datetime64_any_dtype(column) or dtypes.is_timedelta64_dtype(column):
+        raise ValueError(f"column {name!r} holds times: it was numeric in training, give numbers")
     if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.cat.categories.dtype)
+        column = column.astype(object)  # its own type may lack missing values
     try:
-        values = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
+        values = _to_numbers(column)
     except (ValueError, TypeError) as error:
         row, value = next((i, v) for i, v in enumerate(column) if not _is_number(v))
         raise ValueError(
@@ -85,6 +70,15 @@ def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) flo
             f"column {name!r} holds {values[row]} at row {row}: drop such rows or give a finite number"
         )
     return values
+
+
+def _to_numbers(column: "pd.Series[Any]") -> Array:
+    """The values as float64; text "True" and "false" as 1 and 0."""
+    try:
+        return pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
+    except (ValueError, TypeError):
+        numbers = column.map(lambda v: _TRUTH.get(v.lower(), v) if isinstance(v, str) else v)
+        return pd.to_numeric(numbers.astype(object)).to_numpy(np.float64, na_value=np.nan)
 
 
 def category_values(column: "pd.Series[Any]") -> Array:  # (rows,) of text, None = missing
@@ -101,9 +95,10 @@ def canonical_label(label: str | None) -> str | None:
     """
     if label is None:
         return None
-    if label.lower() in ("true", "false"):
-        return str(int(label.lower() == "true"))
-    return label.rstrip("0").removesuffix(".") if _INTEGRAL.fullmatch(label) else label
+    if label.lower() in _TRUTH:
+        return str(_TRUTH[label.lower()])
+    whole = label.rstrip("0").removesuffix(".") if _INTEGRAL.fullmatch(label) else label
+    return "0" if whole == "-0" else whole
 
 
 def _label(value: Any) -> str:
@@ -114,6 +109,8 @@ def _label(value: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in _TRUTH:
+        return True
     try:
         float(value)
     except (ValueError, TypeError):

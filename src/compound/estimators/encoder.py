@@ -1,9 +1,9 @@
 """Encoding of a table as standardised numbers. A fitted encoder is a few numbers and labels, saved as JSON.
 
 Numeric columns: missing values become the median, with an indicator column where training had missing values;
-then they are standardised in float64. Text, categories and other objects are one-hot encoded; rare values,
-unseen ones and those beyond the most frequent share a last column. Medians, means, scales and categories are
-fitted by scikit-learn's transformers.
+then they are standardised in float64. Dates and times become several numbers (`time_column`). Text,
+categories and other objects are one-hot encoded; rare values, unseen ones and those beyond the most frequent
+share a last column. Medians, means, scales and categories are fitted by scikit-learn's transformers.
 
 A last number, the surprise, is 0 for all training rows. It is SURE for a value that new rows of the same
 distribution would hardly bring: an unseen category, a missing value in a column that had none, a number
@@ -22,114 +22,52 @@ import pandas as pd
 
 from compound.estimators.columns import (
     Array,
-    canonical_label,
     category_values,
     is_boolean,
     is_categorical,
     numeric_values,
 )
+from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
+from compound.estimators.number_forms import warn_of_written_numbers
+from compound.estimators.time_column import CalendarPart, TimeColumn, fit_time
+from compound.estimators.times import is_time, time_values
 
 LIMIT = 1e4  # standardised values are clipped to ±LIMIT
 MAX_CATEGORIES = 300  # indicator columns of a categorical column
 MIN_FREQUENCY = (3, 10)  # rows of a category with an indicator column: of n rows n / 500, within these
 MAX_RARE = 10_000  # values without one that are remembered
-SURE = 100.0  # surprise in standard deviations: beyond any threshold
 MARGIN = 10  # a range of n rows is widened by MARGIN / n of its width: few rows show little of their range
 NEW_VALUES = 0.003  # fraction of rows that may bring a value that is new in its column, all columns together
 
 Table: TypeAlias = "pd.DataFrame | Array"
-
-
-@dataclass(frozen=True)
-class NumericColumn:
-    """The fitted encoding of a column of numbers, booleans (0, 1) or times (days)."""
-
-    name: str
-    mean: float
-    scale: float  # standard deviation; 1 where the column was constant
-    fill: float  # the median, which replaces missing values
-    has_missing: bool  # training had missing values: an indicator column follows
-    low: float = -np.inf  # range of the training values, with a margin
-    high: float = np.inf
-    boolean: bool = False  # the column held booleans in training
-
-    @property
-    def width(self) -> int:
-        """How many numbers it is encoded as."""
-        return 1 + self.has_missing
-
-    def encode(self, out: Array, values: Array) -> None:
-        """Write values (rows,), NaN where missing, into out (rows, width), before standardisation."""
-        missing = np.isnan(values)
-        out[:, 0] = np.where(missing, self.fill, values)
-        if self.has_missing:
-            out[:, 1] = missing
-
-    def surprise(self, values: Array) -> Array:  # (rows,)
-        """SURE for a missing value where training had none, less for a number beyond the range."""
-        missing = np.isnan(values)
-        excess = np.fmax(np.fmax(self.low - values, values - self.high), 0.0)  # 0 for NaN
-        half_width = max(0.5 * (self.high - self.low), np.finfo(np.float64).tiny)
-        with np.errstate(over="ignore"):
-            beyond = SURE * np.minimum(excess / half_width, 1.0) ** 3
-        return np.where(missing, 0.0 if self.has_missing else SURE, beyond)
-
-
-@dataclass(frozen=True)
-class CategoricalColumn:
-    """The fitted one-hot encoding of a column of labels; None is a missing value, which is a category too."""
-
-    name: str
-    values: tuple[str | None, ...]  # those with an indicator column of their own
-    has_other: bool  # a last indicator column for all other values
-    rare: tuple[str | None, ...] | None = None  # other values that training had; None: new ones are ordinary
-
-    @property
-    def width(self) -> int:
-        """How many numbers it is encoded as."""
-        return len(self.values) + self.has_other
-
-    def encode(self, out: Array, values: Array) -> None:
-        """Write labels (rows,) as indicators into out (rows, width), which holds zeros."""
-        index = {canonical_label(value): i for i, value in reversed(list(enumerate(self.values)))}
-        index |= {value: i for i, value in enumerate(self.values)}  # exact labels have priority
-        other = len(self.values) if self.has_other else -1
-        positions = np.fromiter(
-            (index[v] if v in index else index.get(canonical_label(v), other) for v in values),
-            dtype=np.int64,
-            count=len(values),
-        )
-        rows = np.flatnonzero(positions >= 0)
-        out[rows, positions[rows]] = 1.0
-
-    def surprise(self, values: Array) -> Array:  # (rows,)
-        """SURE for a value that training did not have, where new values are not ordinary."""
-        if self.rare is None:
-            return np.zeros(len(values))
-        known = {*self.values, *self.rare}
-        known |= {canonical_label(value) for value in known}
-        new = (v not in known and canonical_label(v) not in known for v in values)
-        return SURE * np.fromiter(new, dtype=np.float64, count=len(values))
+Column: TypeAlias = NumericColumn | TimeColumn | CategoricalColumn
 
 
 @dataclass(frozen=True)
 class Encoder:
     """The encoding fitted to a training table; `transform` encodes any table with the same columns."""
 
-    columns: tuple[NumericColumn | CategoricalColumn, ...]
+    columns: tuple[Column, ...]
 
     @classmethod
     def fit(cls, table: Table, names: Sequence[str] | None = None) -> "Encoder":
         """Fit an encoder to a table. `names` are those of an array's columns; x0, x1 and so on by default."""
         if isinstance(table, np.ndarray):
             return cls(tuple(_fit_numeric(names or [f"x{i}" for i in range(table.shape[1])], table)))
+        series = [table.iloc[:, i] for i in range(table.shape[1])]
+        times = {i for i, values in enumerate(series) if is_time(values)}
         labels_of = {
-            i: category_values(table.iloc[:, i])
-            for i in range(table.shape[1])
-            if is_categorical(table.iloc[:, i])
+            i: category_values(values)
+            for i, values in enumerate(series)
+            if i not in times and is_categorical(values)
         }
-        columns: list[NumericColumn | CategoricalColumn | None] = [None] * table.shape[1]
+        columns: list[Column | None] = [None] * len(series)
         new_values = 0.0  # fraction of rows expected to bring any
+        for i, labels in labels_of.items():
+            if isinstance(series[i].dtype, pd.CategoricalDtype):
+                continue
+            distinct = [label for label in pd.unique(labels) if label is not None]
+            warn_of_written_numbers(str(table.columns[i]), distinct)
         for i in sorted(labels_of, key=lambda i: _new_value_rate(labels_of[i])):
             new_values += _new_value_rate(labels_of[i])
             columns[i] = _fit_categorical(
@@ -137,12 +75,19 @@ class Encoder:
             )
         numeric = [i for i, column in enumerate(columns) if column is None]
         if numeric:  # all at once: a table may have thousands
-            labels = [str(table.columns[i]) for i in numeric]
+            names = [str(table.columns[i]) for i in numeric]
             values = np.column_stack(
-                [numeric_values(table.iloc[:, i], label) for i, label in zip(numeric, labels, strict=True)]
+                [
+                    (time_values if i in times else numeric_values)(series[i], name)
+                    for i, name in zip(numeric, names, strict=True)
+                ]
             )
-            for i, column in zip(numeric, _fit_numeric(labels, values), strict=True):
-                columns[i] = replace(column, boolean=is_boolean(table.iloc[:, i]))
+            for k, (i, column) in enumerate(zip(numeric, _fit_numeric(names, values), strict=True)):
+                columns[i] = (
+                    fit_time(column, values[:, k])
+                    if i in times
+                    else replace(column, boolean=is_boolean(series[i]))
+                )
         return cls(tuple(column for column in columns if column is not None))
 
     @property
@@ -157,30 +102,22 @@ class Encoder:
 
     @cached_property
     def shift(self) -> Array:  # (width,)
-        """Means of numeric columns, 0 for indicators."""
-        return np.array([value for column in self.columns for value in _expand(column, "mean", 0.0)] + [0.0])
+        """Means of numbers, 0 for indicators."""
+        return np.array([*(value for column in self.columns for value in column.shift), 0.0])
 
     @cached_property
     def scale(self) -> Array:  # (width,)
-        """Standard deviations of numeric columns, 1 for indicators."""
-        return np.array([value for column in self.columns for value in _expand(column, "scale", 1.0)] + [1.0])
+        """Standard deviations of numbers, 1 for indicators."""
+        return np.array([*(value for column in self.columns for value in column.divisor), 1.0])
 
     @property
     def names(self) -> list[str]:
         """Names of the `width` encoded columns: age, age missing, colour = red, ..., and last: surprise."""
-        names = []
-        for column in self.columns:
-            if isinstance(column, NumericColumn):
-                names += [column.name, f"{column.name} missing"][: column.width]
-            else:
-                labels = ["missing" if value is None else value for value in column.values]
-                names += [f"{column.name} = {label}" for label in [*labels, "other"][: column.width]]
-        return [*names, "surprise"]
+        return [*(label for column in self.columns for label in column.labels), "surprise"]
 
     def types(self) -> dict[str, str]:
-        """The type as which each column, by name, must be read from a file: number, boolean or text."""
-        numeric = {True: "boolean", False: "number"}
-        return {c.name: numeric[c.boolean] if isinstance(c, NumericColumn) else "text" for c in self.columns}
+        """The type as which each column, by name, must be read from a file: number, boolean, time or text."""
+        return {column.name: _type_of(column) for column in self.columns}
 
     def numbers(self, table: Table) -> Array:  # (rows, width) float64
         """The encoded table before standardisation: missing values replaced, categories as indicators."""
@@ -218,36 +155,47 @@ class Encoder:
     @classmethod
     def from_config(cls, config: Sequence[dict[str, Any]]) -> "Encoder":
         """The encoder of which `to_config` gave this configuration."""
-        return cls(
-            tuple(
-                CategoricalColumn(
-                    entry["name"],
-                    tuple(entry["values"]),
-                    entry["has_other"],
-                    None if entry["rare"] is None else tuple(entry["rare"]),
-                )
-                if "values" in entry
-                else NumericColumn(**entry)
-                for entry in config
-            )
-        )
+        return cls(tuple(_column(entry) for entry in config))
 
     def _values(self, table: Table) -> list[Array]:
-        """The values (rows,) of each column: float64 numbers, or labels as text."""
+        """The values (rows,) of each column: float64 numbers or days, or labels as text."""
         if isinstance(table, np.ndarray):
-            if not self.is_numeric:
-                name = next(column.name for column in self.columns if isinstance(column, CategoricalColumn))
-                raise ValueError(
-                    f"column {name!r} is categorical: "
-                    "give a data frame with the columns of the training table"
-                )
+            for column in self.columns:
+                if not isinstance(column, NumericColumn):
+                    kind = "categorical" if isinstance(column, CategoricalColumn) else "a time"
+                    raise ValueError(
+                        f"column {column.name!r} is {kind}: "
+                        "give a data frame with the columns of the training table"
+                    )
             return [table[:, i].astype(np.float64) for i in range(table.shape[1])]
-        return [
-            numeric_values(table.iloc[:, i], column.name)
-            if isinstance(column, NumericColumn)
-            else category_values(table.iloc[:, i])
-            for i, column in enumerate(self.columns)
-        ]
+        return [_column_values(column, table.iloc[:, i]) for i, column in enumerate(self.columns)]
+
+
+def _column_values(column: Column, values: "pd.Series[Any]") -> Array:  # (rows,)
+    """What the encoding of a column takes: numbers, days, or labels as text."""
+    if isinstance(column, NumericColumn):
+        return numeric_values(values, column.name)
+    if isinstance(column, TimeColumn):
+        return time_values(values, column.name)
+    return category_values(values)
+
+
+def _type_of(column: Column) -> str:
+    """number, boolean, time or text."""
+    if isinstance(column, NumericColumn):
+        return "boolean" if column.boolean else "number"
+    return "time" if isinstance(column, TimeColumn) else "text"
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    """The column of which `asdict` gave this entry."""
+    if "values" in entry:
+        rare = None if entry["rare"] is None else tuple(entry["rare"])
+        return CategoricalColumn(entry["name"], tuple(entry["values"]), entry["has_other"], rare)
+    if "parts" in entry:
+        parts = tuple(CalendarPart(**part) for part in entry["parts"])
+        return TimeColumn(entry["name"], NumericColumn(**entry["elapsed"]), parts)
+    return NumericColumn(**entry)
 
 
 def _new_value_rate(labels: Array) -> float:
@@ -296,10 +244,3 @@ def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:
         NumericColumn(name, float(mean), float(scale), float(fill), bool(missing), float(least), float(most))
         for name, mean, scale, fill, missing, least, most in zip(names, *statistics, strict=True)
     ]
-
-
-def _expand(column: NumericColumn | CategoricalColumn, field: str, indicator: float) -> list[float]:
-    """One number per encoded column, (width,): `field` of a numeric column, `indicator` for indicators."""
-    if isinstance(column, CategoricalColumn):
-        return [indicator] * column.width
-    return [getattr(column, field), indicator][: column.width]

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from compound.estimators.encoder import Encoder
+from compound.estimators.number_forms import FORMS, SYMBOLS
+from compound.estimators.time_column import KINDS
 from compound.io.schema import (
     Schema,
     any_of,
@@ -75,13 +77,18 @@ NUMERIC_COLUMN = object_of(
 CATEGORICAL_COLUMN = object_of(
     {"name": string(), "values": LABELS, "has_other": boolean, "rare": any_of(null, LABELS)}, additional=True
 )
+PART = object_of({"kind": enum(*KINDS), "mean": number(), "scale": SCALE})
+TIME_COLUMN = object_of(
+    {"name": string(), "elapsed": NUMERIC_COLUMN, "parts": array_of(PART, 0, len(KINDS))}, additional=True
+)
 
 
 def _check_column(value: Any, path: str) -> None:
-    is_categorical = isinstance(value, dict) and "values" in value
-    (CATEGORICAL_COLUMN if is_categorical else NUMERIC_COLUMN).check(value, path)
+    kinds = {"values": CATEGORICAL_COLUMN, "parts": TIME_COLUMN} if isinstance(value, dict) else {}
+    next((kinds[name] for name in kinds if name in value), NUMERIC_COLUMN).check(value, path)
 
 
+FORM = object_of({"symbol": enum(*SYMBOLS), "thousands": enum(",", ".", " ", "'"), "decimal": enum(".", ",")})
 CONFIG = object_of(
     {
         "estimator": enum(*TASK_KINDS),
@@ -91,6 +98,7 @@ CONFIG = object_of(
         "encoder": array_of(Schema("a column", _check_column), 1),
         "names": array_of(string()),
         "columns": integer(1),
+        "forms": mapping_of(FORM),
         "seed": integer(0, 2**63),
         "threshold": number(0),
         "history": mapping_of(array_of(any_of(real, null))),  # not used for predictions: may be infinite
@@ -168,6 +176,11 @@ def _check_lengths(config: dict[str, Any], kind: str) -> None:
     inputs = config["model"]["inputs"]
     if encoder.width != inputs:
         raise ValueError(f"its columns make {encoder.width} numbers, the model takes {inputs}")
+    for name, form in config["forms"].items():
+        if (form["thousands"], form["decimal"]) not in FORMS:
+            raise ValueError(f"the numbers of {reprlib.repr(name)} have one sign for thousands and decimals")
+        if name != config.get("target") and encoder.types().get(name) != "number":
+            raise ValueError(f"there is no numeric column {reprlib.repr(name)}, of which it has a form")
     if config["names"] and config["names"] != [column.name for column in encoder.columns]:
         raise ValueError("its names are not those of its columns")
 

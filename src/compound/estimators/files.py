@@ -26,6 +26,7 @@ from compound.estimators.file_schema import (
     check_estimator,
     without_prefix,
 )
+from compound.estimators.number_forms import NumberForm
 from compound.estimators.validation import check_parameters
 from compound.io.bundle import Bundle
 from compound.io.model_directory import load_directory, save_directory
@@ -41,7 +42,7 @@ from compound.train.history import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 5  # of the configuration; increased when an older library could not read it
+LAYOUT = 6  # of the configuration; increased when an older library could not read it
 MAX_LABEL_LENGTH = 10_000  # characters for which a dtype of labels may reserve memory
 
 
@@ -134,6 +135,9 @@ def _config(estimator: Any) -> dict[str, Any]:
         "names": [str(name) for name in getattr(estimator, "feature_names_in_", [])],
         "columns": estimator.n_features_in_,
         "target": getattr(estimator, "target_name_", None),  # the target's column, where a file was read
+        "forms": {  # of numbers in the columns of a file
+            name: form._asdict() for name, form in getattr(estimator, "number_forms_", {}).items()
+        },
         "seed": estimator.seed_,
         "threshold": estimator.threshold_,
         "promised": estimator.ood_detector_.promised,
@@ -200,6 +204,7 @@ def _restore(bundle: Bundle) -> Any:
         estimator.feature_names_in_ = np.array(config["names"], dtype=object)
     if config.get("target"):
         estimator.target_name_ = config["target"]
+    estimator.number_forms_ = {name: NumberForm(**form) for name, form in config["forms"].items()}
     history = config["history"].items()
     columns = {name: [math.nan if v is None else v for v in values] for name, values in history}
     estimator.history_ = History(columns, config["best_step"])

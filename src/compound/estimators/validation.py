@@ -7,7 +7,7 @@ import torch
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
 from torch import Tensor
 
-from compound.estimators.columns import Array, as_frame, is_numeric_frame, refuse_times
+from compound.estimators.columns import Array, as_frame, is_numeric_frame
 from compound.estimators.encoder import Encoder
 from compound.models import Method
 
@@ -72,10 +72,8 @@ def validate_table(estimator: HasEncoder, X: Any, reset: bool) -> Any:
     frame = as_frame(X)
     if frame is None and not reset and not estimator.encoder_.is_numeric:
         raise ValueError(
-            "X is an array, but training had categorical columns: give a data frame with the same columns"
+            "X is an array, but training had categories or times: give a data frame with the same columns"
         )
-    if frame is not None and reset:
-        refuse_times(frame)
     min_rows = 2 if reset else 1
     if frame is not None and not (is_numeric_frame(frame) and (reset or estimator.encoder_.is_numeric)):
         validate_data(estimator, X, reset=reset, skip_check_array=True)

@@ -14,6 +14,7 @@ from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
 from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
 from compound.models.encoded import Encoded as Encoded
+from compound.models.extrapolation import FarClasses
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout
@@ -103,7 +104,8 @@ class Method:
         else:
             model = Encoded(method(encoding.outputs, task, self.config(), seed), encoding)
         far = self.options.get("far")
-        return model if far is None else DistanceAware(model, far)
+        far_classes: FarClasses = "uniform" if encoding is None else "frequencies"
+        return model if far is None else DistanceAware(model, far, far_classes)
 
     def with_limits(self) -> "Method":
         """A copy whose models bound the predictive of targets (see limits.py); self where they already do."""

@@ -48,6 +48,7 @@ class Model(nn.Module, ABC):
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
+    eval_mixture: ClassVar[bool] = False  # early stopping by the NLL of all members' mixture, not of each
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
     config: Any  # the options of this model, an instance of Config
     inputs: int

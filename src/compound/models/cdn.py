@@ -39,6 +39,7 @@ class _CDN(Model):
     has_far_noise = True
     likelihood: LastLayerGaussian | LastLayerCategorical
     far: ExtrapolationGuard
+    input_scales: Tensor  # (members, 1, network inputs), for classes with an encoding
 
     def __init__(
         self,
@@ -52,13 +53,17 @@ class _CDN(Model):
         self.config = cast(Any, resolve(config, task, table=encoding is not None))  # no None is left in it
         self.inputs = inputs
         self.encoding = encoding  # of the network's inputs; distances are computed without it
+        members_differ = encoding is not None and task.kind == "classification"
+        self.eval_mixture = members_differ  # type: ignore[misc]
         self.task = task
         self.members = self.config.members
+        if encoding is not None and members_differ:
+            self.register_buffer("input_scales", encoding.member_scales(self.members))
         self.stack = self._build_layers(seed)
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
         )
-        self.far = ExtrapolationGuard(inputs, task, self.config.far)
+        self.far = ExtrapolationGuard(inputs, task, self.config.far, self.config.far_classes)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
@@ -91,7 +96,8 @@ class _CDN(Model):
     def _encode(self, x: Tensor) -> Tensor:  # (members, rows, network inputs)
         """Rows x (rows, inputs) as the first layer takes them."""
         x = clamp_inputs(x)
-        return (x if self.encoding is None else self.encoding(x)).expand(self.members, -1, -1)
+        x = x if self.encoding is None else self.encoding(x)
+        return x * self.input_scales if self.eval_mixture else x.expand(self.members, -1, -1)
 
     @abstractmethod
     def _shared(self) -> tuple[int, int]:
@@ -223,11 +229,11 @@ class _CDN(Model):
             self.likelihood.calibrate(draws, y, mask)
         self.far.fit_limits(data, self.likelihood.draws_predictive(draws))
         predictive = self.far.bounded(self.likelihood.draws_predictive(draws))
-        member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_std)
+        member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_params)
 
         def log_densities(t: Tensor | None) -> Tensor:  # (2, rows)
             """log p(y) with far noise t (rows,): mean over members that held the row out; mixture of all."""
-            noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_std)
+            noisy = predictive if t is None else predictive.with_far_noise(t, self.far.far_params)
             members = (mask * member_log_prob(t)).sum(0) / mask.sum(0)
             return torch.stack([members, noisy.log_prob(y)])
 

@@ -35,6 +35,8 @@ class Config:
         Networks of the ensemble, trained as one batched computation.
     far : float, default=3.0
         Far noise; targets: its standard deviation far away, in standard deviations of the target; 0: none.
+    far_classes : {'uniform', 'frequencies'}, optional
+        Probabilities of classes far away: all equal, or the class frequencies of the training rows.
     """
 
     widths: tuple[int, ...] | None = None
@@ -48,6 +50,7 @@ class Config:
     log_col: tuple[float, ...] | None = None
     members: int | None = None
     far: float = 3.0
+    far_classes: Literal["uniform", "frequencies"] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "members": 5,
         "log_col": (-6.0,),
         "lam": 5e-6,
+        "far_classes": "uniform",
     },
     "regression": {
         "widths": (50,),
@@ -107,11 +111,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "members": 5,
         "log_col": (-4.0, -2.0),
         "lam": (3e-3, 1e-6),
+        "far_classes": "uniform",
     },
 }
 # `ml-cdn` behind a piecewise-linear encoding, see results/tables-trials.md
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "classification": {"hyper": (20,), "samples": 2, "lam": 3e-5},
+    "classification": {"hyper": (20,), "samples": 2, "lam": 3e-5, "far_classes": "frequencies"},
     "regression": {"hyper": (50,), "lam": (1e-4, 1e-6)},
 }
 VB_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -1,15 +1,16 @@
 """A model's predictive away from its training rows: bounded (`limits`), then with far noise (`compound.ood`).
 
-Classes: the predictive is mixed with the uniform distribution, whose weight has the log-odds t(x); the most
-likely label does not change. Targets: the variance far_std² exp(t(x)), t <= 0, is added to every Gaussian;
-far_std is `strength` standard deviations of the target. The uncertainty that is added counts as epistemic.
+Classes: the predictive is mixed with fixed probabilities, uniform or the class frequencies of the training
+rows, whose weight has the log-odds t(x). Targets: the variance far_std² exp(t(x)), t <= 0, is added to every
+Gaussian; far_std is `strength` standard deviations of the target. The uncertainty that is added counts as
+epistemic.
 
 Both are fitted after training and leave the network as it is. t is a function of the distance from the
 training rows, a ramp: the steepest whose cost in log-density on calibration rows is negligible.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,11 +18,14 @@ from torch import Generator, Tensor, nn
 from compound.models.base import train_mask
 from compound.models.limits import Limits
 from compound.ood.noise import DistanceAwareNoise
-from compound.ood.ramp import GRIDS, choose_ramp
+from compound.ood.ramp import BUDGET, GRIDS, choose_ramp
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import GaussianPredictive, Predictive
 from compound.types import Batch, Task
 
+FarClasses = Literal["uniform", "frequencies"]
+FAR_CLASSES: tuple[FarClasses, ...] = get_args(FarClasses)
+FREQUENCIES_BUDGET = 0.0003  # nats that far noise may cost where it leads to class frequencies
 MAX_CALIBRATION_ROWS = 2000  # rows that the ramp is chosen on
 MAX_QUANTILES = 10  # further distances at which each of these rows is evaluated
 
@@ -29,18 +33,22 @@ MAX_QUANTILES = 10  # further distances at which each of these rows is evaluated
 class ExtrapolationGuard(nn.Module):
     """Bounds and far noise of one model; with `strength` 0 there are only bounds."""
 
-    far_std: Tensor  # (targets,) standard deviation far from the training rows; () and unused for classes
+    far_params: Tensor  # far from the training rows: std (targets,), or probabilities (classes,)
 
-    def __init__(self, inputs: int, task: Task, strength: float):
+    def __init__(self, inputs: int, task: Task, strength: float, far_classes: FarClasses = "uniform"):
         super().__init__()
+        if far_classes not in FAR_CLASSES:
+            raise ValueError(f"far_classes is {far_classes!r}: use one of {', '.join(FAR_CLASSES)}")
         if not strength >= 0:
             raise ValueError(f"far is {strength}: it may not be negative; 0 turns far noise off")
         self.task = task
         self.strength = strength
         self.noise = DistanceAwareNoise(inputs)
         self.limits = Limits(task.size) if task.kind == "regression" else None
-        shape = (task.size,) if task.kind == "regression" else ()
-        self.register_buffer("far_std", torch.ones(shape, dtype=torch.float32))
+        self.far_classes = far_classes
+        self.budget = BUDGET if far_classes == "uniform" else FREQUENCIES_BUDGET
+        initial = 1.0 if task.kind == "regression" else 1.0 / task.size
+        self.register_buffer("far_params", torch.full((task.size,), initial, dtype=torch.float32))
 
     @property
     def fitted(self) -> bool:
@@ -48,17 +56,20 @@ class ExtrapolationGuard(nn.Module):
         return self.noise.fitted
 
     def on_fit_start(self, y: Tensor) -> None:
-        """Set `far_std` from the training targets (rows, targets)."""
+        """Set `far_params` from the training targets (rows, targets) or labels (rows,)."""
         if self.task.kind == "regression":
             std = y.double().std(0, correction=0)
-            self.far_std.copy_(self.strength * torch.where(std > 0, std, 1.0))
+            self.far_params.copy_(self.strength * torch.where(std > 0, std, 1.0))
+        elif self.far_classes == "frequencies":
+            counts = torch.bincount(y, minlength=self.task.size).double() + 1  # no class is impossible
+            self.far_params.copy_(counts / counts.sum())
 
     def forward(self, predictive: Predictive, x: Tensor) -> Predictive:
         """The predictive of rows x (rows, inputs) with bounds and far noise."""
         predictive = self.bounded(predictive)
         if not self.fitted:
             return predictive
-        return predictive.with_far_noise(self.noise(clamp_inputs(x)), self.far_std)
+        return predictive.with_far_noise(self.noise(clamp_inputs(x)), self.far_params)
 
     def bounded(self, predictive: Predictive) -> Predictive:
         """The predictive with bounds (targets only), without far noise."""
@@ -83,7 +94,7 @@ class ExtrapolationGuard(nn.Module):
         """
         if self.strength:
             distances = calibration_distances(self.noise, data, calibration, generator)
-            choose_ramp(self.noise, GRIDS[self.task.kind], distances, log_densities)
+            choose_ramp(self.noise, GRIDS[self.task.kind], distances, log_densities, self.budget)
 
 
 def calibration_rows(data: Batch, held_out: Tensor, generator: Generator) -> Tensor:  # (rows',)

@@ -9,6 +9,7 @@ several scales, its tails compressed: beyond the outermost edges only the first 
 within ±CLIP. Columns that were constant in training are left out.
 """
 
+import math
 from typing import Self
 
 import numpy as np
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 CLIP = 4.0  # in standard deviations
-MAX_BINS = 48  # of one column
-MAX_TOTAL = 256  # bins of all columns together: a wider first layer overfits
+MAX_BINS = {"regression": 48, "classification": 64}  # of one column
+MAX_TOTAL = {"regression": 256, "classification": 512}  # of all columns together
+BIN_SCALES = (1.0, 32.0)  # of the first and the last member: a geometric sequence
+MAX_SCALE = 4.0
+SCALE_ROWS = 4000  # more rows allow rougher functions: scales grow with their square root, at most 4 times
 MIN_BINS = 4  # fewer are not worth their width, unless the column has so few values
 ROWS_PER_BIN = 20
 
@@ -48,6 +52,8 @@ class PiecewiseLinearEncoding(nn.Module):
     column: Tensor  # (bins,) the input of each bin
     left: Tensor  # (bins,) its lower edge
     slope: Tensor  # (bins,) one over its width
+    unit: Tensor  # (bins,) one over the square root of the number of bins of its input
+    sharpness: Tensor  # () factor on the scales of bins for many rows, from 1 to 4
 
     def __init__(self, inputs: int, kept: int | None = None, bins: int = 0):
         super().__init__()
@@ -56,14 +62,19 @@ class PiecewiseLinearEncoding(nn.Module):
         self.register_buffer("column", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("left", torch.zeros(bins, dtype=torch.float32))
         self.register_buffer("slope", torch.zeros(bins, dtype=torch.float32))
+        self.register_buffer("unit", torch.ones(bins, dtype=torch.float32))
+        self.register_buffer("sharpness", torch.ones((), dtype=torch.float32))
 
     @classmethod
-    def fit(cls, x: Tensor) -> Self:
-        """Choose bins by the quantiles of training rows x (rows, inputs); none for columns of two values."""
+    def fit(cls, x: Tensor, kind: str = "regression") -> Self:
+        """Choose bins by the quantiles of training rows x (rows, inputs); none for columns of two values.
+
+        Their largest number depends on the `kind` of task.
+        """
         rows, inputs = x.shape
         values = [np.unique(column) for column in x.numpy().T]
         numeric = sum(len(each) > 2 for each in values)
-        limit = min(MAX_BINS, rows // ROWS_PER_BIN, MAX_TOTAL // max(1, numeric))
+        limit = min(MAX_BINS[kind], rows // ROWS_PER_BIN, MAX_TOTAL[kind] // max(1, numeric))
         edges = [_edges(column, each, limit) for column, each in zip(x.numpy().T, values, strict=True)]
         binned = [(j, len(each) - 1) for j, each in enumerate(edges) if len(each) > 2]
         columns = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
@@ -75,6 +86,8 @@ class PiecewiseLinearEncoding(nn.Module):
             encoding.column = torch.cat(columns)
             encoding.left = torch.cat([each[:-1] for each in kept]).float()
             encoding.slope = torch.cat([1 / each.diff() for each in kept]).float()
+            encoding.unit = torch.bincount(encoding.column)[encoding.column].rsqrt()
+            encoding.sharpness = torch.tensor(min(4.0, max(1.0, math.sqrt(rows / SCALE_ROWS))))
         return encoding
 
     @property
@@ -86,6 +99,18 @@ class PiecewiseLinearEncoding(nn.Module):
     def outputs(self) -> int:
         """Numbers that a row is encoded as."""
         return len(self.kept) + self.bins
+
+    def member_scales(self, members: int) -> Tensor:  # (members, 1, outputs)
+        """Factors on the outputs for each member of an ensemble: 1 for numbers, a / sqrt(T) for T bins.
+
+        The smaller a, the smoother the functions that are learnt first. Members range from smooth to rough,
+        since no roughness is right for all tables, and the mixture is better than its members.
+        """
+        first, last = BIN_SCALES
+        steps = [k / (members - 1) for k in range(members)] if members > 1 else [0.5]
+        a = torch.tensor([first * (last / first) ** step for step in steps]).unsqueeze(-1)  # (members, 1)
+        bins = self.sharpness * (a * self.unit).clamp_max(MAX_SCALE)
+        return torch.cat([torch.ones(members, len(self.kept)), bins], -1).unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:  # (rows, outputs)
         """Encode rows x (rows, inputs)."""

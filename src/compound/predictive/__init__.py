@@ -12,7 +12,7 @@ estimators and their errors.
 
 from compound.predictive.base import Predictive as Predictive
 from compound.predictive.categorical import CategoricalPredictive as CategoricalPredictive
-from compound.predictive.categorical import log_uniform_mixture as log_uniform_mixture
+from compound.predictive.categorical import log_mixture as log_mixture
 from compound.predictive.categorical import safe_log as safe_log
 from compound.predictive.categorical import take_label as take_label
 from compound.predictive.decomposition import entropy as entropy

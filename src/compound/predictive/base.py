@@ -66,11 +66,11 @@ class Predictive(ABC):
         """n draws of y for every row."""
 
     @abstractmethod
-    def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
+    def with_far_noise(self, t: Tensor, far_params: Tensor) -> Self:
         """The predictive with far noise t (rows,) added.
 
-        For classes t is the log-odds that the predictive is uniform; far_std is not used. For targets the
-        variance far_std² exp(t) is added, far_std (targets,).
+        For classes t is the log-odds that the probabilities are far_params (classes,). For targets the
+        variance far_params² exp(t) is added, far_params (targets,).
         """
 
     @abstractmethod

@@ -1,6 +1,5 @@
 """Predictive distributions of classes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -67,19 +66,15 @@ class CategoricalPredictive(Predictive):
         posterior = torch.minimum(posterior.clamp_min(0), total - component)
         return cls(component, total - component - posterior, posterior, mean)
 
-    def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
-        """`mix_with_uniform` with log-odds t (rows,); far_std is not used."""
-        return self.mix_with_uniform(t)
+    def with_far_noise(self, t: Tensor, far_params: Tensor) -> Self:
+        """The mixture (1 - π) p + π q of the predictive p and the probabilities q = far_params (classes,).
 
-    def mix_with_uniform(self, log_odds: Tensor) -> Self:
-        """The mixture (1 - π) p + π uniform, with log-odds log(π / (1 - π)) (rows,).
-
-        The most probable class is unchanged. Aleatoric parts count with the network's weight 1 - π. All other
-        entropy is epistemic: more data would remove it.
+        t (rows,) are the log-odds log(π / (1 - π)). Aleatoric parts count with the network's weight 1 - π.
+        All other entropy is epistemic: more data would remove it.
         """
-        uniform = torch.full_like(self.probs, 1 / self.probs.shape[-1])
-        probs = torch.lerp(self.probs, uniform, torch.sigmoid(log_odds).unsqueeze(-1))
-        network_weight = torch.sigmoid(-log_odds)  # 1 - π, without rounding
+        far_probs = far_params.to(self.probs).expand_as(self.probs)
+        probs = torch.lerp(self.probs, far_probs, torch.sigmoid(t).unsqueeze(-1))
+        network_weight = torch.sigmoid(-t)  # 1 - π, without rounding
         component = network_weight * self.component
         mixing = network_weight * self.mixing
         posterior = (entropy(probs) - component - mixing).clamp_min(0)
@@ -120,7 +115,7 @@ def safe_log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
-def log_uniform_mixture(log_prob: Tensor, log_odds: Tensor, classes: int) -> Tensor:
-    """log((1 - π) p + π / classes) from log p and log(π / (1 - π)), elementwise."""
+def log_mixture(log_prob: Tensor, log_odds: Tensor, far_prob: Tensor) -> Tensor:
+    """log((1 - π) p + π q) from log p, log(π / (1 - π)) and q = far_prob, elementwise."""
     network = log_prob + functional.logsigmoid(-log_odds)
-    return torch.logaddexp(network, functional.logsigmoid(log_odds) - math.log(classes))
+    return torch.logaddexp(network, functional.logsigmoid(log_odds) + far_prob.log())

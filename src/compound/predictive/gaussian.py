@@ -131,8 +131,8 @@ class GaussianPredictive(Predictive):
         noise = torch.randn((n, rows, targets), generator=generator, dtype=self.means.dtype)
         return self.means.gather(0, index) + self.variances.gather(0, index).sqrt() * noise
 
-    def with_far_noise(self, t: Tensor, far_std: Tensor) -> Self:
-        """The predictive with the variance far_std² exp(t) added, t (rows,) at most 0, far_std (targets,).
+    def with_far_noise(self, t: Tensor, far_params: Tensor) -> Self:
+        """The predictive with the variance far_params² exp(t) added: t (rows,) <= 0, far_params (targets,).
 
         What is added is epistemic: more data would remove it. exp(t) is also the part of the aleatoric
         variance that becomes epistemic, since a network's noise variance is not known where there were no
@@ -140,7 +140,7 @@ class GaussianPredictive(Predictive):
         """
         unknown = t.exp().unsqueeze(-1)  # (rows, 1)
         network_weight = torch.expm1(t).abs().unsqueeze(-1)  # 1 - exp(t), t <= 0; never -0.0
-        added = far_std.square() * unknown
+        added = far_params.square() * unknown
         component = network_weight * self.component
         mixing = network_weight * self.mixing
         posterior = self.posterior + unknown * self.aleatoric + added

@@ -4,6 +4,7 @@ A text column is numeric where every value is a number. Beside numbers, true and
 column of true and false alone is boolean.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from compound.estimators.number_forms import SPACES, SYMBOLS, NumberForm
+from compound.estimators.times import ISO_TIME
+
 TRUE = pa.array(["true", "True", "TRUE"])
 FALSE = pa.array(["false", "False", "FALSE"])
 MISSING = pa.array(["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "#N/A"])
 LOSSLESS_TYPES = (pa.int64(), pa.float64(), pa.bool_())  # targets of `cast_lossless`, in order of preference
 _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$"
 _DECIMAL = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
-_TIME = r"^(\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d(:\d\d(\.\d+)?)?)$"
 TYPO_RATIO = 0.9  # a column with at least this fraction of numbers is numeric, and text in it a typo
 TYPO_VALUES = 10  # fewest values for which TYPO_RATIO is applied
 PROBE = 1000  # first values of a column that are cast before the rest: most text columns fail there
@@ -46,6 +49,11 @@ def is_text(dtype: pa.DataType) -> bool:
 
 def is_temporal(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(dtype) and not pa.types.is_interval(dtype))
+
+
+def is_date(dtype: pa.DataType) -> bool:
+    """Whether a value is a date, with or without a time of day."""
+    return bool(pa.types.is_date(dtype) or pa.types.is_timestamp(dtype))
 
 
 def is_scalar(dtype: pa.DataType) -> bool:
@@ -135,10 +143,61 @@ def infer_numbers(column: pa.Array, parsed: ParsedNumbers) -> "pd.Series[Any] | 
     return to_numbers(parsed, False) if integers is None else integers.to_pandas()
 
 
-def is_time_text(column: pa.Array) -> bool:
-    """Whether all values of a text column are dates or times of day."""
-    present = column.filter(pc.invert(pc.is_in(column, MISSING)))
-    return len(present) > 0 and bool(pc.all(pc.match_substring_regex(present, _TIME)).as_py())
+def all_match(column: pa.Array, pattern: str) -> bool:
+    """Whether all values of a text column that are not missing match a regular expression, and there are any.
+
+    Most columns fail in their first values, which are tried first.
+    """
+    for part in (column.slice(0, PROBE), column):
+        present = _missing_to_null(part).drop_null()
+        if not pc.all(pc.match_substring_regex(present, f"^({pattern})$"), min_count=0).as_py():
+            return False
+    return len(present) > 0
+
+
+def to_times(column: pa.Array) -> "pd.Series[Any]":
+    """A column of dates or timestamps as datetimes."""
+    return (column.cast(pa.timestamp("ms")) if pa.types.is_date(column.type) else column).to_pandas()
+
+
+def starts_with_time(column: pa.Array) -> bool:
+    """Whether any of the first values of a text column is an ISO date."""
+    start = _missing_to_null(column.slice(0, PROBE)).drop_null()
+    return bool(pc.any(pc.match_substring_regex(start, f"^({ISO_TIME})$"), min_count=0).as_py())
+
+
+def parse_times(column: pa.Array) -> tuple["pd.Series[Any]", NDArray[Any]]:
+    """A text column as datetimes (UTC where there are zones), and which values (rows,) bool are none."""
+    text = _missing_to_null(column)
+    is_time = pc.fill_null(pc.match_substring_regex(text, f"^({ISO_TIME})$"), False)
+    kept = pc.if_else(is_time, text, pa.scalar(None, text.type)).to_pandas().astype(object)
+    times = pd.to_datetime(kept, format="ISO8601", utc=True, errors="coerce").dt.tz_localize(None)
+    return times, (times.isna() & pc.is_valid(text).to_pandas()).to_numpy(bool)
+
+
+def parse_form(column: pa.Array, form: NumberForm) -> ParsedNumbers:
+    """`parse_numbers` of text whose numbers have a form; its currency or percent sign may be missing."""
+    text = pc.replace_substring_regex(_missing_to_null(column), f"[{SPACES}]", " ")
+    symbol = re.escape(form.symbol)
+    after = "" if form.symbol == "%" else rf"({symbol})? ?"
+    pattern = rf"^[+-]? ?{after}[+-]?{form.digits} ?({symbol})?$"
+    is_number = pc.fill_null(pc.match_substring_regex(text, pattern), False)
+    digits = pc.if_else(is_number, text, pa.scalar(None, text.type))
+    for sign in (*SYMBOLS[1:], form.thousands, " ", "+"):
+        digits = pc.replace_substring(digits, sign, "")
+    values = pc.replace_substring(digits, form.decimal, ".").cast(pa.float64())
+    plain = parse_numbers(column) if form.decimal == "." else None
+    if plain is not None:  # 1e3
+        values = pc.coalesce(values, plain.values)
+        is_number = pc.or_(is_number, pc.is_valid(plain.values))
+    invalid = pc.and_(pc.is_valid(text), pc.invert(is_number)).to_numpy(zero_copy_only=False)
+    return ParsedNumbers(values, invalid, 0)
+
+
+def distinct_text(column: pa.Array) -> list[str]:
+    """The distinct values of a text column, without missing ones."""
+    values: list[str] = _missing_to_null(column).unique().drop_null().to_pylist()
+    return values
 
 
 def find_typo(parsed: ParsedNumbers) -> tuple[int, int] | None:
@@ -148,11 +207,18 @@ def find_typo(parsed: ParsedNumbers) -> tuple[int, int] | None:
     """
     if parsed.n_booleans:  # true, false, unknown: a categorical column
         return None
-    n_invalid = int(parsed.invalid.sum())
-    n_present = len(parsed.invalid) - parsed.values.null_count + n_invalid
-    ratio = 1 - n_invalid / max(n_present, 1)
+    return first_typo(parsed.invalid, len(parsed.invalid) - parsed.values.null_count)
+
+
+def first_typo(invalid: NDArray[Any], n_valid: int) -> tuple[int, int] | None:
+    """Row of the first invalid value, and the percentage of valid ones, where few are invalid; else None.
+
+    `invalid` is (rows,) bool, `n_valid` counts the others that are not missing.
+    """
+    n_present = n_valid + int(invalid.sum())
+    ratio = n_valid / max(n_present, 1)
     is_typo = n_present >= TYPO_VALUES and TYPO_RATIO <= ratio < 1
-    return (int(parsed.invalid.argmax()), int(100 * ratio)) if is_typo else None
+    return (int(invalid.argmax()), int(100 * ratio)) if is_typo else None
 
 
 def cast_lossless(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:

@@ -28,8 +28,11 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from compound.estimators.base import Estimator
-from compound.estimators.encoder import CategoricalColumn, Encoder, NumericColumn
+from compound.estimators.encoder import Column, Encoder
+from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
 from compound.estimators.row_predictions import epistemic, predict_frame
+from compound.estimators.time_column import TimeColumn
+from compound.estimators.times import format_time, time_values
 from compound.estimators.validation import encode_table
 from compound.ood.distance import Distance
 from compound.random import named_generator
@@ -201,12 +204,12 @@ def decode_row(encoder: Encoder, centre: Tensor) -> list[str]:
     out = []
     for column, span in zip(encoder.columns, _column_slices(encoder), strict=True):
         values = centre[span].tolist()
-        decoded = (
-            _decode_number(column, values)
-            if isinstance(column, NumericColumn)
-            else _decode_category(column, values)
-        )
-        out.append(decoded)
+        if isinstance(column, NumericColumn):
+            out.append(_decode_number(column, values))
+        elif isinstance(column, TimeColumn):
+            out.append(_decode_time(column, values))
+        else:
+            out.append(_decode_category(column, values))
     return out
 
 
@@ -221,6 +224,13 @@ def _decode_number(column: NumericColumn, values: Sequence[float]) -> str:
     return f"{0.0 if abs(value) < ROUNDING * column.scale else value:.4g}"
 
 
+def _decode_time(column: TimeColumn, values: Sequence[float]) -> str:
+    """The time that has passed, as a date; `values` is the column's part of a cluster centre."""
+    if column.elapsed.has_missing and values[1] > 0.5:
+        return "missing"
+    return format_time(values[0] * column.elapsed.scale + column.elapsed.mean, column.has_clock)
+
+
 def _decode_category(column: CategoricalColumn, values: Sequence[float]) -> str:
     """The commonest category; `values` are the fractions of the cluster in each category."""
     names = ["missing" if value is None else value for value in column.values] + ["other"]
@@ -228,9 +238,11 @@ def _decode_category(column: CategoricalColumn, values: Sequence[float]) -> str:
     return names[mode] if values[mode] > PURE else f"{names[mode]} ({100 * values[mode]:.0f}%)"
 
 
-def _format_value(column: NumericColumn | CategoricalColumn, value: Any) -> str:
+def _format_value(column: Column, value: Any) -> str:
     if value is None or value != value:
         return "missing"
+    if isinstance(column, TimeColumn):
+        return format_time(float(time_values(pd.Series([value]), column.name)[0]), column.has_clock)
     if isinstance(column, NumericColumn) and column.boolean and value in (0, 1):
         return str(bool(value))
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from compound.tables.csv_text import BLOCK, check_quotes, check_utf8, line_number
+from compound.tables.csv_text import BLOCK, check_quotes, check_utf8, line_number, read_header
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 MAX_NAMES = 10  # listed in a message
@@ -26,13 +26,22 @@ def file_format(path: Path) -> str:
     return suffix.lower()
 
 
+def delimiter_of(path: Path) -> str:
+    """What separates the columns of a csv or tsv file, "" for parquet.
+
+    It is a semicolon where the header of a .csv file has semicolons, but no comma outside of quotes.
+    """
+    delimiter = DELIMITERS.get(file_format(path), "")
+    if delimiter == "," and len(header := read_header(path, ",")) == 1 and ";" in header[0]:
+        return ";"
+    return delimiter
+
+
 def file_location(path: str | Path, row: int) -> str:
     """Position of row `row`, counted from 0, for a message: "line 2", or "row 1" of a parquet file."""
     path = Path(path)
-    suffix = file_format(path)
-    return (
-        f"row {row + 1}" if suffix == ".parquet" else f"line {line_number(path, DELIMITERS[suffix], row + 2)}"
-    )
+    delimiter = delimiter_of(path)
+    return f"line {line_number(path, delimiter, row + 2)}" if delimiter else f"row {row + 1}"
 
 
 def join_names(names: Sequence[Any]) -> str:
@@ -90,12 +99,12 @@ def _raise_value_error(path: Path, error: BaseException) -> NoReturn:
 
 def _check_csv(path: Path, message: str) -> str:
     """Check encoding and quotes of a csv file; returns ", line N" if `message` of pyarrow names a row."""
-    suffix = file_format(path)
-    if suffix == ".parquet":
+    delimiter = delimiter_of(path)
+    if not delimiter:
         return ""
     if "UTF8" in message:
-        check_utf8(path, DELIMITERS[suffix])
+        check_utf8(path, delimiter)
     match = re.search(r"Row #(\d+)", message)
     record = int(match[1]) if match else None
-    check_quotes(path, DELIMITERS[suffix], record)
-    return f", line {line_number(path, DELIMITERS[suffix], record)}" if record is not None else ""
+    check_quotes(path, delimiter, record)
+    return f", line {line_number(path, delimiter, record)}" if record is not None else ""

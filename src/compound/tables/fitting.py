@@ -41,6 +41,7 @@ class FitRequest:
     method: str = ""  # "": the estimators' default
     options: tuple[tuple[str, Any], ...] = ()  # of the method
     drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # columns that are used although they seem to name the rows
     test_fraction: float = 0.1
     max_epochs: int | None = None
     false_positive_rate: float = 0.01  # of is_ood
@@ -76,7 +77,7 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
             f"--held-out is {request.test_fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
         )
     method = Method(request.method or str(CompoundRegressor().method), **dict(request.options))
-    table = read_training_table(path, request.target, request.drop)
+    table = read_training_table(path, request.target, request.drop, request.keep)
     task = infer_task(path, table.y, request.task)
     is_test = _test_mask(table, task == "classification", request)
     estimator = _make_estimator(task, method, request)
@@ -84,8 +85,9 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
     seconds = time.monotonic() - start
     estimator.target_name_ = request.target  # type: ignore[attr-defined]
-    test = LabelledTable(
-        path, table.x[is_test].reset_index(drop=True), table.y[is_test].reset_index(drop=True)
+    estimator.number_forms_ = dict(table.forms)  # type: ignore[attr-defined]
+    test = table._replace(
+        x=table.x[is_test].reset_index(drop=True), y=table.y[is_test].reset_index(drop=True)
     )
     y_test = encode_target(test, estimator)
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)

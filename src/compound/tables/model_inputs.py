@@ -1,7 +1,8 @@
 """Table files as inputs of a model: features, target and task, checked before any work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,8 +14,11 @@ from compound.estimators import memory
 from compound.estimators.base import Estimator
 from compound.estimators.columns import is_categorical
 from compound.estimators.files import load
+from compound.estimators.number_forms import NumberForm
 from compound.tables.file_errors import file_location, join_names, missing_column
-from compound.tables.table_files import Chunk, column_names, read_chunks, read_table
+from compound.tables.frames import ColumnType
+from compound.tables.id_columns import id_columns
+from compound.tables.table_files import Chunk, column_names, infer_table, read_chunks, read_table
 
 TaskOption = Literal["auto", "regression", "classification"]
 MAX_FEATURES = 10_000  # columns: whitening this many takes 4 GB and ten minutes
@@ -27,6 +31,8 @@ class LabelledTable(NamedTuple):
     path: Path
     x: pd.DataFrame
     y: "pd.Series[Any]"
+    forms: Mapping[str, NumberForm] = MappingProxyType({})  # of columns whose numbers are not plain ones
+    ids: tuple[str, ...] = ()  # columns left out, because they seem to name the rows
 
 
 def load_estimator(path: Path) -> Estimator:
@@ -41,21 +47,39 @@ def load_estimator(path: Path) -> Estimator:
     return estimator
 
 
-def read_training_table(path: Path, target: str, drop: Sequence[str] = ()) -> LabelledTable:
-    """Read and check a training table: all columns but those in `drop`, which are not parsed."""
+def read_training_table(
+    path: Path, target: str, drop: Sequence[str] = (), keep: Sequence[str] = ()
+) -> LabelledTable:
+    """Read and check a training table: all columns but those in `drop`, which are not parsed.
+
+    Columns that seem to name the rows are left out, unless they are in `keep`.
+    """
     names = column_names(path)
-    for name in (target, *drop):
+    for name in (target, *drop, *keep):
         if name not in names:
             raise missing_column(path, name, names)
     if target in drop:
         raise ValueError(f"column {target!r} is both target and dropped: drop another one")
+    if both := [name for name in keep if name in drop]:
+        raise ValueError(f"column {both[0]!r} is both kept and dropped: give --keep or --drop")
     dropped = set(drop)
     columns = [name for name in names if name not in dropped]
     max_bytes = _check_n_features(path, target, len(columns) - 1)
-    table = read_table(path, columns=columns, max_bytes=max_bytes)
+    table, forms = infer_table(path, columns, max_bytes)
+    if types.is_datetime64_any_dtype(table[target]):
+        raise ValueError(
+            f"{path}, column {target!r} holds times, which cannot be predicted: choose another --target"
+        )
     check_not_missing(path, table[target], target)
     check_finite(path, table)
-    return LabelledTable(path, table.drop(columns=target), table[target])
+    x = table.drop(columns=target)
+    ids = tuple(name for name in id_columns(x) if name not in keep)
+    if len(ids) == x.shape[1]:
+        raise ValueError(
+            f"{path}, column {ids[0]!r} seems to name the rows, and no other feature is left: "
+            f"give --keep {ids[0]} to use it"
+        )
+    return LabelledTable(path, x.drop(columns=list(ids)), table[target], forms, ids)
 
 
 def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
@@ -139,7 +163,7 @@ def encode_target(table: LabelledTable, estimator: Estimator) -> NDArray[Any]:  
 def read_features(path: Path, estimator: Estimator) -> pd.DataFrame:
     """Read the feature columns of a model from a table, in the model's order."""
     required_columns(path, estimator)
-    table = read_table(path, estimator.encoder_.types(), max_bytes=memory.available())
+    table = read_table(path, column_types(estimator), memory.available())
     check_finite(path, table)
     return table
 
@@ -150,18 +174,36 @@ def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTabl
     names = column_names(path)
     if target not in names:
         raise missing_column(path, target, names, ", the target to compare with")
-    dtypes = {**estimator.encoder_.types(), target: _target_type(estimator)}
-    table = read_table(path, dtypes, max_bytes=memory.available())
+    form = number_forms(estimator).get(target)
+    dtypes = {**column_types(estimator), target: form or _target_type(estimator)}
+    table = read_table(path, dtypes, memory.available())
     check_not_missing(path, table[target], target)
     check_finite(path, table[features])
     return LabelledTable(path, table[features], table[target])
 
 
-def read_feature_chunks(path: Path, estimator: Estimator, rows: int) -> Iterator[Chunk]:
-    """Read a table in chunks of at most `rows` rows: all columns unchanged, the feature columns parsed."""
+def column_types(estimator: Estimator) -> dict[str, ColumnType]:
+    """The type as which each of a model's columns must be read, or the form of its numbers."""
+    forms = number_forms(estimator)
+    kinds = estimator.encoder_.types()
+    return {name: forms[name] if kind == "number" and name in forms else kind for name, kind in kinds.items()}
+
+
+def number_forms(estimator: Estimator) -> dict[str, NumberForm]:
+    """How numbers are written in the columns, and the target, where they are not plain ones."""
+    return getattr(estimator, "number_forms_", {})
+
+
+def read_feature_chunks(
+    path: Path, estimator: Estimator, rows: int, all_columns: bool = True
+) -> Iterator[Chunk]:
+    """Read a table in chunks of at most `rows` rows: all columns unchanged, the feature columns parsed.
+
+    Without `all_columns`, others are not read.
+    """
     required_columns(path, estimator)
     offset = 0
-    for chunk in read_chunks(path, estimator.encoder_.types(), rows):
+    for chunk in read_chunks(path, column_types(estimator), rows, all_columns):
         check_finite(path, chunk.frame, offset)
         yield chunk
         offset += len(chunk.frame)

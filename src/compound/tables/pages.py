@@ -28,12 +28,23 @@ def fit_summary(result: FitResult) -> list[tuple[str, str]]:
     return [
         ("rows", f"{result.n_train:,} training, {len(result.y_test):,} held-out test"),
         ("features", f"{len(estimator.encoder_.columns)} columns, {estimator.encoder_.width} encoded"),
+        *_column_notes(result),
         ("task", f"{task_name}: {result.test.y.name}"),
         ("method", estimator.model_.method),
         ("calibration", calibration_note(estimator.n_calibration_, result.is_regression)),
         *((m.name, format_metric(m)) for m in result.metrics if m.name not in NOT_IN_SUMMARY),
         ("outliers", ood_note(estimator.false_positive_rate, estimator.ood_detector_.promised)),
         ("time", f"{result.seconds:.1f} s"),
+    ]
+
+
+def _column_notes(result: FitResult) -> list[tuple[str, str]]:
+    """Which columns were left out because they seem to name the rows, and whose numbers have a form."""
+    ids = ", ".join(result.test.ids)
+    forms = (f"{name} (as {form.example})" for name, form in result.test.forms.items())
+    return [
+        *([("left out", f"{ids}: seems to name the rows, --keep uses it")] if ids else []),
+        *([("read as numbers", ", ".join(forms))] if result.test.forms else []),
     ]
 
 

@@ -183,6 +183,8 @@ def _rmse(error: Array) -> Any:
 def group_rows(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
     """A name and a row mask for each value of a column, or for each quantile bin of a numeric column."""
     missing = column.isna().to_numpy()
+    if types.is_datetime64_any_dtype(column) and column.nunique() > QUANTILE_BINS:
+        return _group_times(column)
     is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
     if is_number and column.nunique() > QUANTILE_BINS:
         values = column.to_numpy(np.float64, na_value=np.nan)
@@ -194,6 +196,17 @@ def group_rows(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
     else:
         text = column.astype(str).to_numpy()
         groups = [(str(value), (text == value) & ~missing) for value in sorted(set(text[~missing]))]
+    return groups + ([("missing", missing)] if missing.any() else [])
+
+
+def _group_times(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
+    """`group_rows` of a column of times."""
+    bins = pd.qcut(column, QUANTILE_BINS, duplicates="drop")
+    groups = [
+        (f"{bounds.left:%Y-%m-%d} to {bounds.right:%Y-%m-%d}", (bins == bounds).to_numpy())
+        for bounds in bins.cat.categories
+    ]
+    missing = column.isna().to_numpy()
     return groups + ([("missing", missing)] if missing.any() else [])
 
 

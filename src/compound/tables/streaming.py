@@ -48,7 +48,7 @@ def predict_file(
     rows = 0
     n_ood = 0
     with _atomic_output(out) as path, TableWriter(path, out, source, predictions_only) as writer:
-        for chunk in read_feature_chunks(source, estimator, CHUNK_ROWS):
+        for chunk in read_feature_chunks(source, estimator, CHUNK_ROWS, not predictions_only):
             if rows == 0 and not predictions_only:
                 _check_name_clash(source, estimator, chunk.frame)
             predictions = predict_frame(estimator, chunk.frame, coverage)

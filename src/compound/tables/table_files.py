@@ -18,8 +18,8 @@ import pyarrow.parquet
 
 from compound.tables.column_types import LOSSLESS_TYPES, cast_lossless, to_array
 from compound.tables.csv_text import BLOCK, check_quotes, check_utf8, read_header
-from compound.tables.file_errors import DELIMITERS, file_format, missing_column, reading_errors
-from compound.tables.frames import cast_frame, infer_frame
+from compound.tables.file_errors import delimiter_of, file_format, missing_column, reading_errors
+from compound.tables.frames import ColumnType, InferredTable, cast_frame, infer_frame
 
 MAX_COLUMNS = 20_000  # of a file: each takes 15 kB to read, whatever it holds
 BATCH_ROWS = 1 << 16
@@ -36,20 +36,30 @@ class Chunk(NamedTuple):
 
 def read_table(
     path: str | Path,
-    dtypes: Mapping[str, str] | None = None,
-    columns: Collection[str] | None = None,
+    dtypes: Mapping[str, ColumnType],
     max_bytes: int | None = None,
 ) -> pd.DataFrame:
-    """Read a table.
+    """Read the columns in `dtypes` with these types: number, boolean, time, text, or a form of numbers.
 
-    `dtypes` (number, boolean or text by column, from `Encoder.types`) selects columns and fixes their
-    types. Without it types are inferred, for all columns or for `columns`. A table that needs more than
-    `max_bytes` of memory is rejected with a ValueError while it is read.
+    A table that needs more than `max_bytes` of memory is rejected with a ValueError while it is read.
     """
     path = Path(path)
+    return cast_frame(path, _read_arrow(path, dtypes, max_bytes), dtypes, 0)
+
+
+def infer_table(
+    path: str | Path, columns: Collection[str] | None = None, max_bytes: int | None = None
+) -> InferredTable:
+    """Read `columns` of a table, all by default, and infer their types; `max_bytes` as in `read_table`."""
+    path = Path(path)
+    return infer_frame(path, _read_arrow(path, columns, max_bytes))
+
+
+def _read_arrow(path: Path, columns: Collection[str] | None, max_bytes: int | None) -> pa.Table:
+    """The rows of some columns, all by default, as they are in the file."""
     names = column_names(path)
-    _check_present(path, dtypes or (), names)
-    selected = set(dtypes if dtypes is not None else names if columns is None else columns)
+    _check_present(path, columns or (), names)
+    selected = set(names if columns is None else columns)
     names_read = [name for name in names if name in selected]
     batches: list[pa.Table] = []
     rows = 0
@@ -62,17 +72,24 @@ def read_table(
             needed = rows * len(names_read) * CELL_BYTES + table_bytes
             _check_memory(path, needed, max_bytes, rows, len(names_read), fraction)
     _check_not_empty(path, rows)
-    table = pa.concat_tables(batches)
-    return infer_frame(path, table) if dtypes is None else cast_frame(path, table, dtypes, 0)
+    return pa.concat_tables(batches)
 
 
-def read_chunks(path: str | Path, dtypes: Mapping[str, str], rows: int = BATCH_ROWS) -> Iterator[Chunk]:
-    """Read a table larger than memory in chunks of at most `rows` rows; `dtypes` is as in `read_table`."""
+def read_chunks(
+    path: str | Path,
+    dtypes: Mapping[str, ColumnType],
+    rows: int = BATCH_ROWS,
+    all_columns: bool = True,
+) -> Iterator[Chunk]:
+    """Read a table larger than memory in chunks of at most `rows` rows; `dtypes` is as in `read_table`.
+
+    Without `all_columns`, those that are not in `dtypes` are not read.
+    """
     path = Path(path)
     names = column_names(path)
     _check_present(path, dtypes, names)
     n_read = 0
-    for batch, _ in _read_batches(path, names, names, rows):
+    for batch, _ in _read_batches(path, names, names if all_columns else [*dtypes], rows):
         for start in range(0, len(batch), rows):
             part = batch.slice(start, rows)
             yield Chunk(part, cast_frame(path, part, dtypes, n_read))
@@ -109,7 +126,7 @@ def column_names(path: str | Path) -> list[str]:
         if suffix == ".parquet":
             names = pyarrow.parquet.read_schema(path).names
         else:
-            names = read_header(path, DELIMITERS[suffix])
+            names = read_header(path, delimiter_of(path))
     if not names:
         raise ValueError(f"{path} is empty: give a table with a header line and at least one row")
     if len(names) > MAX_COLUMNS:
@@ -117,7 +134,7 @@ def column_names(path: str | Path) -> list[str]:
             f"{path} has {len(names):,} columns, at most {MAX_COLUMNS:,} can be read: remove some"
         )
     if any(not name.isprintable() and re.search("[\udc80-\udcff]", name) for name in names):
-        check_utf8(path, DELIMITERS[suffix])
+        check_utf8(path, delimiter_of(path))
     duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates:
         raise ValueError(f"{path} has two columns {duplicates[0]!r}: give every column a unique name")
@@ -147,7 +164,7 @@ def _read_batches(
 
 def _read_csv(path: Path, raw: Any, names: Sequence[str], names_read: Collection[str]) -> Iterator[pa.Table]:
     """Batches of the csv or tsv file `raw`, open at `path`: text, or bytes if not in `names_read`."""
-    delimiter = DELIMITERS[file_format(path)]
+    delimiter = delimiter_of(path)
     dtypes = {name: pa.string() if name in names_read else pa.binary() for name in names}
     reader = pyarrow.csv.open_csv(
         pa.CompressedInputStream(raw, "gzip") if path.suffix == ".gz" else raw,

@@ -38,8 +38,11 @@ def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
 def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> float:
     """Mean over members of their NLL on their own held-out rows, a batch of `held_out_batch`.
 
-    NaN where a matrix cannot be factorised (LinAlgError), as after divergence.
+    With `Model.eval_mixture`, where all members hold out the same rows, it is that of their mixture. NaN
+    where a matrix cannot be factorised (LinAlgError), as after divergence.
     """
+    if model.eval_mixture and batch.weight is not None and batch.weight.ndim == 1:
+        return _mixture_nll(model, batch, batch.weight, config, seed)
     try:
         values = model.nll(batch, config.eval_samples, named_generator(seed, "check"))  # (members,)
     except LinAlgError:
@@ -47,6 +50,14 @@ def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> 
     if batch.weight is not None and batch.weight.ndim == 2:
         values = values[batch.weight.any(1)]  # members without held-out rows do not count
     return float(values.mean())
+
+
+@torch.no_grad()
+def _mixture_nll(model: Model, batch: Batch, weight: Tensor, config: TrainConfig, seed: int) -> float:
+    """NLL of the predictive of all members, with weights (rows,)."""
+    n_samples = config.eval_samples * model.members
+    predictive = model.predict(batch.x, named_generator(seed, "check"), n_samples, model.eval_inner)
+    return -float((weight * predictive.log_prob(batch.y)).sum() / weight.sum())
 
 
 def update_best(state: TrainState, tensors: list[Tensor], nll: float) -> None:

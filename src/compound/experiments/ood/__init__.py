@@ -162,8 +162,8 @@ def predict_forms(model: Model, x: Tensor, seed: int) -> dict[str, CategoricalPr
     plain = predict(plain_model, x, seed)
     if plain_model is model:
         return {"plain": plain}
-    log_odds = cast(ExtrapolationGuard, model.far).noise(clamp_inputs(x))  # (rows,)
-    return {"plain": plain, "far": plain.mix_with_uniform(log_odds)}
+    far = cast(ExtrapolationGuard, model.far)
+    return {"plain": plain, "far": plain.with_far_noise(far.noise(clamp_inputs(x)), far.far_params)}
 
 
 def predict(model: Model, x: Tensor, seed: int, stream: str = "predict") -> CategoricalPredictive:

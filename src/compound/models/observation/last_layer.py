@@ -25,7 +25,7 @@ from compound.predictive import (
     CategoricalPredictive,
     GaussianPredictive,
     Predictive,
-    log_uniform_mixture,
+    log_mixture,
     safe_log,
     take_label,
 )
@@ -66,10 +66,10 @@ class LastLayerModel(ABC):
         """log p(y) of each row under each member's own predictive, the mixture over its draws."""
 
     @abstractmethod
-    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+    def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         """`member_log_prob` as a function of the far noise t (rows,) that is added; None adds none.
 
-        `far_std` (targets,) is the standard deviation that targets have far from the training rows.
+        Far from the training rows `far_params` are standard deviations or probabilities, (outputs,).
         """
 
     @abstractmethod
@@ -128,9 +128,9 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
         return self._log_prob(draws, y, float(self.tau), 0.0)
 
-    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+    def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         def log_prob(t: Tensor | None) -> Tensor:
-            far = 0.0 if t is None else far_std.square() * t.exp().unsqueeze(-1)  # (rows, targets)
+            far = 0.0 if t is None else far_params.square() * t.exp().unsqueeze(-1)  # (rows, targets)
             return self._log_prob(draws, y, float(self.tau), far)
 
         return log_prob
@@ -202,9 +202,9 @@ class LastLayerCategorical(Categorical, LastLayerModel):
         probs = expected_softmax(*draws) if self.integrate else torch.softmax(draws[0], -1)
         return take_label(safe_log(probs.mean((1, 2))), y)
 
-    def far_log_prob(self, draws: Draws, y: Tensor, far_std: Tensor) -> LogDensity:
+    def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         log_prob = self.member_log_prob(draws, y)
-        return lambda t: log_prob if t is None else log_uniform_mixture(log_prob, t, self.outputs)
+        return lambda t: log_prob if t is None else log_mixture(log_prob, t, far_params[y])
 
     def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
         """Does nothing: the estimators calibrate probabilities."""
