@@ -204,8 +204,8 @@ def test_an_invalid_prediction_is_an_error(regressor, saved):
 
 
 def test_another_layout_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 6)
-    with pytest.raises(ValueError, match="layout 5, this library reads 6"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 7)
+    with pytest.raises(ValueError, match="layout 6, this library reads 7"):
         compound.load(saved)
 
 
