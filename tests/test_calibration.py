@@ -11,12 +11,12 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
 from compound.estimators import conformal_scores
+from compound.estimators.base import Estimator
 from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
 from compound.estimators.conformal_scores import aps_score, z_quantile, z_score
 from compound.estimators.member_holdout import member_holdout_weights, member_predictive
 from compound.estimators.prediction import predictives, to_float64
 from compound.estimators.validation import encode_table
-from compound.estimators.base import Estimator
 from compound.ood.detector import OODDetector
 from compound.ood.distance import Distance
 from compound.train.holdout import holdout_weights

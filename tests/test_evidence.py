@@ -1,4 +1,4 @@
-"""The score that joins distances, epistemic part and surprise: p-values by hand, rates, and what it must rank."""
+"""The score that joins distances, epistemic part and surprise: p-values by hand, rates, rankings."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,9 @@ def test_p_values_of_many_rows_are_theirs_within_a_knot():
     table = p_value_table(ordinary)
     new = torch.linspace(0.01, 2.7, 300, dtype=torch.float64)
     expected = torch.log10((ordinary >= new[:, None]).sum(1) / 20_001).neg().double()
-    torch.testing.assert_close(log_p_value(new, *table), expected, rtol=0, atol=0.02)  # a knot: log10(20,001) / 255
+    torch.testing.assert_close(
+        log_p_value(new, *table), expected, rtol=0, atol=0.02
+    )  # a knot: log10(20,001) / 255
 
 
 def test_farther_is_always_more_and_p_falls_with_the_square_beyond_all_rows():

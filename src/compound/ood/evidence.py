@@ -3,11 +3,13 @@
     s(x) = max(0, max_j log10(w_j / p_j(x))),    p_j(x) = P(an ordinary row's witness j is at least x's)
 
 The witnesses are the distance from the nearest training rows (`neighbours`), the whitened distance from
-their clusters (`distance`) and the epistemic part of the prediction. p_j is a conformal p-value: of n ordinary
-rows the i-th smallest has p = (n + 1 - i) / (n + 1). It is interpolated between them, and beyond the largest
-it falls as the square of the witness, the heaviest tail of finite variance: farther is always more. The
-smallest of weighted p-values is Bonferroni's test: it asks for one witness that is sure, not for all. The
-threshold is a quantile of s over ordinary rows, so that all witnesses together have one rate of false alarms.
+their clusters (`distance`) and the epistemic part of the prediction. p_j is a conformal p-value: of n
+ordinary rows the i-th smallest has p = (n + 1 - i) / (n + 1). It is interpolated between them, and beyond the
+largest it falls as the square of the witness, the heaviest tail of finite variance: farther is always more.
+The smallest of weighted p-values is Bonferroni's test: it asks for one witness that is sure, not for all.
+Ordinary rows are ranked by their neighbours, which show groups of any shape; the others have small weights
+and count where they are sure. The threshold is a quantile of s over ordinary rows, so that all witnesses
+together have one rate of false alarms.
 
 A fourth witness needs no calibration. The surprise, which no training row has, is evidence by itself: new
 values in a column, gaps where there were none, numbers beyond the range.
@@ -25,7 +27,7 @@ from compound.ood.detector import ENOUGH
 from compound.ood.distance import Distance
 from compound.ood.neighbours import leave_one_out, neighbour_distance, sample_rows
 
-WEIGHTS = (1.0, 0.25, 0.1)  # w_j of neighbours, clusters and epistemic part
+WEIGHTS = (1.0, 0.25, 0.03)  # w_j of neighbours, clusters and epistemic part, see results/ood-tables.md
 KNOTS = 256  # of the table of p-values of a witness
 TAIL = 2.0  # p falls with this power of the witness beyond the largest of ordinary rows
 MAX_ROWS = 5000  # ordinary rows that p-values and threshold are learnt from
@@ -131,9 +133,7 @@ class CombinedDetector(nn.Module):
         """The score of witnesses (rows, witnesses), without surprise."""
         columns = [
             log_p_value(column.contiguous(), values, logs) + math.log10(weight)
-            for column, values, logs, weight in zip(
-                witnesses.T, self.values, self.logs, WEIGHTS, strict=True
-            )
+            for column, values, logs, weight in zip(witnesses.T, self.values, self.logs, WEIGHTS, strict=True)
         ]
         return torch.stack(columns).amax(0).clamp_min(0.0)
 

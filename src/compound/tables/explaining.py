@@ -1,9 +1,10 @@
 """`compound explain`: contributions of the columns to a row's distance and to its epistemic uncertainty.
 
-Distance, one of the witnesses of the OOD score. It is the norm of the whitened difference between the row and the nearest prototype. The
-difference is rotated back by the eigenvectors (ZCA whitening, Kessy et al. 2018), so that each coordinate
-belongs to one encoded feature; the squared coordinates add up to the squared distance. Where the clusters have
-precision matrices (wide tables), the whitened difference is first multiplied by their symmetric square root.
+Distance, one of the witnesses of the OOD score. It is the norm of the whitened difference between the row and
+the nearest prototype. The difference is rotated back by the eigenvectors (ZCA whitening, Kessy et al. 2018),
+so that each coordinate belongs to one encoded feature; the squared coordinates add up to the squared
+distance. Where the clusters have precision matrices (wide tables), the whitened difference is first
+multiplied by their symmetric square root.
 
 Epistemic uncertainty. Rows are evaluated on a straight line from the nearest prototype to the row, in small
 equal steps, so that correlated columns change together; within a step, one column changes after another. A
@@ -119,7 +120,7 @@ def centre_rows(distance: Distance) -> Tensor:  # (centres, width) float64
 
 
 def nearest_centres(distance: Distance, x: Tensor) -> list[int]:
-    """Indices of the N_PROTOTYPES centres nearest to x (width,) after whitening; the distance uses the first."""
+    """Indices of the N_PROTOTYPES centres nearest to x (width,), whitened; the distance is to the first."""
     u = (x.double() - distance.shift.double()) @ distance.whiten.double()
     return (u - distance.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
 
