@@ -105,7 +105,7 @@ def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
 
 
 def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
-    """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` (rows,) is theirs."""
+    """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` is (rows,)."""
     parts = zip(padded_blocks(x), padded_blocks(epistemic.unsqueeze(-1)), strict=True)
     return torch.cat(
         [score_block(detector, block, known[:, 0])[:rows] for (block, rows), (known, _) in parts]
