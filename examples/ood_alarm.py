@@ -1,6 +1,6 @@
 """An out-of-distribution alarm on a table.
 
-`is_ood` flags rows that are farther from the training rows than all but 1% of ordinary rows
+`is_ood` flags rows that are more unusual than all but 1% of ordinary rows
 (`false_positive_rate=0.01`). The threshold is part of the fitted model. Here: measurements of tumours, new
 ones, and the same with mistakes. A column in another unit is always found; two columns exchanged leave
 plausible values in each, and are found less often.
@@ -25,7 +25,7 @@ exchanged[["mean radius", "mean texture"]] = X_test[["mean texture", "mean radiu
 wrong_unit = X_test.assign(**{"mean smoothness": X_test["mean smoothness"] * 10})
 rows = {"new rows": X_test, "two columns exchanged": exchanged, "one column in another unit": wrong_unit}
 
-bins = np.geomspace(1, 1.05 * model.ood_score(wrong_unit).max(), 45)
+bins = np.linspace(0, 1.05 * model.ood_score(wrong_unit).max(), 45)
 figure, axis = plt.subplots()
 for name, table in rows.items():
     score = model.ood_score(table)
@@ -34,10 +34,9 @@ for name, table in rows.items():
 axis.axvline(
     model.threshold_, color="0.2", linestyle="--", linewidth=1.2, label="threshold (1% false alarms)"
 )
-axis.set_xscale("log")
 axis.set_ylim(0, 95)
 axis.set(
-    xlabel="ood_score (distance from the training rows)",
+    xlabel="ood_score (2: as unusual as one ordinary row in 100)",
     ylabel="rows",
     title="The alarm threshold is part of the fitted model",
 )

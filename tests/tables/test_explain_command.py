@@ -21,7 +21,7 @@ def distance_by_columns(distance: Distance, x: torch.Tensor) -> float:
     return explaining.squared_distance_terms(distance, x, nearest).sum().sqrt().item()
 
 
-def test_ood_score_is_attributed_to_the_shifted_column(home: Path):
+def test_distance_is_attributed_to_the_shifted_column(home: Path):
     model = load(home / "price.model")
     row = houses(1, seed=5)[FEATURES]
     row["weight"] = 0.0
@@ -29,14 +29,12 @@ def test_ood_score_is_attributed_to_the_shifted_column(home: Path):
         shifted = row.assign(**{column: value})
         explanation = explaining.explain(model, shifted, named_generator(0))
         assert explanation.contributions[0].column == column
-        assert explanation.contributions[0].ood_score > 0.8
-        assert sum(c.ood_score for c in explanation.contributions) == pytest.approx(1)
+        assert explanation.contributions[0].distance > 0.8
+        assert sum(c.distance for c in explanation.contributions) == pytest.approx(1)
         x = encode_table(model, shifted)[0]
         distance = model.ood_detector_.distance
         nearest = distance_by_columns(distance, x)
-        assert nearest == pytest.approx(
-            model.ood_score(shifted)[0], rel=1e-5
-        )  # the same distance, by columns
+        assert nearest == pytest.approx(float(distance(x.unsqueeze(0))), rel=1e-5)  # the same, by columns
         assert explanation.distances[0] == pytest.approx(nearest)
 
 

@@ -119,9 +119,8 @@ def test_exported_program_predicts_like_the_model(home: Path, here: Path):
     assert "dear.pt2" in run_ok("export", home / "dear.model", "--rows", 20).output
     model = load(home / "dear.model")
     x = pd.read_csv(home / "new.csv")[FEATURES].head(20)
-    probabilities, *_, distance = torch.export.load("dear.pt2").module()(
-        torch.tensor(model.encoder_.numbers(x))
-    )
+    probabilities, *_, score = torch.export.load("dear.pt2").module()(torch.tensor(model.encoder_.numbers(x)))
     np.testing.assert_allclose(probabilities, model.predict_proba(x), atol=1e-5)
-    np.testing.assert_allclose(distance, model.ood_score(x), rtol=1e-5)
+    # between ordinary rows that lie close together log p is steep: it magnifies rounding
+    np.testing.assert_allclose(score, model.ood_score(x), rtol=1e-4, atol=1e-3)
     assert [entry.name for entry in here.iterdir()] == ["dear.pt2"]

@@ -17,6 +17,7 @@ from compound.estimators.columns import Array as Array
 from compound.estimators.encoder import Encoder
 from compound.estimators.mixins import Decomposition as Decomposition
 from compound.estimators.mixins import FileMixin, UncertaintyMixin
+from compound.estimators.prediction import epistemic
 from compound.estimators.validation import (
     TrainingTable,
     apply_sample_weight,
@@ -26,7 +27,7 @@ from compound.estimators.validation import (
 from compound.models import Method
 from compound.models.base import train_mask
 from compound.nn import PiecewiseLinearEncoding
-from compound.ood.detector import OODDetector
+from compound.ood import CombinedDetector, Distance
 from compound.random import named_generator
 from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
@@ -163,11 +164,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members)
         data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
-        self.ood_detector_ = self._fit_detector(x, train_mask(data))
-        distance = self.ood_detector_.distance
-        for tensor in (*self.model_.parameters(), *self.model_.buffers(), *distance.buffers()):
+        for tensor in (*self.model_.parameters(), *self.model_.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
         self._calibrate(x, target, weight == 0, torch.from_numpy(table.weights))
+        self.ood_detector_ = self._fit_detector(x, train_mask(data))
         return self
 
     @property
@@ -203,17 +203,26 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             patience=default.patience if self.early_stopping else 0,
         )
 
-    def _fit_detector(self, x: Tensor, trained_on: Tensor) -> OODDetector:
+    def _fit_detector(self, x: Tensor, trained_on: Tensor) -> CombinedDetector:
         """An out-of-distribution detector that uses the model's distance, or fits one if the model has none.
 
-        Its threshold is set by distances as new rows would have them: cross-fitted distances of the rows that
-        the model was trained on, True in trained_on (rows,), and plain distances of the others.
+        Its distances are those that new rows would have: cross-fitted distances of the rows that the model
+        was trained on, True in trained_on (rows,), and plain distances of the others.
         """
         distance = self.model_.distance
         if distance is None or distance.cross_fitted is None:
-            return OODDetector.fit(x, self.false_positive_rate, named_generator(self.seed_, "strange"))
-        distances = torch.cat([distance.cross_fitted, distance(x[~trained_on])])
-        return OODDetector.from_distances(distance, distances, self.false_positive_rate)
+            distance = Distance(x.shape[1])
+            distances = distance.fit(x, named_generator(self.seed_, "strange"))
+            for tensor in distance.buffers():
+                tensor.data = tensor.data.contiguous()
+        else:
+            distances = x.new_empty(len(x))
+            distances[trained_on] = distance.cross_fitted
+            distances[~trained_on] = distance(x[~trained_on])
+        generator = named_generator(self.seed_, "evidence")
+        return CombinedDetector(distance).fit(
+            x, distances, lambda rows: epistemic(self, rows), self.false_positive_rate, generator
+        )
 
     def _fit_model(self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig) -> Batch:
         """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.

@@ -69,8 +69,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         The calibrated temperature of the probabilities.
     sets_ : ConformalSets
         Calibration scores of held-out rows.
-    ood_detector_ : OODDetector
-        Distance from the training rows, with its threshold.
+    ood_detector_ : CombinedDetector
+        Evidence that rows are out of distribution, with its threshold.
     history_ : History
         The learning curve.
     n_features_in_ : int

@@ -2,11 +2,11 @@
 
 Input: `x` (rows, width) in float64, what `encoder_.numbers(table)` gives: missing values replaced, categories
 as indicators (for a numeric table without missing values: the table itself). Outputs, by name, in float64:
-mean and std (regression) or probabilities (classification), then total, aleatoric, epistemic, and distance,
-the out-of-distribution score. All random draws are constants of the program.
+mean and std (regression) or probabilities (classification), then total, aleatoric, epistemic, and ood_score.
+All random draws are constants of the program.
 
     program = torch.export.load("model.pt2").module()
-    mean, std, total, aleatoric, epistemic, distance = program(x)
+    mean, std, total, aleatoric, epistemic, ood_score = program(x)
 """
 
 import copy
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from compound.compat import make_fx, untraced
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
-from compound.estimators.prediction import BLOCK, N_INNER, N_SAMPLES, postprocess
+from compound.estimators.prediction import BLOCK, N_INNER, N_SAMPLES, postprocess, score_block
 from compound.io.atomic import write_atomic
 from compound.models import Model
 from compound.predictive import GaussianPredictive
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 4096  # of a program: more make it no faster
 TRACE_FACTOR = 32  # times the memory of a prediction: a trace keeps intermediate results (measured: 1 to 26)
-UNCERTAINTY_OUTPUTS = ("total", "aleatoric", "epistemic", "distance")
+UNCERTAINTY_OUTPUTS = ("total", "aleatoric", "epistemic", "ood_score")
 
 
 class _ConstantNoise(TorchFunctionMode):
@@ -117,11 +117,12 @@ def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
         with _ConstantNoise(), torch.no_grad():
             generator = named_generator(estimator.seed_, "ask")
             block = model.predict_chunk(standardised, N_SAMPLES[model.task.kind], N_INNER, generator)
-            distance = estimator.ood_detector_.scores(standardised).double()
-        predictive: Any = postprocess(estimator, block)
+            predictive: Any = postprocess(estimator, block)
+            first = predictive.epistemic.reshape(len(x), -1)[:, 0]
+            score = score_block(estimator.ood_detector_, standardised, first)
         is_gaussian = isinstance(predictive, GaussianPredictive)
         outputs = (predictive.mean, predictive.std) if is_gaussian else (predictive.probs,)
-        return (*outputs, predictive.total, predictive.aleatoric, predictive.epistemic, distance)
+        return (*outputs, predictive.total, predictive.aleatoric, predictive.epistemic, score)
 
     return program
 

@@ -34,13 +34,14 @@ from compound.models.files import (
     meta_model,
     module_bytes,
 )
-from compound.ood.distance import Distance
+from compound.ood import CombinedDetector, Distance
 
 T = TypeVar("T")
 
 TASK_KINDS = {"CompoundRegressor": "regression", "CompoundClassifier": "classification"}
 MODEL_PREFIX = "model."  # of the names of the model's tensors
-DISTANCE_PREFIX = "distance."  # of the names of the out-of-distribution detector's tensors
+DISTANCE_PREFIX = "distance."  # of the names of the out-of-distribution distance's tensors
+OOD_PREFIX = "ood."  # of those of the detector: a sample of training rows, p-values of each witness
 CALIBRATION = ("scores", "weights")  # tensors of shape (rows, targets), or (rows,) for classes
 
 FLAG = any_of(boolean, integer(0, 100))  # scikit-learn accepts numbers as booleans
@@ -133,10 +134,12 @@ def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
     _check_lengths(config, kind)
     with meta_device():
         distance = Distance(config["model"]["inputs"])
+        detector = CombinedDetector(distance)
     check_module_specs(distance, without_prefix(specs, DISTANCE_PREFIX))
+    _check_detector(detector, without_prefix(specs, OOD_PREFIX))
     _check_calibration(specs, (config["model"]["task"]["size"],) if kind == "regression" else ())
     for name in specs:
-        if not name.startswith((MODEL_PREFIX, DISTANCE_PREFIX)) and name not in CALIBRATION:
+        if not name.startswith((MODEL_PREFIX, DISTANCE_PREFIX, OOD_PREFIX)) and name not in CALIBRATION:
             raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
 
 
@@ -183,6 +186,19 @@ def _check_lengths(config: dict[str, Any], kind: str) -> None:
             raise ValueError(f"there is no numeric column {reprlib.repr(name)}, of which it has a form")
     if config["names"] and config["names"] != [column.name for column in encoder.columns]:
         raise ValueError("its names are not those of its columns")
+
+
+def _check_detector(detector: CombinedDetector, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise ValueError unless the detector's tensors have its types, and sizes that fit together."""
+    for name, empty in detector.state_dict().items():
+        spec = specs.get(name)
+        if spec is None or spec.dtype is not empty.dtype or len(spec.shape) != 2 or 0 in spec.shape:
+            raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
+    expected = (detector.sample.shape[1], len(detector.values), specs["values"].shape)
+    if (specs["sample"].shape[1], specs["values"].shape[0], specs["logs"].shape) != expected:
+        raise ValueError("the sample of rows, or the p-values of the out-of-distribution score, do not fit")
+    if unknown := set(specs) - set(detector.state_dict()):
+        raise ValueError(f"there is a tensor {reprlib.repr(min(unknown))}, which a detector has not")
 
 
 def _check_calibration(specs: Mapping[str, TensorSpec], targets: tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ from compound.estimators.file_schema import (
     CALIBRATION,
     DISTANCE_PREFIX,
     MODEL_PREFIX,
+    OOD_PREFIX,
     TASK_KINDS,
     check_estimator,
     without_prefix,
@@ -35,8 +36,7 @@ from compound.io.tensor_specs import TensorSpec, check_finite, specs_of
 from compound.models import Method
 from compound.models.files import describe, rebuild
 from compound.models.sanity import probe_inputs
-from compound.ood.detector import OODDetector
-from compound.ood.distance import Distance
+from compound.ood import CombinedDetector, Distance
 from compound.train.history import History
 
 if TYPE_CHECKING:
@@ -156,11 +156,13 @@ def _tensors(estimator: Any) -> dict[str, Tensor]:
     """Tensors of model, out-of-distribution detector and calibration, by their names in the file."""
     model = estimator.model_.state_dict()
     distance = estimator.ood_detector_.distance.state_dict()
+    evidence = estimator.ood_detector_.state_dict()
     is_regression = estimator.model_.task.kind == "regression"
     calibration = estimator.intervals_ if is_regression else estimator.sets_
     return (
         {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
         | {DISTANCE_PREFIX + name: tensor for name, tensor in distance.items()}
+        | {OOD_PREFIX + name: tensor for name, tensor in evidence.items()}
         | {name: getattr(calibration, name) for name in CALIBRATION}
     )
 
@@ -228,15 +230,21 @@ def _unfitted(config: dict[str, Any]) -> Any:
     )
 
 
-def _restore_detector(bundle: Bundle) -> OODDetector:
+def _restore_detector(bundle: Bundle) -> CombinedDetector:
     """The saved out-of-distribution detector; ValueError unless its scores of probe inputs are finite."""
     inputs = bundle.config["model"]["inputs"]
     distance = Distance(inputs)
     distance.load_state_dict(without_prefix(bundle.tensors, DISTANCE_PREFIX))
-    detector = OODDetector(distance, bundle.config["threshold"], bundle.config.get("promised", True))
-    scores = detector.scores(probe_inputs(inputs, distance.shift))
+    detector = CombinedDetector(distance, bundle.config["threshold"], bundle.config.get("promised", True))
+    detector.load_state_dict(without_prefix(bundle.tensors, OOD_PREFIX))
+    for name in ("values", "logs"):
+        table = getattr(detector, name)
+        if bool((table < 0).any()) or bool((table[:, 1:] < table[:, :-1]).any()):
+            raise ValueError("its p-values hold negative numbers, or are not in ascending order")
+    probes = probe_inputs(inputs, distance.shift)
+    scores = detector.scores(probes, probes.new_ones(len(probes)), probes.new_zeros(len(probes)))
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError("the distance from its training rows is not a number")
+        raise ValueError("its out-of-distribution score is not a number")
     return detector
 
 

@@ -10,10 +10,17 @@ from torch import Tensor
 
 from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
-from compound.estimators.prediction import BLOCK, estimator_blocks, map_rows, ood_scores, take_first
+from compound.estimators.prediction import (
+    BLOCK,
+    epistemic,
+    estimator_blocks,
+    map_rows,
+    ood_scores,
+    take_first,
+)
 from compound.estimators.validation import encode_table
 from compound.models import Model
-from compound.ood.detector import OODDetector
+from compound.ood import CombinedDetector
 from compound.predictive import Predictive
 
 
@@ -37,7 +44,7 @@ class UncertaintyMixin:
 
     model_: Model
     encoder_: Encoder
-    ood_detector_: OODDetector
+    ood_detector_: CombinedDetector
     seed_: int
 
     def decompose(self, X: Any) -> Decomposition:
@@ -61,7 +68,11 @@ class UncertaintyMixin:
         return Decomposition(*(self._shape_like_y(part) for part in parts.unbind(-1)))
 
     def ood_score(self, X: Any) -> Array:
-        """Distance of each row from the nearest cluster centre of the training rows, after whitening.
+        """How unusual each row is: -log10 of the fraction of ordinary rows that are as unusual.
+
+        2 means about one ordinary row in a hundred, 3 one in a thousand. The score is the largest of what
+        several witnesses say: the distance from the nearest training rows, the whitened distance from their
+        clusters, the epistemic part of the prediction, and values that no training row had.
 
         Parameters
         ----------
@@ -71,10 +82,11 @@ class UncertaintyMixin:
         Returns
         -------
         ndarray of shape (rows,)
-            Out-of-distribution scores; higher is farther.
+            Out-of-distribution scores, at least 0; higher is more unusual, without an upper bound.
         """
         check_is_fitted(self)
-        return ood_scores(self.ood_detector_, encode_table(self, X)).numpy()
+        x = encode_table(self, X)
+        return ood_scores(self.ood_detector_, x, epistemic(self, x)).numpy()
 
     def is_ood(self, X: Any) -> Array:
         """Which rows are out-of-distribution: their score exceeds `threshold_`.

@@ -13,9 +13,10 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from compound.estimators.encoder_columns import SURE
 from compound.models import Model
 from compound.models.sanity import predictive_defect
-from compound.ood.detector import OODDetector
+from compound.ood import CombinedDetector
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.random import named_generator
 
@@ -98,9 +99,22 @@ def map_rows(
     return torch.cat([function(predictive)[:rows] for predictive, rows in estimator_blocks(estimator, x)])
 
 
-def ood_scores(detector: OODDetector, x: Tensor) -> Tensor:  # (rows,) float64
-    """Out-of-distribution scores of encoded rows x (rows, width), computed by blocks."""
-    return torch.cat([detector.scores(block)[:rows] for block, rows in padded_blocks(x)]).double()
+def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
+    """The epistemic uncertainty of encoded rows x (rows, width), of the first target."""
+    return map_rows(estimator, x, lambda p: p.epistemic.reshape(len(p.component), -1)[:, 0])
+
+
+def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
+    """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` is (rows,)."""
+    parts = zip(padded_blocks(x), padded_blocks(epistemic.unsqueeze(-1)), strict=True)
+    return torch.cat(
+        [score_block(detector, block, known[:, 0])[:rows] for (block, rows), (known, _) in parts]
+    )
+
+
+def score_block(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
+    """Out-of-distribution scores of one block; the last encoded number is the surprise."""
+    return detector.scores(x, epistemic, x[:, -1] / SURE)
 
 
 def take_first(predictive: P, rows: int) -> P:

@@ -70,8 +70,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
         The encoding of the columns.
     intervals_ : ConformalIntervals
         Calibration scores of held-out rows.
-    ood_detector_ : OODDetector
-        Distance from the training rows, with its threshold.
+    ood_detector_ : CombinedDetector
+        Evidence that rows are out of distribution, with its threshold.
     history_ : History
         The learning curve.
     shift_, scale_ : ndarray of shape (targets,)

@@ -16,7 +16,7 @@ from torch import Tensor
 from compound.estimators.base import Estimator
 from compound.estimators.columns import Array
 from compound.estimators.conformal_scores import aps_score, z_quantile, z_score
-from compound.estimators.prediction import estimator_blocks, map_rows, ood_scores, take_first
+from compound.estimators.prediction import estimator_blocks, ood_scores, take_first
 from compound.estimators.validation import encode_table
 from compound.metrics import brier_scores
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -106,11 +106,6 @@ def score_frame(
     return RowScores(predictions, nll, error, score, brier, levels, score[:, None] <= max_scores)
 
 
-def epistemic(estimator: Estimator, x: Tensor) -> Array:  # (rows,)
-    """The epistemic uncertainty of encoded rows x (rows, width), of the first target."""
-    return map_rows(estimator, x, lambda p: p.epistemic.reshape(len(p.component), -1)[:, 0]).numpy()
-
-
 def _max_score(estimator: Any, coverage: float) -> float:
     """The largest nonconformity score inside the interval or set of this coverage."""
     if is_regression(estimator):
@@ -189,7 +184,8 @@ def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Arr
     The probabilities of single classes come last.
     """
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    columns["ood_score"] = ood_scores(estimator.ood_detector_, x).numpy()
+    epistemic = torch.from_numpy(columns["epistemic"])
+    columns["ood_score"] = ood_scores(estimator.ood_detector_, x, epistemic).numpy()
     columns["is_ood"] = columns["ood_score"] > estimator.threshold_
     last = set(_probability_columns(estimator))
     return pd.DataFrame({name: columns[name] for name in sorted(columns, key=lambda name: name in last)})

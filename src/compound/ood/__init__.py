@@ -1,5 +1,6 @@
-"""Out-of-distribution distance: fitted once, used by far noise and by `is_ood`."""
+"""Out-of-distribution distance, used by far noise and by `is_ood`, which joins it with other evidence."""
 
 from compound.ood.detector import OODDetector as OODDetector
 from compound.ood.distance import Distance as Distance
+from compound.ood.evidence import CombinedDetector as CombinedDetector
 from compound.ood.noise import DistanceAwareNoise as DistanceAwareNoise

@@ -32,7 +32,7 @@ def explanation_tables(explanation: Explanation, max_columns: int = MAX_COLUMNS)
     ]
     shown = explanation.contributions[:max_columns]
     first = f" (the first {max_columns})" if len(explanation.contributions) > max_columns else ""
-    columns = ("column", "value", "nearest prototype", "fraction of ood_score²", "increase of epistemic")
+    columns = ("column", "value", "nearest prototype", "fraction of distance²", "increase of epistemic")
     prototypes = [[c.column, *map(str, explanation.prototypes[c.column])] for c in shown]
     headings = [
         f"prototype {i}, at distance {format_cell(distance)}"
@@ -49,7 +49,7 @@ def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
     """Write an HTML page or, where `out` ends in .png, the figure."""
     shown = explanation.contributions[:MAX_COLUMNS]
     panels = [
-        ("fraction of squared OOD score", [contribution.ood_score for contribution in shown]),
+        ("fraction of squared distance", [contribution.distance for contribution in shown]),
         ("increase of epistemic uncertainty", [contribution.epistemic for contribution in shown]),
     ]
     figure = contribution_bars([f"{c.column} = {c.value}" for c in shown], panels)
@@ -60,7 +60,7 @@ def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
     score = float(explanation.prediction["ood_score"].iloc[0])
     verdict = "above" if bool(explanation.prediction["is_ood"].iloc[0]) else "below"
     page.text(f"The OOD score, {score:.4g}, is {verdict} the threshold of {explanation.threshold:.4g}.")
-    page.figure(figure, "Contributions of the columns to the OOD score and to the epistemic uncertainty.")
+    page.figure(figure, "Contributions of the columns to the distance and to the epistemic uncertainty.")
     for name, columns, rows in explanation_tables(explanation, len(explanation.contributions)):
         page.heading(name)
         page.table(columns, rows)

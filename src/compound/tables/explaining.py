@@ -1,9 +1,10 @@
-"""`compound explain`: contributions of the columns to a row's OOD score and to its epistemic uncertainty.
+"""`compound explain`: contributions of the columns to a row's distance and to its epistemic uncertainty.
 
-OOD score. The score is the norm of the whitened difference between the row and the nearest prototype. The
-difference is rotated back by the eigenvectors (ZCA whitening, Kessy et al. 2018), so that each coordinate
-belongs to one encoded feature; the squared coordinates add up to the squared score. Where the clusters have
-precision matrices (wide tables), the whitened difference is first multiplied by their symmetric square root.
+Distance, one of the witnesses of the OOD score. It is the norm of the whitened difference between the row and
+the nearest prototype. The difference is rotated back by the eigenvectors (ZCA whitening, Kessy et al. 2018),
+so that each coordinate belongs to one encoded feature; the squared coordinates add up to the squared
+distance. Where the clusters have precision matrices (wide tables), the whitened difference is first
+multiplied by their symmetric square root.
 
 Epistemic uncertainty. Rows are evaluated on a straight line from the nearest prototype to the row, in small
 equal steps, so that correlated columns change together; within a step, one column changes after another. A
@@ -12,7 +13,7 @@ difference form of integrated gradients (Sundararajan et al. 2017); contribution
 increase. Shapley values would evaluate implausible rows (a heavy diamond of small width).
 
 Prototypes are the cluster centres of the training rows in the OOD distance, decoded to the units of the
-table. No training row is stored.
+table.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ from torch import Generator, Tensor
 from compound.estimators.base import Estimator
 from compound.estimators.encoder import Column, Encoder
 from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
-from compound.estimators.row_predictions import epistemic, predict_frame
+from compound.estimators.prediction import epistemic
+from compound.estimators.row_predictions import predict_frame
 from compound.estimators.time_column import TimeColumn
 from compound.estimators.times import format_time, time_values
 from compound.estimators.validation import encode_table
@@ -46,12 +48,12 @@ ROUNDING = 1e-5  # standard deviations: centres are stored in float32, means clo
 
 
 class Contribution(NamedTuple):
-    """Contribution of one column to the OOD score and to the epistemic uncertainty of a row."""
+    """Contribution of one column to the whitened distance and to the epistemic uncertainty of a row."""
 
     column: str
     value: str  # in the row
     prototype: str  # value in the nearest prototype
-    ood_score: float  # fraction of the squared score, 0 to 1
+    distance: float  # fraction of the squared distance, 0 to 1
     epistemic: float  # increase, in the unit of the epistemic component
 
 
@@ -61,7 +63,7 @@ class Explanation:
 
     prediction: pd.DataFrame  # one row, the columns of `predict_frame`
     threshold: float  # of ood_score
-    contributions: list[Contribution]  # largest contribution to the OOD score first
+    contributions: list[Contribution]  # largest contribution to the distance first
     prototypes: pd.DataFrame  # nearest first; the columns of the table
     distances: list[float]  # of the prototypes
     prototype_epistemic: float  # epistemic component at the nearest prototype
@@ -105,7 +107,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
         )
         for column, square, increase in zip(encoder.columns, squares, increases, strict=True)
     ]
-    contributions.sort(key=lambda contribution: -contribution.ood_score)
+    contributions.sort(key=lambda contribution: -contribution.distance)
     return Explanation(
         predict_frame(estimator, row),
         estimator.threshold_,
@@ -124,7 +126,7 @@ def centre_rows(distance: Distance) -> Tensor:  # (centres, width) float64
 
 
 def nearest_centres(distance: Distance, x: Tensor) -> list[int]:
-    """Indices of the N_PROTOTYPES centres nearest to x (width,) after whitening; the score uses the first."""
+    """Indices of the N_PROTOTYPES centres nearest to x (width,), whitened; the distance is to the first."""
     u = (x.double() - distance.shift.double()) @ distance.whiten.double()
     return (u - distance.centres.double()).square().sum(-1).argsort()[:N_PROTOTYPES].tolist()
 
@@ -165,7 +167,7 @@ def path_contributions(
         ):  # both orders, so that an interaction of two columns is split equally
             orders.append(direction)
             walks.append(_change_in_turn(before, after, spans, surprises / STEPS, direction))
-    values = epistemic(estimator, torch.cat(walks)).reshape(len(orders), len(spans) + 1)
+    values = epistemic(estimator, torch.cat(walks)).numpy().reshape(len(orders), len(spans) + 1)
     increases = np.zeros(len(spans))
     for order, walk in zip(orders, values, strict=True):
         increases[order] += np.diff(walk) / 2
