@@ -1,5 +1,7 @@
 """Out-of-distribution distance: fitted once, used by far noise and by `is_ood`."""
 
+from compound.ood.combined import CombinedNoise as CombinedNoise
 from compound.ood.detector import OODDetector as OODDetector
 from compound.ood.distance import Distance as Distance
 from compound.ood.noise import DistanceAwareNoise as DistanceAwareNoise
+from compound.ood.normalized import NormalizedDistance as NormalizedDistance

@@ -115,9 +115,13 @@ class Distance(nn.Module):
         self.centres, self.precision_roots, self.residual_precision = clusters
         unsampled = torch.isinf(out)
         out[unsampled] = self(x[unsampled])
-        self.quantiles = _quantiles(out[sample]).to(x.dtype)
+        self.fit_quantiles(out[sample])
         self.cross_fitted = out
         return out
+
+    def fit_quantiles(self, distances: Tensor) -> None:
+        """Take the quantiles of distances (rows,), such as those of rows that no network was trained on."""
+        self.quantiles = _quantiles(distances).to(self.centres.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Before loading, give the buffers of SIZED_BY_DATA the shapes of the saved ones."""
