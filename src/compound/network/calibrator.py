@@ -4,6 +4,7 @@ Held-out rows are rows that the network was not trained on: on those it was trai
 their features lie nearer to each other, so that every number fitted here would be too confident.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -20,6 +21,10 @@ from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive, GaussianPredictive, OODScores, Predictive, aps_score
 from compound.types import Task
 
+# Nats that far noise may cost: less than in a model of its own, since new rows lie a little farther from the
+# training rows, in features and inputs, than the few that calibrate do.
+BUDGET = 0.002
+RAMPS = GRIDS | {"classification": GRIDS["classification"]._replace(levels=(math.log(0.1 * BUDGET),))}
 SIZED_BY_DATA = ("conformal_scores", "conformal_weights")
 
 
@@ -90,7 +95,7 @@ class Calibrator(nn.Module):
             return noisy.log_prob(y).unsqueeze(0)
 
         if self.strength:
-            self.noise.choose_ramp(GRIDS[self.task.kind], distances, log_densities)
+            self.noise.choose_ramp(RAMPS[self.task.kind], distances, log_densities, BUDGET)
         threshold, _ = ood_threshold(self.noise.scores(distances), self.false_positive_rate)
         self.threshold.fill_(threshold)
         conformal = self._conformal(self._with_far_noise(predictive, distances), y, weight)

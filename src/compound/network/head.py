@@ -157,8 +157,12 @@ class Head(nn.Module):
             raise ValueError(f"{len(x)} rows of features and {len(y)} of targets: give as many")
         w = None if weight is None else weight.reshape(-1).to(x.dtype)
         batch = Batch(x, self._standard_targets(y), self.rows, torch.arange(len(x)), w, None, progress)
-        total = self.model.loss(batch, self._noise() if generator is None else generator).total
-        return total / self.model.members
+        loss = self.model.loss(batch, self._noise() if generator is None else generator)
+        if bool(self.rows.isnan()) and bool(loss.total.isnan()):
+            raise ValueError(
+                f"rows is not known: {self.model.method} needs the number of training rows, Head(rows=...)"
+            )
+        return loss.total / self.model.members
 
     def _noise(self) -> Generators:
         """Generators for the next loss, one per member."""

@@ -72,9 +72,11 @@ class CombinedNoise(nn.Module):
             noise.distance.fit_quantiles(out[-1])
         return torch.stack(out)
 
-    def choose_ramp(self, grid: RampGrid, distances: Tensor, log_densities: LogDensities) -> None:
-        """Set the steepest ramp whose cost on held-out rows, at these distances, is negligible."""
-        choose_ramp(self, grid, distances.unsqueeze(0), log_densities)
+    def choose_ramp(
+        self, grid: RampGrid, distances: Tensor, log_densities: LogDensities, budget: float
+    ) -> None:
+        """Set the steepest ramp whose cost on held-out rows, at these distances, is within the budget."""
+        choose_ramp(self, grid, distances.unsqueeze(0), log_densities, budget)
 
     def distances(self, views: Sequence[Tensor]) -> Tensor:  # (views, rows)
         return torch.stack(

@@ -46,6 +46,7 @@ def choose_ramp(
     grid: RampGrid,
     distances: Tensor,
     log_densities: Callable[[Tensor | None], Tensor],
+    budget: float = BUDGET,
 ) -> None:
     """Set the steepest ramp that costs no more than the budget on the calibration rows.
 
@@ -60,11 +61,13 @@ def choose_ramp(
         too, and averaged. For `CombinedNoise` (1, views, rows).
     log_densities : callable
         Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
+    budget : float
+        Nats that far noise may cost.
 
     Notes
     -----
-    A ramp is safe if the mean gain in each score, minus its standard error, is at least -BUDGET. Of the safe
-    ramps the steepest is set whose mean gains are within BUDGET of the best safe ramp's: an overconfident
+    A ramp is safe if the mean gain in each score, minus its standard error, is at least -budget. Of the safe
+    ramps the steepest is set whose mean gains are within the budget of the best safe ramp's: an overconfident
     network gains by far noise, and a steeper ramp must not use up that gain. If there is none the gentlest
     one is set, so that there is far noise in any case.
     """
@@ -82,7 +85,7 @@ def choose_ramp(
     gain = torch.stack(gains)  # (ramps, scores, rows)
     mean = gain.mean(-1)
     error = gain.std(-1, correction=0) / math.sqrt(max(1, gain.shape[-1] - 1))
-    safe = (mean - ERRORS * error >= -BUDGET).all(1)
+    safe = (mean - ERRORS * error >= -budget).all(1)
     best = mean[safe].amax(0).clamp_min(0) if bool(safe.any()) else 0.0
-    cheap = (safe & (best - mean <= BUDGET).all(1)).nonzero().squeeze(1).tolist()
+    cheap = (safe & (best - mean <= budget).all(1)).nonzero().squeeze(1).tolist()
     noise.set_ramp(*ramps[cheap[-1] if cheap else 0], grid.cap)
