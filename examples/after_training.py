@@ -19,7 +19,9 @@ plt.style.use(Path(__file__).with_name("gallery.mplstyle"))
 x, y = (torch.tensor(v) for v in load_digits(return_X_y=True))
 images = x.float().reshape(-1, 1, 8, 8) / 16
 torch.manual_seed(0)
-cnn = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 10))
+cnn = nn.Sequential(
+    nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 10)
+)
 optimizer = torch.optim.Adam(cnn.parameters(), lr=2e-3)
 for _ in range(15):  # somebody trained it, long ago
     for batch in torch.randperm(1200).split(50):
@@ -37,7 +39,11 @@ strange = torch.cat([test[:, :, 4:], test[:, :, :4]], 2)  # lower half above the
 figure, (left, right) = plt.subplots(1, 2, sharey=True)
 bins = torch.linspace(0, 2.31, 30).tolist()
 for axis, title, predict in (
-    (left, "The network alone", lambda rows: torch.distributions.Categorical(logits=cnn(rows).detach()).entropy()),
+    (
+        left,
+        "The network alone",
+        lambda rows: torch.distributions.Categorical(logits=cnn(rows).detach()).entropy(),
+    ),
     (right, "After posthoc", lambda rows: model.predict(rows).entropy()),
 ):
     axis.hist(predict(test).tolist(), bins, alpha=0.7, label="digits")

@@ -20,7 +20,9 @@ x, y = (torch.tensor(v) for v in make_moons(600, noise=0.15, random_state=0))
 x = x.float()
 backbone = nn.Sequential(nn.Linear(2, 64), nn.Tanh())
 head = Head(Method("deep-ensemble", members=3), features=64, task=Task("classification", 2))
-head.fit(backbone, list(zip(x[:400].split(50), y[:400].split(50), strict=True)), [(x[400:], y[400:])], epochs=20)
+head.fit(
+    backbone, list(zip(x[:400].split(50), y[:400].split(50), strict=True)), [(x[400:], y[400:])], epochs=20
+)
 
 
 class Program(nn.Module):
@@ -40,7 +42,9 @@ with torch.no_grad():
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(Program(), (x[:64],), dynamic_shapes={"rows": {0: batch}}, strict=False)
     again = program.module()
-    grid = torch.stack(torch.meshgrid(torch.linspace(-6, 7, 90), torch.linspace(-5, 5, 80), indexing="xy"), -1)
+    grid = torch.stack(
+        torch.meshgrid(torch.linspace(-6, 7, 90), torch.linspace(-5, 5, 80), indexing="xy"), -1
+    )
     probs, t = again(grid.reshape(-1, 2))
     assert torch.allclose(probs, Program()(grid.reshape(-1, 2))[0], atol=1e-5)
 

@@ -32,11 +32,15 @@ for name in names:
     known, strange = head.predict([test], backbone), head.predict([noise], backbone)
     nlls.append(metrics.nll(known, labels))
     aurocs.append(metrics.auroc(known.entropy(), strange.entropy()))
-    print(f"{name:14} accuracy {metrics.accuracy(known, labels):.1%}, NLL {nlls[-1]:.3f}, AUROC {aurocs[-1]:.3f}")
+    print(
+        f"{name}: accuracy {metrics.accuracy(known, labels):.1%}, NLL {nlls[-1]:.3f}, AUROC {aurocs[-1]:.3f}"
+    )
 
 figure, axis = plt.subplots()
 axis.barh(names, nlls, color="#1f5c99")
 for place, (value, area) in enumerate(zip(nlls, aurocs, strict=True)):
     axis.text(value, place, f"  AUROC of noise {area:.3f}", va="center", fontsize=8)
-axis.set(xlabel="NLL of test digits (nats)", xlim=(0, 1.35 * max(nlls)), title="Five heads on the same features")
+axis.set(
+    xlabel="NLL of test digits (nats)", xlim=(0, 1.35 * max(nlls)), title="Five heads on the same features"
+)
 figure.savefig("frozen_features.png")

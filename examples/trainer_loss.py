@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from compound import Head, Task
 
 plt.style.use(Path(__file__).with_name("gallery.mplstyle"))
-WORDS = {
-    "north": "oslo bergen trondheim stavanger tromso uppsala malmo lund gothenburg aarhus odense aalborg".split(),
-    "south": "roma napoli palermo catania genova bologna sevilla malaga cordoba granada valencia murcia".split(),
-}
+NORTH = "oslo bergen stavanger tromso uppsala malmo lund gothenburg aarhus odense aalborg".split()  # noqa: SIM905
+SOUTH = "roma napoli palermo catania genova bologna sevilla malaga cordoba granada murcia".split()  # noqa: SIM905
 
 
 class Model(nn.Module):
@@ -40,7 +38,7 @@ def encoded(words: list[str]) -> Tensor:
 
 
 torch.manual_seed(0)
-rows = [(word, label) for label, words in enumerate(WORDS.values()) for word in words]
+rows = [(word, label) for label, words in enumerate((NORTH, SOUTH)) for word in words]
 dataset = [{"input_ids": encoded([word])[0], "labels": torch.tensor(label)} for word, label in rows]
 loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True)
 model = Model(len(dataset))
@@ -51,11 +49,13 @@ for _ in range(60):
         model(**batch)["loss"].backward()
         optimizer.step()
 
-words = [*WORDS["north"][:4], *WORDS["south"][:4], "kristiansand"[:12], "salamanca", "zzzzzz"]
+words = [*NORTH[:4], *SOUTH[:4], "kristiansand", "salamanca", "zzzzzz"]
 p = model.head.predict(model.embedding(encoded(words)))
 figure, axis = plt.subplots()
 axis.barh(words, p.aleatoric.tolist(), label="aleatoric")
 axis.barh(words, p.epistemic.tolist(), left=p.aleatoric.tolist(), label="epistemic")
-axis.set(xlabel="predictive entropy (nats)", title="North or south? Members disagree about what they never saw")
+axis.set(
+    xlabel="predictive entropy (nats)", title="North or south? Members disagree about what they never saw"
+)
 axis.legend()
 figure.savefig("trainer_loss.png")

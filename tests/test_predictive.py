@@ -216,7 +216,7 @@ def test_intervals_take_the_quantiles_of_the_conformal_z():
 def test_plots_show_the_density_and_the_set():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
-    p, oracle = weighted_mixture()
+    p, _ = weighted_mixture()
     axis = p.plot(3, target=1)
     y, density = (torch.tensor(v) for v in axis.lines[0].get_data())
     row = torch.zeros(len(y), 5, 2, dtype=DOUBLE)

@@ -26,6 +26,12 @@ EXAMPLES = (
     "ood_alarm",
     "explain_row",
     "own_training_loop",
+    "head_on_cnn",
+    "after_training",
+    "frozen_features",
+    "lightning_module",
+    "trainer_loss",
+    "export_head",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository

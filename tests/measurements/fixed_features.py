@@ -42,16 +42,22 @@ def coloured(x: Tensor, name: str) -> Tensor:
 
 def outliers(data: Path, others: bool) -> dict[str, Tensor]:
     if not others:
-        return {name: to_unit_range(some(colour.load(name, "all", data).x, 2500)) for name in ("svhn", "gtsrb")}
+        return {
+            name: to_unit_range(some(colour.load(name, "all", data).x, 2500)) for name in ("svhn", "gtsrb")
+        }
     new = to_unit_range(colour.load("cifar10", "test", data).x[6000:7000])
-    grey = {name: images.load(name, part, data).x for name, part in
-            (("mnist", "test"), ("fashion-mnist", "test"), ("omniglot", "all"), ("notmnist", "all"))}  # fmt: skip
+    parts = {"mnist": "test", "fashion-mnist": "test", "omniglot": "all", "notmnist": "all"}
+    grey = {name: images.load(name, part, data).x for name, part in parts.items()}
     blobs = torch.rand(500, 3, 8, 8, generator=named_generator(0, "blobs"))
     return {
         **{name: coloured(some(x, 500), name) for name, x in grey.items()},
         "upside down": new.flip(2),
         "turned": new.rot90(1, (2, 3)),
-        "tiles exchanged": new.unflatten(2, (4, 8)).unflatten(4, (4, 8)).transpose(2, 4).flatten(2, 3).flatten(3),
+        "tiles exchanged": new.unflatten(2, (4, 8))
+        .unflatten(4, (4, 8))
+        .transpose(2, 4)
+        .flatten(2, 3)
+        .flatten(3),
         "overlaid pairs": (new[:500] + new[500:]) / 2,
         "blobs": nn.functional.interpolate(blobs, size=(32, 32), mode="bicubic").clamp(0, 1),
         "noise": torch.rand(500, 3, 32, 32, generator=named_generator(0, "noise")),
@@ -79,7 +85,8 @@ def main() -> None:
     y = known.y[: options.rows].long()
     x_test, y_test = features("test", to_unit_range(test.x[:5000]), options.folder), test.y[:5000].long()
     strange = {
-        name: features(name, rows, options.folder) for name, rows in outliers(options.data, options.others).items()
+        name: features(name, rows, options.folder)
+        for name, rows in outliers(options.data, options.others).items()
     }
     batches = list(zip(x.split(200), y.split(200), strict=True))
     held_out = max(1, len(batches) // 10)

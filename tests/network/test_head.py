@@ -24,7 +24,11 @@ def small(name: str) -> Method:
 def rows(task: Task, count: int = 12, features: int = 4) -> tuple[Tensor, Tensor]:
     g = named_generator(0, task.kind)
     h = torch.randn(count, features, generator=g)
-    y = torch.randint(3, (count,), generator=g) if task == CLASSES else 5 + 2 * torch.randn(count, 2, generator=g)
+    y = (
+        torch.randint(3, (count,), generator=g)
+        if task == CLASSES
+        else 5 + 2 * torch.randn(count, 2, generator=g)
+    )
     return h, y
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.network.batches import Loader, as_tensor, call, device_of, pooled, to_device, unpack
+from compound.network.batches import Loader, as_tensor, call, device_of, pooled, unpack
 
 Features = str | Callable[[Any], Tensor]
 
@@ -81,25 +81,29 @@ def collect(
     generator: Generator | None = None,
 ) -> Collected:
     """All rows of a loader; with a `limit` a random sample of so many, drawn while they stream past."""
-    kept: Collected | None = None
+    parts: list[Collected] = []
     keys = torch.zeros(0)  # random numbers: the rows with the smallest ones stay
     for batch in loader:
         inputs, targets, weight = unpack(batch)
         features, outputs = read(inputs)
         rows = len(features)
         flat = flat_inputs(inputs) if keep_inputs else torch.zeros(rows, 0)
-        y = torch.zeros(rows) if targets is None else to_device(targets.detach(), torch.device("cpu"))
+        y = torch.zeros(rows) if targets is None else targets.detach().cpu()
         w = torch.ones(rows) if weight is None else weight.detach().float().cpu()
-        part = Collected(features, outputs, flat, y, w)
-        kept = part if kept is None else Collected(*map(torch.cat, zip(kept, part, strict=True)))
-        keys = torch.cat([keys, torch.rand(rows, generator=generator)])
-        if limit is not None and len(keys) > 2 * limit:
-            kept, keys = _smallest(kept, keys, limit)
-    if kept is None:
+        parts.append(Collected(features, outputs, flat, y, w))
+        if limit is not None:
+            keys = torch.cat([keys, torch.rand(rows, generator=generator)])
+            if len(keys) > 2 * limit:
+                kept, keys = _smallest(_joined(parts), keys, limit)
+                parts = [kept]
+    if not parts:
         raise ValueError("the loader gives no batch")
-    if limit is not None and len(keys) > limit:
-        kept, keys = _smallest(kept, keys, limit)
-    return kept
+    kept = _joined(parts)
+    return kept if limit is None or len(keys) <= limit else _smallest(kept, keys, limit)[0]
+
+
+def _joined(parts: list[Collected]) -> Collected:
+    return Collected(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _smallest(rows: Collected, keys: Tensor, limit: int) -> tuple[Collected, Tensor]:

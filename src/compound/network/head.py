@@ -10,7 +10,6 @@ on the rows of a second loader, which the network was not trained on.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -18,14 +17,14 @@ from torch import Generator, Tensor, nn
 
 from compound.models import Method, Model
 from compound.models.base import N_INNER, N_SAMPLES
-from compound.network.batches import Loader, Network, call, device_of, to_device, unpack, with_targets
+from compound.network.batches import Loader, Network, call, device_of, unpack
 from compound.network.calibrator import Calibrator
 from compound.network.features import Collected, collect, evaluating
+from compound.network.training import train_head
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators, derive_seed, member_seed, named_generator
 from compound.types import Batch, Task, make_dataset
 
-CLIP_NORM = 5.0
 FAR = 3.0  # strength of far noise where the method has no option `far`
 UNSUITABLE = {
     "dpn": "it trains with out-of-distribution rows, which a loader of features does not have",
@@ -211,44 +210,7 @@ class Head(nn.Module):
         list of float
             Mean loss of every epoch.
         """
-        if iter(loader) is loader:
-            raise ValueError("the loader can be passed through once only: give a DataLoader or a list")
-        device = device_of(self)
-        targets = torch.cat([self._to_rows(with_targets(batch)[1]).to(device) for batch in loader])
-        weights = [torch.ones(1) if (w := unpack(batch).weight) is None else w for batch in loader]
-        weighted = any(unpack(batch).weight is not None for batch in loader)
-        self.start(targets, float(sum(w.sum() for w in weights)) if weighted else None)
-        batches: Any = loader
-        train: Collected | None = None
-        if frozen:
-            train = collect(self._reader(backbone), loader, keep_inputs=False)
-            self._set_units(train.features)
-            sizes = [len(unpack(batch).targets) for batch in loader]  # type: ignore[arg-type]
-            batches = _Shuffled(train, max(sizes), self.seed)
-        parameters = [] if frozen or not isinstance(backbone, nn.Module) else list(backbone.parameters())
-        factors = self.model.lr_multipliers()
-        groups: list[dict[str, Any]] = [
-            {"params": [p], "lr": lr * factors.get(name.rsplit(".", 1)[-1], 1.0)}
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        ]
-        trained = [p for p in parameters if p.requires_grad]
-        optimizer = torch.optim.Adam([*groups, {"params": trained, "lr": lr}] if trained else groups)
-        everything = [p for group in optimizer.param_groups for p in group["params"]]
-        losses = []
-        for epoch in range(epochs):
-            sums = []
-            for k, batch in enumerate(batches):
-                inputs, y, weight = with_targets(batch)
-                features = inputs.to(device) if frozen else call(backbone, inputs, device)
-                progress = (epoch + k / len(batches)) / epochs if hasattr(batches, "__len__") else 1.0
-                loss = self(features, y.to(device), to_device(weight, device), progress=progress)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_(everything, CLIP_NORM)
-                optimizer.step()
-                sums.append(float(loss.detach()))
-            losses.append(sum(sums) / len(sums))
+        losses, train = train_head(self, backbone, loader, epochs, lr, frozen)
         self.finish(backbone, loader, val_loader, train)
         return losses
 
@@ -265,7 +227,7 @@ class Head(nn.Module):
         Without a `val_loader` there is no temperature, far noise, conformal set or threshold. `train` are the
         features of the training rows, where they are known.
         """
-        read = self._reader(backbone)
+        read = self.reader(backbone)
         train = collect(read, loader, keep_inputs=False) if train is None else train
         held_out = None if val_loader is None else collect(read, val_loader, keep_inputs=False)
         self.finish_features(train, held_out)
@@ -275,10 +237,10 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def finish_features(self, train: Collected, held_out: Collected | None) -> None:
-        """`Model.on_fit_end` with the features of the rows that were trained on and of those that were not."""
+        """`Model.on_fit_end` with features of the rows that were trained on and of those that were not."""
         parts = [train] if held_out is None else [train, held_out]
         x = torch.cat([self._standard_features(part.features) for part in parts])
-        y = self._standard_targets(torch.cat([self._to_rows(part.targets) for part in parts]))
+        y = self._standard_targets(torch.cat([self.target_rows(part.targets) for part in parts]))
         weight = None
         if held_out is not None or bool((train.weight != 1).any()):
             weights = [train.weight] if held_out is None else [train.weight, 0 * held_out.weight]
@@ -291,23 +253,23 @@ class Head(nn.Module):
     def calibrate(self, predictive: Predictive, train: Collected, held_out: Collected) -> None:
         """Fit the calibrator to the predictive of held-out rows."""
         std = self.y_scale.cpu() if self.task.kind == "regression" else None
-        y = self._to_rows(held_out.targets)
+        y = self.target_rows(held_out.targets)
         y = y.long() if self.task.kind == "classification" else y.float()
         generator = named_generator(self.seed, "far")
         views = [train.features], [held_out.features]
         self.calibrator.fit(predictive, y, held_out.weight, *views, std, generator)
 
-    def _to_rows(self, targets: Tensor) -> Tensor:
+    def target_rows(self, targets: Tensor) -> Tensor:
         if self.task.kind == "classification":
             return targets.reshape(-1)
         return targets.reshape(-1, self.task.size)
 
-    def _set_units(self, features: Tensor) -> None:
+    def set_units(self, features: Tensor) -> None:
         std = features.double().std(0, correction=0)
         self.shift.copy_(features.double().mean(0))
         self.scale.copy_(torch.where(std > 1e-6 * features.double().abs().amax(0), std, 1.0))
 
-    def _reader(self, backbone: Network) -> Any:
+    def reader(self, backbone: Network) -> Any:
         def read(inputs: Any) -> tuple[Tensor, Tensor]:
             with evaluating(backbone):
                 features = call(backbone, inputs, device_of(self))
@@ -342,11 +304,13 @@ class Head(nn.Module):
         Predictive
         """
         generator = named_generator(self.seed, "predict") if generator is None else generator
-        parts: list[Any] = [inputs] if isinstance(inputs, Tensor) else [unpack(batch).inputs for batch in inputs]
+        parts: list[Any] = (
+            [inputs] if isinstance(inputs, Tensor) else [unpack(batch).inputs for batch in inputs]
+        )
         if backbone is None:
             features = [part.detach().reshape(-1, self.features) for part in parts]
         else:
-            read = self._reader(backbone)
+            read = self.reader(backbone)
             features = [read(part)[0] for part in parts]
         rows = torch.cat(features)
         predictive = self._raw_predict(rows, generator, n_samples, n_inner)
@@ -373,20 +337,3 @@ def check_suitable(method: Method) -> None:
         raise ValueError(
             "adversarial is above 0: features are not inputs that an attack can change, set it to 0"
         )
-
-
-class _Shuffled:
-    """Batches of features in memory, in another random order at every pass."""
-
-    def __init__(self, rows: Collected, batch_size: int, seed: int):
-        self.rows, self.batch_size, self.seed, self.epoch = rows, batch_size, seed, 0
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.rows.features) / self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        count = len(self.rows.features)
-        order = torch.randperm(count, generator=named_generator(self.seed, "order", self.epoch))
-        self.epoch += 1
-        for rows in order.split(self.batch_size):
-            yield self.rows.features[rows], self.rows.targets[rows], self.rows.weight[rows]

@@ -2,9 +2,9 @@
 
     t(x) = max_k t_k(x_k),    s(x) = max_k (d_k(x_k) - d50_k) / (d99_k - d50_k)
 
-Each view has a distance of its own; d50 and d99 are quantiles of the distances of held-out rows, rows that the
-network was not trained on: features of trained rows lie nearer to each other than those of new rows do. All
-views have the same ramp, so that one choice balances their cost together.
+Each view has a distance of its own; d50 and d99 are quantiles of the distances of held-out rows, rows that
+the network was not trained on: features of trained rows lie nearer to each other than those of new rows do.
+All views have the same ramp, so that one choice balances their cost together.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class CombinedNoise(nn.Module):
         """
         out = []
         for noise, seen, new in zip(self._noises(), train, held_out, strict=True):
-            noise.fit(seen, generator)
+            noise.distance.fit_without_quantiles(seen, generator)
             out.append(noise.distance(new))
             noise.distance.fit_quantiles(out[-1])
         return torch.stack(out)
@@ -79,9 +79,7 @@ class CombinedNoise(nn.Module):
         choose_ramp(self, grid, distances.unsqueeze(0), log_densities, budget)
 
     def distances(self, views: Sequence[Tensor]) -> Tensor:  # (views, rows)
-        return torch.stack(
-            [noise.distance(view) for noise, view in zip(self._noises(), views, strict=True)]
-        )
+        return torch.stack([noise.distance(view) for noise, view in zip(self._noises(), views, strict=True)])
 
     def from_distance(self, distances: Tensor) -> Tensor:  # (rows,)
         """The far noise t of rows at distances (views, rows)."""

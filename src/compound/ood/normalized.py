@@ -3,8 +3,9 @@
     d(h) = distance of √F h / |h|    (h has F features)
 
 What a network does not know often gives features of small length, which lie near the origin and so near
-everything: a distance between lengths calls such rows ordinary. Directions do not have this flaw (Mahalanobis++,
-Mueller and Hein 2025; deep nearest neighbours, Sun et al. 2022). √F keeps the units of the features about 1.
+everything: a distance between lengths calls such rows ordinary. Directions do not have this flaw
+(Mahalanobis++, Mueller and Hein 2025; deep nearest neighbours, Sun et al. 2022). √F keeps the units of the
+features about 1.
 """
 
 import torch
@@ -54,6 +55,10 @@ class NormalizedDistance(nn.Module):
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
         """Learn the distance from training rows (rows, features); returns their cross-fitted distances."""
         return self.distance.fit(directions(x), generator)
+
+    def fit_without_quantiles(self, x: Tensor, generator: Generator) -> None:
+        """Learn the distance from training rows; `fit_quantiles` goes on with rows that took no part."""
+        self.distance.fit_without_quantiles(directions(x), generator)
 
     def fit_quantiles(self, distances: Tensor) -> None:
         """Take the quantiles of distances (rows,), such as those of rows that no network was trained on."""

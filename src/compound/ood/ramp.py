@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost
 ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from chance
 

@@ -159,9 +159,7 @@ class GaussianPredictive(Predictive):
         square = scale * scale
         parts = (self.component * square, self.mixing * square, self.posterior * square)
         means, variances = shift + scale * self.means, square * self.variances
-        return type(self)(
-            *parts, means, variances, self.log_weights, ood=self.ood, conformal=self.conformal
-        )
+        return type(self)(*parts, means, variances, self.log_weights, ood=self.ood, conformal=self.conformal)
 
     def sets(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:  # (rows, targets) each
         """Bounds of an interval: quantiles Φ(-z), Φ(z) with the conformal z; without one, `interval`."""
