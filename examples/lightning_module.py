@@ -1,8 +1,7 @@
 """A compound head in a Lightning module.
 
-The loss is the head's call, so `training_step` is one line. After training, `on_train_end` lets the head see
-the training rows and the validation rows once more: far noise, sets and the OOD threshold come from there.
-Without Lightning a few lines stand in for its `Trainer`, so that this program runs anywhere.
+The loss is the head's call, so `training_step` is one line. After training, `on_train_end` lets the head
+see training and validation rows once more. Without Lightning a few lines stand in for its `Trainer`.
 """
 
 from pathlib import Path
@@ -24,11 +23,11 @@ plt.style.use(Path(__file__).with_name("gallery.mplstyle"))
 
 
 class Classifier(LightningModule):
-    def __init__(self, train: DataLoader, val: DataLoader):
+    def __init__(self, *loaders: DataLoader):
         super().__init__()
+        self.loaders = loaders  # training and validation rows
         self.backbone = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-        self.head = Head("ml-cdn", features=64, task=Task("classification", 2), rows=len(train.dataset))
-        self.loaders = train, val
+        self.head = Head("ml-cdn", features=64, task=Task("classification", 2), rows=400)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return self.head(self.backbone(batch[0]), batch[1])
@@ -41,14 +40,14 @@ class Classifier(LightningModule):
 
 
 torch.manual_seed(0)
-x, y = (torch.tensor(v) for v in make_moons(600, noise=0.15, random_state=0))
-parts = TensorDataset(x[:400].float(), y[:400]), TensorDataset(x[400:].float(), y[400:])
-model = Classifier(DataLoader(parts[0], 50, shuffle=True), DataLoader(parts[1], 50))
-optimizer = model.configure_optimizers()  # from here on: lightning.Trainer(max_epochs=40).fit(model, ...)
+x, y = map(torch.tensor, make_moons(600, noise=0.15, random_state=0))
+train, val = TensorDataset(x[:400].float(), y[:400]), TensorDataset(x[400:].float(), y[400:])
+model = Classifier(DataLoader(train, 50, shuffle=True), DataLoader(val, 50))
+optimizer = model.configure_optimizers()  # or: lightning.Trainer(max_epochs=40).fit(...)
 for _ in range(40):
-    for number, batch in enumerate(model.loaders[0]):
+    for batch in model.loaders[0]:
         optimizer.zero_grad()
-        model.training_step(batch, number).backward()
+        model.training_step(batch, 0).backward()
         optimizer.step()
 model.on_train_end()
 

@@ -112,8 +112,8 @@ def main() -> None:
     print("| | accuracy | NLL |", " | ".join(sets), "|")
     for seed in range(options.seeds):
         net = trained(*parts[0].tensors, seed)
-        with torch.no_grad():
-            for name, predict in predictors(net, *loaders).items():
+        for name, predict in predictors(net, *loaders).items():
+            with torch.no_grad():
                 p = predict(x)
                 scores = [metrics.auroc(p.entropy(), predict(outlier).entropy()) for outlier in sets.values()]
                 results[name].append([metrics.accuracy(p, y), metrics.nll(p, y), *scores])
