@@ -43,7 +43,7 @@ TABLE = {  # room: what it may import
     "datasets": BASE,
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
-    "network": {*BASE, "predictive", "ops", "ood", "models", "estimators"},
+    "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
         *BASE,

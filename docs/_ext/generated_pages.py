@@ -40,6 +40,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "changelog": "CHANGELOG.md",
     "results": "results/README.md",
     "truth": "results/truth.md",
+    "posthoc": "results/posthoc.md",
 }
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 

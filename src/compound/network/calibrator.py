@@ -88,9 +88,8 @@ class Calibrator(nn.Module):
         if target_std is not None:
             self.far_std.copy_(self.strength * target_std)
         predictive = self._scaled(predictive)
-        distances = self.noise.fit(
-            *([clamp_inputs(x) for x in views] for views in (train, held_out)), generator
-        )
+        seen, new = ([clamp_inputs(x) for x in views] for views in (train, held_out))
+        distances = self.noise.fit(seen, new, generator)
 
         def log_densities(t: Tensor | None) -> Tensor:  # (1, rows)
             noisy = predictive if t is None else predictive.with_far_noise(t, self.far_std)

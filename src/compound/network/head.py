@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from compound.compat import uncompiled
 from compound.models import Method, Model
-from compound.models.base import N_INNER, N_SAMPLES
+from compound.models.base import N_INNER, N_SAMPLES, Loss
 from compound.network.batches import Loader, Network, call, device_of, unpack
 from compound.network.calibrator import Calibrator
 from compound.network.features import Collected, collect, evaluating
@@ -156,13 +157,14 @@ class Head(nn.Module):
             raise ValueError(f"{len(x)} rows of features and {len(y)} of targets: give as many")
         w = None if weight is None else weight.reshape(-1).to(x.dtype)
         batch = Batch(x, self._standard_targets(y), self.rows, torch.arange(len(x)), w, None, progress)
-        loss = self.model.loss(batch, self._noise() if generator is None else generator)
+        loss = _loss(self.model, batch, self._noise() if generator is None else generator)
         if bool(self.rows.isnan()) and bool(loss.total.isnan()):
             raise ValueError(
                 f"rows is not known: {self.model.method} needs the number of training rows, Head(rows=...)"
             )
         return loss.total / self.model.members
 
+    @uncompiled
     def _noise(self) -> Generators:
         """Generators for the next loss, one per member."""
         step = int(self.steps)
@@ -327,6 +329,12 @@ class Head(nn.Module):
         if isinstance(predictive, GaussianPredictive):
             return predictive.rescale(self.y_shift, self.y_scale)
         return predictive
+
+
+@uncompiled
+def _loss(model: Model, batch: Batch, generator: Generators) -> Loss:
+    """`Model.loss`, whose loops are compiled already: torch.compile leaves it alone."""
+    return model.loss(batch, generator)
 
 
 def check_suitable(method: Method) -> None:

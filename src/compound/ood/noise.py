@@ -10,6 +10,8 @@ What t is depends on the task. Classes: the log-odds that the predictive is unif
 added variance, in units of its largest value.
 """
 
+from typing import cast
+
 import torch
 from torch import Generator, Tensor, nn
 
@@ -46,7 +48,7 @@ class DistanceAwareNoise(nn.Module):
 
     def __init__(self, features: int, distance: Distance | NormalizedDistance | None = None):
         super().__init__()
-        self.distance = Distance(features) if distance is None else distance
+        self.distance = cast(Distance, Distance(features) if distance is None else distance)
         self.register_buffer("ramp", torch.tensor([-20.0, 0.0, -20.0], dtype=torch.float32))
 
     @property
