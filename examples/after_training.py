@@ -2,7 +2,7 @@
 
 `posthoc` leaves the network as it is. Training rows show where its features lie; rows that it was not trained
 on choose a temperature, far noise, conformal sets and the threshold of `is_ood`. Here a CNN for 8 x 8 digits
-meets letters-like strangers: digits with exchanged halves.
+meets digits whose halves are exchanged.
 """
 
 from pathlib import Path

@@ -195,16 +195,35 @@ def test_frozen_backbone_stays_and_targets_come_back_in_their_units():
     assert ((low < y[250:]) & (y[250:] < high)).float().mean() > 0.7  # 50 rows, calibrated on 50
 
 
+class Both(nn.Module):
+    """Backbone and head in one module, as Lightning, DDP and the compiler want them."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = Moons(), Head("ml-cdn", features=16, task=Task("classification", 2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.head(self.backbone(x), y)
+
+
+def test_loss_works_in_distributed_data_parallel(tmp_path):
+    from torch import distributed
+
+    (x, y), *_ = moons(50, "pairs")
+    plain = Both()
+    plain(x, y).backward()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(Both())
+        parallel(x, y).backward()
+    finally:
+        distributed.destroy_process_group()
+    for expected, actual in zip(plain.parameters(), parallel.parameters(), strict=True):
+        assert_close(actual.grad, expected.grad)
+
+
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_loss_works_in_a_compiled_module():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = Moons(), Head("ml-cdn", features=16, task=Task("classification", 2))
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return self.head(self.backbone(x), y)
-
     (x, y), *_ = moons(50, "pairs")
     plain, compiled = Both(), torch.compile(Both(), backend="eager")
     for _ in range(2):

@@ -35,10 +35,23 @@ class PostHoc:
         The submodule whose output are the features, or a function of the inputs.
     task : Task
     method : str or Method, optional
-    far_noise : sequence of {'features', 'inputs'}
-    strength : float
-    false_positive_rate : float
-    seed : int
+        None: the network's outputs; "laplace": a posterior over its last layer; others: a head.
+    far_noise : sequence of {'features', 'inputs'}, default=('features',)
+    strength : float, default=3.0
+    false_positive_rate : float, default=0.01
+    seed : int, default=0
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound import PostHoc, Task, named_generator
+    >>> x = torch.randn(300, 2, generator=named_generator(0, "x"))
+    >>> network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(2, 1))
+    >>> model = PostHoc(network, "0", Task("regression", 1))
+    >>> model = model.fit([(x[:200], x[:200, :1])], [(x[200:], x[200:, :1])])
+    >>> lower, upper = model.predict(x[:5]).sets(coverage=0.9)
+    >>> bool((lower < upper).all())
+    True
     """
 
     def __init__(
