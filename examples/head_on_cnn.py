@@ -33,7 +33,7 @@ print(f"accuracy {(known.label == y[1500:]).float().mean():.1%}, last loss {loss
 print(f"flagged: {known.is_ood.float().mean():.1%} of the digits, {turned.is_ood.float().mean():.0%} turned")
 
 figure, (left, right) = plt.subplots(1, 2, width_ratios=(2, 3))
-left.imshow(test[0, 0].flip(0), cmap="gray_r")
+left.imshow(test[0, 0].flip(0).numpy(), cmap="gray_r")
 left.set(xticks=[], yticks=[], title="A digit upside down")
 left.grid(visible=False)
 turned.plot(0, axis=right)

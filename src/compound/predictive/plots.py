@@ -27,12 +27,12 @@ def plot_density(p: "GaussianPredictive", row: int, target: int, axis: Any) -> A
     The bars are mean ± sqrt(component), ± sqrt(component + mixing), ± sqrt(total).
     """
     axis = new_axis(axis)
-    one = p[row]
+    one = p[row].to("cpu")
     mean, std = float(one.mean[0, target]), float(one.std[0, target])
     y = torch.linspace(mean - 4 * std, mean + 4 * std, 400, dtype=one.means.dtype)
     density = _density(one, y, target)
-    axis.plot(y, density, color="black", lw=1.5)
-    axis.fill_between(y, density, color="0.9")
+    axis.plot(y.numpy(), density.numpy(), color="black", lw=1.5)
+    axis.fill_between(y.numpy(), density.numpy(), color="0.9")
     height, variance = -float(density.max()), 0.0
     for level, (name, colour) in enumerate(COLOURS.items(), start=1):
         variance += float(getattr(one, name)[0, target])
