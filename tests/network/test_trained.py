@@ -98,6 +98,22 @@ def test_what_it_promises_holds_on_new_rows(cnn, digits):
     assert (noise.epistemic / noise.total).mean() > 0.9
 
 
+def test_temperature_undoes_overconfidence(cnn, digits):
+    """Logits multiplied by 4 need 4 times the temperature, up to the grid and its prior."""
+    x = digits[0][1400:]
+    net = copy.deepcopy(cnn).eval()
+    models = [posthoc(nn.Sequential(net), "0.5", DIGITS, strength=0.0).fit(*loaders(digits))]
+    with torch.no_grad():
+        net[7].weight.mul_(4)
+        net[7].bias.mul_(4)
+    models.append(posthoc(nn.Sequential(net), "0.5", DIGITS, strength=0.0).fit(*loaders(digits)))
+    temperatures = [float(model.calibrator.temperature) for model in models]
+    assert abs(temperatures[1] / temperatures[0] / 4 - 1) < 0.1
+    with torch.no_grad():
+        expected = torch.softmax(net(x) / temperatures[1], -1)
+    assert_close(models[1].predict(x).probs, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_laplace_takes_the_last_layer_and_doubts_more(cnn, digits):
     train, val = loaders(digits)
     net = copy.deepcopy(cnn).eval()

@@ -114,7 +114,8 @@ class Head(nn.Module):
 
         `fit` does it; a training loop of one's own needs it for regression.
         """
-        self.rows.fill_(float(len(targets)) if rows is None else rows)
+        if rows is not None or bool(self.rows.isnan()):
+            self.rows.fill_(float(len(targets)) if rows is None else rows)
         if self.task.kind == "regression":
             std = targets.double().std(0, correction=0)
             self.y_shift.copy_(targets.double().mean(0))
@@ -232,13 +233,14 @@ class Head(nn.Module):
         read = self.reader(backbone)
         train = collect(read, loader, keep_inputs=False) if train is None else train
         held_out = None if val_loader is None else collect(read, val_loader, keep_inputs=False)
-        self.finish_features(train, held_out)
+        device = device_of(self)
+        self.to("cpu")  # features are collected there, curvatures and distances fitted
+        self._finish_model(train, held_out)
         if held_out is not None:
-            predictive = self._raw_predict(held_out.features, named_generator(self.seed, "calibrate"))
-            self.calibrate(predictive, train, held_out)
+            self._calibrate(train, held_out)
+        self.to(device)
 
-    @torch.no_grad()
-    def finish_features(self, train: Collected, held_out: Collected | None) -> None:
+    def _finish_model(self, train: Collected, held_out: Collected | None) -> None:
         """`Model.on_fit_end` with features of the rows that were trained on and of those that were not."""
         parts = [train] if held_out is None else [train, held_out]
         x = torch.cat([self._standard_features(part.features) for part in parts])
@@ -247,14 +249,12 @@ class Head(nn.Module):
         if held_out is not None or bool((train.weight != 1).any()):
             weights = [train.weight] if held_out is None else [train.weight, 0 * held_out.weight]
             weight = torch.cat(weights)
-        device = device_of(self) or torch.device("cpu")
-        self.to("cpu")  # curvatures and distances are fitted there
         self.model.on_fit_end(make_dataset(x, y, self.task, weight), named_generator(self.seed, "finish"))
-        self.to(device)
 
-    def calibrate(self, predictive: Predictive, train: Collected, held_out: Collected) -> None:
+    def _calibrate(self, train: Collected, held_out: Collected) -> None:
         """Fit the calibrator to the predictive of held-out rows."""
-        std = self.y_scale.cpu() if self.task.kind == "regression" else None
+        predictive = self._raw_predict(held_out.features, named_generator(self.seed, "calibrate"))
+        std = self.y_scale if self.task.kind == "regression" else None
         y = self.target_rows(held_out.targets)
         y = y.long() if self.task.kind == "classification" else y.float()
         generator = named_generator(self.seed, "far")
@@ -314,7 +314,7 @@ class Head(nn.Module):
         else:
             read = self.reader(backbone)
             features = [read(part)[0] for part in parts]
-        rows = torch.cat(features)
+        rows = torch.cat(features).to(device_of(self))
         predictive = self._raw_predict(rows, generator, n_samples, n_inner)
         if not self.calibrator.fitted:
             return predictive
@@ -324,8 +324,7 @@ class Head(nn.Module):
         self, features: Tensor, generator: Generator, n_samples: int = N_SAMPLES, n_inner: int = N_INNER
     ) -> Predictive:
         """The predictive before calibration, in the units of the targets."""
-        x = self._standard_features(features.to(device_of(self)))
-        predictive = self.model.predict(x, generator, n_samples, n_inner)
+        predictive = self.model.predict(self._standard_features(features), generator, n_samples, n_inner)
         if isinstance(predictive, GaussianPredictive):
             return predictive.rescale(self.y_shift, self.y_scale)
         return predictive

@@ -5,7 +5,7 @@ choose a temperature, far noise, conformal sets and a threshold of `is_ood`. The
 network's own outputs; from a Laplace posterior over its last layer; or from a head trained on its features.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -123,7 +123,7 @@ class PostHoc:
         self.calibrator.fit(predictive, held_out.targets, held_out.weight, *views, std, generator)
         return self
 
-    def predict(self, x: Tensor | Iterable[Any]) -> Predictive:
+    def predict(self, x: Tensor | Mapping[str, Any] | Iterable[Any]) -> Predictive:
         """The predictive of the rows of a batch of inputs, or of a loader.
 
         Parameters
@@ -140,7 +140,7 @@ class PostHoc:
             raise ValueError(
                 "nothing is fitted yet: call fit with a loader of training rows and one of others"
             )
-        batches = [x] if isinstance(x, Tensor | dict) else x
+        batches = [x] if isinstance(x, Tensor | Mapping) else x
         parts = []
         for batch in batches:
             inputs = unpack(batch).inputs
