@@ -122,6 +122,8 @@ def test_bad_input_is_refused_in_one_sentence():
         head(h, y[:6])
     with pytest.raises(ValueError, match="passed through once only"):
         head.fit(nn.Identity(), iter([(h, y)]))
+    with pytest.raises(ValueError, match="12 of 12 rows of val_loader are rows of train_loader"):
+        head.finish(nn.Identity(), [(h, y)], [(h, y)])
     with pytest.raises(ValueError, match="attack"):
         Head(Method("deep-ensemble", adversarial=0.01), features=4, task=CLASSES)
 

@@ -116,3 +116,16 @@ def flat_inputs(inputs: Any) -> Tensor:  # (rows, numbers)
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise ValueError("far noise on inputs needs inputs that are one tensor of floating-point numbers")
     return inputs.detach().float().cpu().flatten(1)
+
+
+def check_disjoint(train: Collected, held_out: Collected) -> None:
+    """Raise ValueError if most held-out rows are among the training rows."""
+    # in half precision: the last bits of a row's features depend on the size of its batch
+    seen, rows = (torch.cat([r.features, r.outputs], 1).half() for r in (train, held_out))
+    keys = {row.numpy().tobytes() for row in seen}
+    known = sum(row.numpy().tobytes() in keys for row in rows)
+    if known > 0.5 * len(rows):
+        raise ValueError(
+            f"{known} of {len(rows)} rows of val_loader are rows of train_loader: give rows that the network "
+            "was not trained on"
+        )

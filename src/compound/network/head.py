@@ -20,7 +20,7 @@ from compound.models import Method, Model
 from compound.models.base import N_INNER, N_SAMPLES, Loss
 from compound.network.batches import Loader, Network, call, device_of, unpack
 from compound.network.calibrator import Calibrator
-from compound.network.features import Collected, collect, evaluating
+from compound.network.features import Collected, check_disjoint, collect, evaluating
 from compound.network.training import train_head
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators, derive_seed, member_seed, named_generator
@@ -233,6 +233,8 @@ class Head(nn.Module):
         read = self.reader(backbone)
         train = collect(read, loader, keep_inputs=False) if train is None else train
         held_out = None if val_loader is None else collect(read, val_loader, keep_inputs=False)
+        if held_out is not None:
+            check_disjoint(train, held_out)
         device = device_of(self)
         self.to("cpu")  # features are collected there, curvatures and distances fitted
         self._finish_model(train, held_out)

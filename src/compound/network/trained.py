@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compound.models import Method
 from compound.network.batches import Loader, unpack
 from compound.network.calibrator import Calibrator
-from compound.network.features import Collected, FeatureReader, Features, collect, flat_inputs
+from compound.network.features import Collected, FeatureReader, Features, check_disjoint, collect, flat_inputs
 from compound.network.head import Head, check_suitable
 from compound.network.sources import FeatureHead, LastLayerLaplace, Outputs, Source
 from compound.predictive import Predictive
@@ -105,7 +105,7 @@ class PostHoc:
         held_out = collect(self.read, val_loader, keep)
         limit = LIMIT if self.method is None else None  # a head or a posterior needs all rows
         train = collect(self.read, train_loader, keep, limit, named_generator(self.seed, "rows"))
-        _check_disjoint(train, held_out)
+        check_disjoint(train, held_out)
         self._check_outputs(train)
         held_out = self._with_typed_targets(held_out)
         train = self._with_typed_targets(train)
@@ -229,16 +229,3 @@ def posthoc(
     tensor([False,  True])
     """
     return PostHoc(network, features, task, method, far_noise, strength, false_positive_rate, seed)
-
-
-def _check_disjoint(train: Collected, held_out: Collected) -> None:
-    """Raise ValueError if most held-out rows are among the training rows."""
-    # in half precision: the last bits of a row's features depend on the size of its batch
-    seen, rows = (torch.cat([r.features, r.outputs], 1).half() for r in (train, held_out))
-    keys = {row.numpy().tobytes() for row in seen}
-    known = sum(row.numpy().tobytes() in keys for row in rows)
-    if known > 0.5 * len(rows):
-        raise ValueError(
-            f"{known} of {len(rows)} rows of val_loader are rows of train_loader: give rows that the network "
-            "was not trained on"
-        )
