@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import warnings
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,20 @@ def trace_depth() -> int:
     return seen[0] - seen[1]
 
 
+def runs_uncompiled() -> list[bool]:
+    seen = []
+
+    @compat.uncompiled
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler itself
+        torch.compile(lambda x: note(2 * x), backend="eager")(ONE)
+    return seen
+
+
 BREAKS = {  # what breaks without it, or where it has another meaning
     "torch._foreach_add_": (
         "Adam counts its steps",
@@ -100,6 +115,7 @@ BREAKS = {  # what breaks without it, or where it has another meaning
     ),
     "torch._fused_adam_": ("every step of Adam", fused_adam, ONE - 0.1 * TWO.sign()),
     "torch.optim.Adam._init_group": ("the first step of Adam", started, ["exp_avg", "exp_avg_sq", "step"]),
+    "torch._disable_dynamo": ("compiled networks have heads", runs_uncompiled, [False]),
     "torch._C._len_torch_dispatch_stack": ("loops run inside traces, which do not see them", trace_depth, 1),
     "torch._C._functorch.peek_interpreter_stack": (
         "loops run inside torch.func",

@@ -43,6 +43,7 @@ TABLE = {  # room: what it may import
     "datasets": BASE,
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
+    "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
         *BASE,

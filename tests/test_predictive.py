@@ -1,13 +1,14 @@
 """Parts that add up, corrections that are right in expectation, quantities against sampling."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
+from compound.predictive import CategoricalPredictive, GaussianPredictive, OODScores, Predictive, entropy
 from compound.random import named_generator
 
 DOUBLE = torch.float64
@@ -150,3 +151,85 @@ def test_impossible_coverage_is_refused(coverage):
 def test_probabilities_that_underflow_keep_a_finite_log():
     answer = CategoricalPredictive.from_draws(torch.tensor([[[[0.0, -1e4]]]]))
     assert torch.isfinite(answer.log_prob(torch.tensor([1]))).all() and answer.total == 0
+
+
+def classes_predictive(rows: int = 6) -> CategoricalPredictive:
+    logs = torch.log_softmax(2 * torch.randn(4, 3, rows, 5, generator=named_generator(11), dtype=DOUBLE), -1)
+    scores = OODScores(torch.arange(rows, dtype=DOUBLE), threshold=2.5)
+    return replace(CategoricalPredictive.from_draws(logs), ood=scores)
+
+
+@pytest.mark.parametrize("choice", [2, -1, slice(1, 4), [4, 0], torch.arange(5) % 2 == 0], ids=str)
+def test_rows_of_a_predictive_answer_as_they_did_among_the_others(choice):
+    p, _ = weighted_mixture()
+    q = classes_predictive(5)
+    rows = torch.arange(5)[choice].reshape(-1)
+    y = torch.randn(5, 2, generator=named_generator(12), dtype=DOUBLE)
+    assert len(p[choice]) == len(q[choice]) == len(rows)
+    assert_close(p[choice].log_prob(y[rows]), p.log_prob(y)[rows], rtol=0, atol=0)
+    assert_close(p[choice].total, p.total[rows], rtol=0, atol=0)
+    assert_close(q[choice].probs, q.probs[rows], rtol=0, atol=0)
+    assert q[choice].is_ood.equal(q.is_ood[rows])
+
+
+def test_rows_joined_again_keep_their_scores():
+    q = classes_predictive()
+    joined = Predictive.concat([q[:2], q[2:]])
+    assert_close(joined.probs, q.probs, rtol=0, atol=0)
+    assert joined.is_ood.tolist() == [False, False, False, True, True, True]
+    assert joined.to(torch.float32).ood.scores.dtype == joined.to(torch.float32).probs.dtype == torch.float32
+    assert [len(row) for row in q] == [1] * 6  # iteration ends
+
+
+def test_a_predictive_without_scores_says_so():
+    with pytest.raises(ValueError, match="no out-of-distribution scores"):
+        gaussian().is_ood  # noqa: B018
+    with pytest.raises(IndexError, match="row 5 of a predictive of 5 rows"):
+        gaussian()[5]
+
+
+def test_sets_are_the_fewest_classes_that_reach_the_coverage():
+    p = classes_predictive(200)
+    for coverage in (0.5, 0.9):
+        for probs, inside in zip(p.probs.tolist(), p.sets(coverage).tolist(), strict=True):
+            total, expected = 0.0, [False] * 5
+            for k in sorted(range(5), key=lambda k: -probs[k]):
+                if total < coverage:
+                    expected[k] = True
+                total += probs[k]
+            assert inside == expected
+    conformal = replace(p, conformal=lambda coverage: 0.0)
+    assert (conformal.sets(0.9).sum(1) == 1).all()  # the likeliest class alone has a score of 0
+    with pytest.raises(ValueError, match="coverage is 1"):
+        p.sets(1.0)
+
+
+def test_intervals_take_the_quantiles_of_the_conformal_z():
+    p, _ = weighted_mixture()
+    assert_close(p.sets(0.8), p.interval(0.8), rtol=0, atol=0)
+    wide = replace(p, conformal=lambda coverage: torch.tensor([1.0, 2.0]))
+    for bound, sign in zip(wide.sets(0.8), (-1, 1), strict=True):
+        level = torch.special.ndtr(sign * torch.tensor([1.0, 2.0], dtype=DOUBLE))
+        assert_close(p.cdf(bound), level.expand(5, 2), rtol=0, atol=1e-8)
+
+
+def test_plots_show_the_density_and_the_set():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    p, _ = weighted_mixture()
+    axis = p.plot(3, target=1)
+    y, density = (torch.tensor(v) for v in axis.lines[0].get_data())
+    row = torch.zeros(len(y), 5, 2, dtype=DOUBLE)
+    row[:, 3, 1] = y
+    marginal = MixtureSameFamily(
+        Categorical(logits=p.log_weights[:, 3, 0]), Normal(p.means[:, 3, 1], p.variances[:, 3, 1].sqrt())
+    )
+    assert_close(density, marginal.log_prob(y).exp(), rtol=1e-9, atol=1e-12)
+    assert abs(torch.trapezoid(density, y) - 1) < 0.01
+    lengths = [line.get_xdata()[1] - line.get_xdata()[0] for line in axis.lines[1:4]]
+    assert abs(lengths[2] - 2 * float(p.std[3, 1])) < 1e-9  # the last bar is the whole standard deviation
+    q = classes_predictive()
+    bars = q.plot(1, coverage=0.5).patches
+    assert [bar.get_height() for bar in bars] == q.probs[1].tolist()
+    coloured = [bar.get_facecolor() != bars[int(q.probs[1].argmin())].get_facecolor() for bar in bars]
+    assert coloured == q.sets(0.5)[1].tolist()

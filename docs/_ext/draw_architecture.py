@@ -18,6 +18,7 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
     (
         "for users",
         {
+            "network": "heads, after training",
             "estimators": "scikit-learn, calibration",
             "report": "HTML pages",
             "datasets": "catalogue, fetching",

@@ -26,6 +26,12 @@ EXAMPLES = (
     "ood_alarm",
     "explain_row",
     "own_training_loop",
+    "head_on_cnn",
+    "after_training",
+    "frozen_features",
+    "lightning_module",
+    "trainer_loss",
+    "export_head",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
@@ -34,6 +40,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "changelog": "CHANGELOG.md",
     "results": "results/README.md",
     "truth": "results/truth.md",
+    "posthoc": "results/posthoc.md",
 }
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 

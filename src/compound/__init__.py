@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from compound.models import build as build
     from compound.models.files import load_model as load_model
     from compound.models.files import save_model as save_model
+    from compound.network import Head as Head
+    from compound.network import PostHoc as PostHoc
+    from compound.network import posthoc as posthoc
     from compound.predictive import CategoricalPredictive as CategoricalPredictive
     from compound.predictive import GaussianPredictive as GaussianPredictive
     from compound.predictive import Predictive as Predictive
@@ -36,7 +39,10 @@ _HOMES = {
     "CompoundRegressor": "estimators",
     "GaussianPredictive": "predictive",
     "MatrixNormal": "distributions",
+    "Head": "network",
     "Method": "models",
+    "PostHoc": "network",
+    "posthoc": "network",
     "Predictive": "predictive",
     "TrainConfig": "train.config",
     "Task": "types",
@@ -57,8 +63,10 @@ __all__ = [
     "CompoundClassifier",
     "CompoundRegressor",
     "GaussianPredictive",
+    "Head",
     "MatrixNormal",
     "Method",
+    "PostHoc",
     "Predictive",
     "Task",
     "TrainConfig",
@@ -70,6 +78,7 @@ __all__ = [
     "load_model",
     "make_dataset",
     "named_generator",
+    "posthoc",
     "save_model",
 ]
 

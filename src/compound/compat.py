@@ -48,6 +48,9 @@ transforms: Callable[[], Any] = private("torch._C._functorch.peek_interpreter_st
 # Whether the current backward pass keeps its graph, so that another one may follow.
 retains_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
 
+# Decorator: torch.compile leaves the function alone. The public one imports the compiler at once: a second.
+uncompiled: Callable[..., Any] = private("torch._disable_dynamo")
+
 TRACING = "torch.fx.experimental.proxy_tensor"  # looked up on first use: importing it takes half a second
 
 

@@ -14,18 +14,10 @@ from torch import Tensor
 
 from compound.distributions import weighted_log_sum
 from compound.predictive import GaussianPredictive
+from compound.predictive import aps_score as aps_score
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 MAX_ITERATIONS = 100
-
-
-def aps_score(probs: Tensor) -> Tensor:  # (rows, classes)
-    """The score of each class: the total probability of all likelier classes; probs is (rows, classes).
-
-    Of classes with equal probabilities, the first counts as likelier.
-    """
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    return torch.empty_like(probs).scatter_(-1, order, ordered.cumsum(-1) - ordered)
 
 
 def z_score(predictive: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)

@@ -136,5 +136,4 @@ def take_first(predictive: P, rows: int) -> P:
 
 def to_float64(predictive: P) -> P:
     """The predictive in float64, since float32 would round a mean of 1,000,000.001 to 1,000,000."""
-    tensors = {name: value.double() for name, value in vars(predictive).items() if isinstance(value, Tensor)}
-    return replace(predictive, **tensors)
+    return predictive.to(torch.float64)

@@ -67,14 +67,17 @@ class OODDetector:
 
         They are those of rows that the distance was not fitted to: cross-fitted, or of new rows.
         """
-        # a new distance is equally likely in each of the n + 1 gaps between n distances: method "weibull"
-        threshold = float(
-            np.quantile(cross_fitted.double().numpy(), 1 - false_positive_rate, method="weibull")
-        )
-        beyond = (len(cross_fitted) + 1) * false_positive_rate  # expected number of rows there
-        return cls(distance, threshold / math.sqrt(min(beyond, 1.0)), beyond >= ENOUGH)
+        return cls(distance, *ood_threshold(cross_fitted, false_positive_rate))
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:  # (rows,)
         """Distances of rows x (rows, features) from the training rows."""
         return self.distance(x)
+
+
+def ood_threshold(scores: Tensor, false_positive_rate: float) -> tuple[float, bool]:
+    """The score that new rows exceed at this rate, and whether so many rows (rows,) can promise it."""
+    # a new score is equally likely in each of the n + 1 gaps between n scores: method "weibull"
+    threshold = float(np.quantile(scores.double().numpy(), 1 - false_positive_rate, method="weibull"))
+    beyond = (len(scores) + 1) * false_positive_rate  # expected number of rows there
+    return threshold / math.sqrt(min(beyond, 1.0)), beyond >= ENOUGH

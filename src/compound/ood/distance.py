@@ -96,8 +96,7 @@ class Distance(nn.Module):
         Of more than SAMPLE rows a random sample is used. Rows outside it have no part in the fit: for them
         the fitted distance is returned.
         """
-        sample = torch.randperm(len(x), generator=generator)[:SAMPLE]
-        seed = int(torch.randint(2**31 - 1, (), generator=generator))
+        sample, seed = _sample(x, generator)
         out = torch.full((len(x),), torch.inf, dtype=x.dtype)
         many_inputs = x.shape[1] > FULL_RANK
         count = _n_centres(x[sample], many_inputs)  # in folds too: with fewer centres rows would seem farther
@@ -109,15 +108,28 @@ class Distance(nn.Module):
             whitening = Whitening.fit(unit * train)
             clusters = Clusters.fit(whitening(unit * train)[0], count, many_inputs, seed)
             out[test] = clusters.distance(*whitening(unit * x[test]))
-        whitening = Whitening.fit(x[sample])
-        clusters = Clusters.fit(whitening(x[sample])[0], count, many_inputs, seed)
-        self.shift, self.whiten, self.residual_scale = whitening
-        self.centres, self.precision_roots, self.residual_precision = clusters
+        self._set(x[sample], count, seed)
         unsampled = torch.isinf(out)
         out[unsampled] = self(x[unsampled])
-        self.quantiles = _quantiles(out[sample]).to(x.dtype)
+        self.fit_quantiles(out[sample])
         self.cross_fitted = out
         return out
+
+    def fit_without_quantiles(self, x: Tensor, generator: Generator) -> None:
+        """Learn the distance from training rows; `fit_quantiles` goes on with rows that took no part."""
+        sample, seed = _sample(x, generator)
+        self._set(x[sample], _n_centres(x[sample], x.shape[1] > FULL_RANK), seed)
+
+    def _set(self, x: Tensor, count: int, seed: int) -> None:
+        """Whitening and at most `count` clusters of rows x."""
+        whitening = Whitening.fit(x)
+        clusters = Clusters.fit(whitening(x)[0], count, x.shape[1] > FULL_RANK, seed)
+        self.shift, self.whiten, self.residual_scale = whitening
+        self.centres, self.precision_roots, self.residual_precision = clusters
+
+    def fit_quantiles(self, distances: Tensor) -> None:
+        """Take the quantiles of distances (rows,), such as those of rows that no network was trained on."""
+        self.quantiles = _quantiles(distances).to(self.centres.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Before loading, give the buffers of SIZED_BY_DATA the shapes of the saved ones."""
@@ -125,6 +137,12 @@ class Distance(nn.Module):
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _sample(x: Tensor, generator: Generator) -> tuple[Tensor, int]:
+    """Indices of at most SAMPLE random rows, and a seed for k-means."""
+    sample = torch.randperm(len(x), generator=generator)[:SAMPLE]
+    return sample, int(torch.randint(2**31 - 1, (), generator=generator))
 
 
 def _quantiles(distances: Tensor) -> Tensor:  # (3,)

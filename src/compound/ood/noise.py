@@ -10,10 +10,13 @@ What t is depends on the task. Classes: the log-odds that the predictive is unif
 added variance, in units of its largest value.
 """
 
+from typing import cast
+
 import torch
 from torch import Generator, Tensor, nn
 
 from compound.ood.distance import Distance
+from compound.ood.normalized import NormalizedDistance
 
 MAX_RISE = 8.0  # t that every row beyond 2.9 d99 gets, where the cap allows it
 
@@ -25,6 +28,8 @@ class DistanceAwareNoise(nn.Module):
     ----------
     features : int
         Columns of x.
+    distance : Distance or NormalizedDistance, optional
+        By default a new `Distance`.
 
     Examples
     --------
@@ -41,9 +46,9 @@ class DistanceAwareNoise(nn.Module):
 
     ramp: Tensor  # (3,) level, kappa, cap
 
-    def __init__(self, features: int):
+    def __init__(self, features: int, distance: Distance | NormalizedDistance | None = None):
         super().__init__()
-        self.distance = Distance(features)
+        self.distance = cast(Distance, Distance(features) if distance is None else distance)
         self.register_buffer("ramp", torch.tensor([-20.0, 0.0, -20.0], dtype=torch.float32))
 
     @property

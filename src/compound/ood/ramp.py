@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from compound.ood.noise import DistanceAwareNoise
 
 BUDGET = 0.003  # nats of held-out log-density that far noise may cost, by default
 ERRORS = 1.0  # standard errors of the mean cost that count as cost: few rows cannot tell a gain from chance
@@ -34,8 +32,16 @@ GRIDS = {
 }
 
 
+class Ramped(Protocol):
+    """Far noise with a ramp to be chosen."""
+
+    def from_distance(self, distance: Tensor) -> Tensor: ...
+
+    def set_ramp(self, level: float, kappa: float, cap: float) -> None: ...
+
+
 def choose_ramp(
-    noise: DistanceAwareNoise,
+    noise: Ramped,
     grid: RampGrid,
     distances: Tensor,
     log_densities: Callable[[Tensor | None], Tensor],
@@ -45,13 +51,13 @@ def choose_ramp(
 
     Parameters
     ----------
-    noise : DistanceAwareNoise
+    noise : DistanceAwareNoise or CombinedNoise
         Its distance is fitted; its ramp is set.
     grid : RampGrid
         Ramps to choose from.
     distances : Tensor of shape (1 + quantiles, rows)
         First the distances of the calibration rows; then other distances at which a row's cost is computed
-        too, and averaged.
+        too, and averaged. For `CombinedNoise` (1, views, rows).
     log_densities : callable
         Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
     budget : float, default=0.003

@@ -49,7 +49,7 @@ class Whitening(NamedTuple):
         """u (rows, rank) of x (rows, features), and the squared whitened length that u leaves out (rows,)."""
         centred = x - self.shift
         u = centred @ self.whiten
-        if not bool(self.residual_scale):
+        if self.whiten.shape[0] == self.whiten.shape[1]:
             return u, u.new_zeros(len(u))
         lengths = self.whiten.square().sum(0)  # 1 / (value + ridge): eigenvectors have length 1
         inside = (u.square() / lengths).sum(-1)

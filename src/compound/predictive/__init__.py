@@ -19,3 +19,5 @@ from compound.predictive.decomposition import entropy as entropy
 from compound.predictive.decomposition import entropy_parts as entropy_parts
 from compound.predictive.decomposition import variance_parts as variance_parts
 from compound.predictive.gaussian import GaussianPredictive as GaussianPredictive
+from compound.predictive.sets import OODScores as OODScores
+from compound.predictive.sets import aps_score as aps_score

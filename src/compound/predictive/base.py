@@ -3,14 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, cast
 
 from torch import Generator, Tensor
 
+from compound.predictive.rows import RowContainer, join_scores
+
 
 @dataclass(frozen=True)
-class Predictive(ABC):
+class Predictive(RowContainer, ABC):
     """The predictive distribution of a number of rows.
+
+    `len(p)` is their number, `p[3]`, `p[2:9]` or `p[mask]` the predictive of some, `p.to("cuda")` moves it.
 
     Its parts of the uncertainty are variances (rows, targets) for regression, entropies in nats (rows,) for
     classification.
@@ -23,6 +27,10 @@ class Predictive(ABC):
         What the mixing distribution adds.
     posterior : Tensor of the same shape
         What is not known about the model: more data would reduce it.
+    ood : OODScores, optional
+        Scores and threshold behind `is_ood`, where whoever predicted knows them.
+    conformal : callable, optional
+        Maps a coverage to a conformal quantile, where held-out rows have calibrated one.
 
     Examples
     --------
@@ -66,6 +74,18 @@ class Predictive(ABC):
         """n draws of y for every row."""
 
     @abstractmethod
+    def sets(self, coverage: float = 0.9) -> Any:
+        """Classes: sets (rows, classes) bool. Targets: the bounds of an interval, (rows, targets) each.
+
+        They are conformal, so that they hold y with this probability, if held-out rows have calibrated them;
+        otherwise they take the predictive at its word.
+        """
+
+    @abstractmethod
+    def plot(self, row: int = 0, *, axis: Any = None) -> Any:
+        """Draw the predictive of one row on a matplotlib axis, by default a new one; returns the axis."""
+
+    @abstractmethod
     def with_far_noise(self, t: Tensor, far_params: Tensor) -> Self:
         """The predictive with far noise t (rows,) added.
 
@@ -80,4 +100,6 @@ class Predictive(ABC):
     @staticmethod
     def concat(parts: "Sequence[Predictive]") -> "Predictive":
         """One predictive for all rows, from the predictives of consecutive chunks of them."""
-        return parts[0] if len(parts) == 1 else parts[0]._concat(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return cast(Predictive, join_scores(parts, parts[0]._concat(parts)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from compound.predictive.base import Predictive
 from compound.predictive.decomposition import entropy, entropy_parts
+from compound.predictive.plots import plot_classes
+from compound.predictive.sets import aps_score, check_coverage
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,10 @@ class CategoricalPredictive(Predictive):
     component, mixing, posterior : Tensor of shape (rows,)
         Parts of the entropy, in nats.
     probs : Tensor of shape (rows, classes)
+    ood : OODScores, optional
+        Scores and threshold behind `is_ood`.
+    conformal : callable, optional
+        Maps a coverage to the largest score of a class in `sets`.
 
     Examples
     --------
@@ -99,6 +105,20 @@ class CategoricalPredictive(Predictive):
 
     def sample(self, n: int, generator: Generator) -> Tensor:  # (n, rows)
         return torch.multinomial(self.probs, n, replacement=True, generator=generator).T
+
+    def sets(self, coverage: float = 0.9) -> Tensor:  # (rows, classes) bool
+        """Classes in descending order of probability, while the likelier ones have less than a total.
+
+        The total is the conformal quantile of held-out rows; without one it is the coverage itself.
+        """
+        check_coverage(coverage)
+        if self.conformal is None:
+            return aps_score(self.probs) < coverage
+        return aps_score(self.probs) <= self.conformal(coverage)
+
+    def plot(self, row: int = 0, *, coverage: float = 0.9, axis: Any = None) -> Any:
+        """Bars of the classes of one row on a matplotlib axis, those in its set in colour."""
+        return plot_classes(self, row, coverage, axis)
 
     def _concat(self, parts: Sequence[Self]) -> Self:
         columns = ((p.component, p.mixing, p.posterior, p.probs) for p in parts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -16,6 +16,8 @@ from compound.distributions import (
 )
 from compound.predictive.base import Predictive
 from compound.predictive.decomposition import variance_parts
+from compound.predictive.plots import plot_density
+from compound.predictive.sets import check_coverage
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class GaussianPredictive(Predictive):
         Means and variances of the Gaussians.
     log_weights : Tensor of shape (draws, rows, 1), optional
         Log-weights of the Gaussians; equal weights by default.
+    ood : OODScores, optional
+        Scores and threshold behind `is_ood`.
+    conformal : callable, optional
+        Maps a coverage to |z| of the bounds that `sets` returns, (targets,).
 
     Examples
     --------
@@ -41,6 +47,7 @@ class GaussianPredictive(Predictive):
     (tensor([[1.]]), tensor([[1.]]), tensor([[2.]]))
     """
 
+    by_draw: ClassVar[frozenset[str]] = frozenset({"means", "variances", "log_weights"})
     means: Tensor
     variances: Tensor
     log_weights: Tensor | None = None
@@ -151,7 +158,24 @@ class GaussianPredictive(Predictive):
         """The predictive of shift + scale * y: from standard units back to the original ones."""
         square = scale * scale
         parts = (self.component * square, self.mixing * square, self.posterior * square)
-        return type(self)(*parts, shift + scale * self.means, square * self.variances, self.log_weights)
+        means, variances = shift + scale * self.means, square * self.variances
+        return type(self)(*parts, means, variances, self.log_weights, ood=self.ood, conformal=self.conformal)
+
+    def sets(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:  # (rows, targets) each
+        """Bounds of an interval: quantiles Φ(-z), Φ(z) with the conformal z; without one, `interval`."""
+        check_coverage(coverage)
+        if self.conformal is None:
+            return self.interval(coverage)
+        levels = torch.special.ndtr(self.conformal(coverage).double()).tolist()  # Φ(z) of every target
+        bounds = [
+            torch.stack([self.quantile(q)[:, k] for k, q in enumerate(qs)], -1)
+            for qs in ([1 - level for level in levels], levels)
+        ]
+        return bounds[0], bounds[1]
+
+    def plot(self, row: int = 0, *, target: int = 0, axis: Any = None) -> Any:
+        """The density of a row's target on a matplotlib axis, and the parts of its standard deviation."""
+        return plot_density(self, row, target, axis)
 
     def _concat(self, parts: Sequence[Self]) -> Self:
         by_row = zip(*((p.component, p.mixing, p.posterior) for p in parts), strict=True)

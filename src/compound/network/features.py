@@ -1,0 +1,131 @@
+"""Features and outputs of a network that is not changed: hooks and modes are as before afterwards."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.network.batches import Loader, as_tensor, call, device_of, pooled, unpack
+
+Features = str | Callable[[Any], Tensor]
+
+
+@contextmanager
+def evaluating(network: Any) -> Iterator[None]:
+    """Evaluation mode without gradients; every submodule is back in its own mode afterwards."""
+    modules = list(network.modules()) if isinstance(network, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+class FeatureReader:
+    """Reads features (rows, features) and outputs (rows, outputs) of a network, as float32 on the CPU.
+
+    `features` is the name of a submodule, whose output they are, or a function of the inputs. Feature maps
+    (rows, channels, ...) are averaged over positions.
+    """
+
+    def __init__(self, network: nn.Module, features: Features):
+        self.network = network
+        self.features = features
+        if isinstance(features, str):
+            modules = dict(network.named_modules())
+            if features not in modules or not features:
+                names = ", ".join(name for name in modules if name)
+                raise ValueError(f"features is {features!r}: the network has {names}")
+
+    def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        found: list[Tensor] = []
+        device = device_of(self.network)
+        with evaluating(self.network):
+            if not isinstance(self.features, str):
+                return pooled(call(self.features, inputs, device)), pooled(call(self.network, inputs, device))
+            module = self.network.get_submodule(self.features)
+            handle = module.register_forward_hook(lambda _, __, output: found.append(as_tensor(output)))
+            try:
+                outputs = call(self.network, inputs, device)
+            finally:
+                handle.remove()
+        if len(found) != 1:
+            raise ValueError(
+                f"features is {self.features!r}: it ran {len(found)} times for one batch, not once; "
+                "give a function of the inputs"
+            )
+        return pooled(found[0]), pooled(outputs)
+
+
+class Collected(NamedTuple):
+    """Rows of a loader as tensors; those of one kind share the order."""
+
+    features: Tensor  # (rows, features)
+    outputs: Tensor  # (rows, outputs)
+    inputs: Tensor  # (rows, numbers), or (rows, 0) where inputs are not kept
+    targets: Tensor  # (rows,) or (rows, targets)
+    weight: Tensor  # (rows,)
+
+
+def collect(
+    read: Callable[[Any], tuple[Tensor, Tensor]],
+    loader: Loader,
+    keep_inputs: bool,
+    limit: int | None = None,
+    generator: Generator | None = None,
+) -> Collected:
+    """All rows of a loader; with a `limit` a random sample of so many, drawn while they stream past."""
+    parts: list[Collected] = []
+    keys = torch.zeros(0)  # random numbers: the rows with the smallest ones stay
+    for batch in loader:
+        inputs, targets, weight = unpack(batch)
+        features, outputs = read(inputs)
+        rows = len(features)
+        flat = flat_inputs(inputs) if keep_inputs else torch.zeros(rows, 0)
+        y = torch.zeros(rows) if targets is None else targets.detach().cpu()
+        w = torch.ones(rows) if weight is None else weight.detach().float().cpu()
+        parts.append(Collected(features, outputs, flat, y, w))
+        if limit is not None:
+            keys = torch.cat([keys, torch.rand(rows, generator=generator)])
+            if len(keys) > 2 * limit:
+                kept, keys = _smallest(_joined(parts), keys, limit)
+                parts = [kept]
+    if not parts:
+        raise ValueError("the loader gives no batch")
+    kept = _joined(parts)
+    return kept if limit is None or len(keys) <= limit else _smallest(kept, keys, limit)[0]
+
+
+def _joined(parts: list[Collected]) -> Collected:
+    return Collected(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _smallest(rows: Collected, keys: Tensor, limit: int) -> tuple[Collected, Tensor]:
+    order = keys.argsort()[:limit]
+    return Collected(*(values[order] for values in rows)), keys[order]
+
+
+def flat_inputs(inputs: Any) -> Tensor:  # (rows, numbers)
+    """Inputs as rows of numbers; ValueError where they are not one tensor of floating-point numbers."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ValueError("far noise on inputs needs inputs that are one tensor of floating-point numbers")
+    return inputs.detach().float().cpu().flatten(1)
+
+
+def check_disjoint(train: Collected, held_out: Collected) -> None:
+    """Raise ValueError if most held-out rows are among the training rows."""
+    # in half precision: the last bits of a row's features depend on the size of its batch
+    seen, rows = (torch.cat([r.features, r.outputs], 1).half() for r in (train, held_out))
+    keys = {row.numpy().tobytes() for row in seen}
+    known = sum(row.numpy().tobytes() in keys for row in rows)
+    if known > 0.5 * len(rows):
+        raise ValueError(
+            f"{known} of {len(rows)} rows of val_loader are rows of train_loader: give rows that the network "
+            "was not trained on"
+        )

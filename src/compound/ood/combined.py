@@ -1,0 +1,96 @@
+"""Far noise and scores from several views of a row, such as a network's features and its inputs.
+
+    t(x) = max_k t_k(x_k),    s(x) = max_k (d_k(x_k) - d50_k) / (d99_k - d50_k)
+
+Each view has a distance of its own; d50 and d99 are quantiles of the distances of held-out rows, rows that
+the network was not trained on: features of trained rows lie nearer to each other than those of new rows do.
+All views have the same ramp, so that one choice balances their cost together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from compound.ood.distance import Distance
+from compound.ood.noise import DistanceAwareNoise
+from compound.ood.normalized import NormalizedDistance
+from compound.ood.ramp import RampGrid, choose_ramp
+
+LogDensities = Callable[[Tensor | None], Tensor]  # far noise t (rows,), or None -> log p(y) (scores, rows)
+
+
+class CombinedNoise(nn.Module):
+    """The far noise t(x) (rows,) of several views of the same rows.
+
+    Parameters
+    ----------
+    features : sequence of int
+        Columns of each view.
+    normalized : sequence of bool
+        Which views have a `NormalizedDistance`: features of a network. Others have a `Distance`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound import named_generator
+    >>> from compound.ood import CombinedNoise
+    >>> x = torch.randn(300, 2, generator=named_generator(0, "x"))
+    >>> noise = CombinedNoise([1, 1], normalized=[False, False])
+    >>> views = noise.fit([x[:200, :1], x[:200, 1:]], [x[200:, :1], x[200:, 1:]], named_generator(0, "fit"))
+    >>> noise.scores(noise.distances([torch.zeros(1, 1), torch.full((1, 1), 9.0)])) > 1
+    tensor([True])
+    """
+
+    def __init__(self, features: Sequence[int], normalized: Sequence[bool]):
+        super().__init__()
+        self.views = nn.ModuleList(
+            DistanceAwareNoise(size, NormalizedDistance(size) if directions else Distance(size))
+            for size, directions in zip(features, normalized, strict=True)
+        )
+
+    def _noises(self) -> list[DistanceAwareNoise]:
+        return cast(list[DistanceAwareNoise], list(self.views))
+
+    @property
+    def fitted(self) -> bool:
+        return all(noise.fitted for noise in self._noises())
+
+    def fit(
+        self, train: Sequence[Tensor], held_out: Sequence[Tensor], generator: Generator
+    ) -> Tensor:  # (views, held-out rows)
+        """Fit the distance of each view; returns the distances of the held-out rows.
+
+        `train` and `held_out` hold the views of rows that the network was and was not trained on, each (rows,
+        features of the view).
+        """
+        out = []
+        for noise, seen, new in zip(self._noises(), train, held_out, strict=True):
+            noise.distance.fit_without_quantiles(seen, generator)
+            out.append(noise.distance(new))
+            noise.distance.fit_quantiles(out[-1])
+        return torch.stack(out)
+
+    def choose_ramp(
+        self, grid: RampGrid, distances: Tensor, log_densities: LogDensities, budget: float
+    ) -> None:
+        """Set the steepest ramp whose cost on held-out rows, at these distances, is within the budget."""
+        choose_ramp(self, grid, distances.unsqueeze(0), log_densities, budget)
+
+    def distances(self, views: Sequence[Tensor]) -> Tensor:  # (views, rows)
+        return torch.stack([noise.distance(view) for noise, view in zip(self._noises(), views, strict=True)])
+
+    def from_distance(self, distances: Tensor) -> Tensor:  # (rows,)
+        """The far noise t of rows at distances (views, rows)."""
+        parts = [noise.from_distance(d) for noise, d in zip(self._noises(), distances, strict=True)]
+        return torch.stack(parts).amax(0)
+
+    def scores(self, distances: Tensor) -> Tensor:  # (rows,)
+        """Scores of rows at distances (views, rows): about 0 for the median row, 1 for one of a hundred."""
+        d50, d99, _ = torch.stack([noise.distance.quantiles for noise in self._noises()], -1)  # (views,) each
+        return ((distances - d50.unsqueeze(1)) / (d99 - d50).unsqueeze(1)).amax(0)
+
+    def set_ramp(self, level: float, kappa: float, cap: float) -> None:
+        for noise in self._noises():
+            noise.set_ramp(level, kappa, cap)
