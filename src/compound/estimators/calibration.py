@@ -39,7 +39,7 @@ from torch import Tensor
 from compound.predictive import CategoricalPredictive, entropy
 
 MAX_ROWS = 5000  # held-out rows used for calibration, at most
-PRIOR_STD = 0.2  # standard deviation of the prior of log T: ensembles that stopped early need little
+PRIOR_SCALE = 0.1  # of the prior of log T: ensembles that stopped early need little, others may need much
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TemperatureScaler:
     def fit(cls, probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
         """The T of highest posterior density on a grid, given predictions and labels of held-out rows.
 
-        probs is (rows, classes), labels and weights (rows,). The prior of log T is N(0, PRIOR_STD²).
+        probs is (rows, classes), labels and weights (rows,). The prior of log T is a Cauchy distribution of scale PRIOR_SCALE.
         """
         if len(labels) == 0:
             return cls()
@@ -128,7 +128,7 @@ class TemperatureScaler:
                 for log_t in grid
             ]
         )  # (grid, rows)
-        costs = 0.5 * (grid / PRIOR_STD).square() - log_likelihoods @ weights
+        costs = (grid / PRIOR_SCALE).square().log1p() - log_likelihoods @ weights
         return cls(float(grid[int(costs.argmin())].exp()))
 
     def scale_probs(self, probs: Tensor) -> Tensor:  # (rows, classes)
