@@ -100,7 +100,7 @@ class CompoundCell(CompoundLayer):
         """Weights of every row for all steps of its sequence, given a context (rows, input_size)."""
         if self.draw != "sequence":
             raise ValueError("draw is 'step', so every step draws its weights: make the cell with draw='sequence'")
-        draws, rows = current_draws(self), len(context)
+        draws, rows = current_draws(self), context.shape[0]
         heads = self.split_heads(self.heads(append_ones(context), self.psi(draws, rows)))
         if draws is None:
             return CellWeights(heads.scale)
@@ -137,8 +137,8 @@ class CompoundCell(CompoundLayer):
         if weights is not None:
             steps = SharedSteps(self, weights)
             return steps(steps.inputs(x), state)
-        own = OwnSteps(self, len(x))
-        noise = None if own.draws is None else own.draws.row_noise(len(x), (own.width,), x)
+        own = OwnSteps(self, x.shape[0])
+        noise = None if own.draws is None else own.draws.row_noise(x.shape[0], (own.width,), x)
         state, kl = own(x, state, noise)
         if own.draws is not None and kl is not None:
             own.draws.add_kl(kl.mean())
@@ -214,7 +214,7 @@ class OwnSteps:
 
 def _between(values: Tensor, v: Tensor) -> Tensor:
     """Values (rows, n) with axes of size 1 for the axes that v (rows, ..., n) has in between."""
-    return values.view(len(values), *[1] * (v.ndim - 2), -1)
+    return values.view(values.shape[0], *[1] * (v.ndim - 2), -1)
 
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -280,7 +280,7 @@ class CompoundGRUCell(CompoundCell):
     @full_precision
     def forward(self, x: Tensor, state: Tensor | None = None, weights: CellWeights | None = None) -> Tensor:
         """The next state (rows, hidden_size) from x (rows, input_size) and the state, zeros by default."""
-        return self.call(x, self.start(len(x)) if state is None else (state,), weights)[0]
+        return self.call(x, self.start(x.shape[0]) if state is None else (state,), weights)[0]
 
     def start(self, rows: int) -> State:
         return (self.weight_hh.new_zeros(rows, self.hidden_size),)
@@ -349,7 +349,7 @@ class CompoundLSTMCell(CompoundCell):
         self, x: Tensor, state: State | None = None, weights: CellWeights | None = None
     ) -> tuple[Tensor, Tensor]:
         """The next h and c (rows, hidden_size) from x (rows, input_size) and (h, c), zeros by default."""
-        h, c = self.call(x, self.start(len(x)) if state is None else state, weights)
+        h, c = self.call(x, self.start(x.shape[0]) if state is None else state, weights)
         return h, c
 
     def start(self, rows: int) -> State:

@@ -98,12 +98,13 @@ class _CompoundConv(CompoundLayer):
         if x.ndim != self.axes + 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"x is {tuple(x.shape)}: give rows, {self.in_channels} channels, {self.axes} axes")
         draws = current_draws(self)
-        rows = len(x)
+        rows = x.shape[0]
         context = append_ones(x.flatten(2).mean(2))  # (rows, in + 1)
         heads = self.split_heads(self.heads(context, self.psi(draws, rows)))
-        mean = self._convolve(x, heads.scale, self.weight, self.bias)
+        out = self._convolve(x, heads.scale, self.weight)
+        offset = None if self.bias is None else heads.scale[:, -1:] * self.bias  # (rows, out)
         if draws is None:
-            return mean
+            return out if offset is None else out + self._spread(offset)
         if self.adds_kl(draws):
             draws.add_kl(self.kl(heads).mean())
         row = (0.5 * heads.log_row).exp()  # standard deviations
@@ -113,13 +114,14 @@ class _CompoundConv(CompoundLayer):
             a, b = signs.split([self.in_channels + 1, self.out_channels], -1)
             row, col = row * a, col * b
         noise = draws.noise((self.out_channels, self.fan_in), x)
-        kernel = noise[:, :-1].reshape(self.weight.shape)
-        return torch.addcmul(mean, self._convolve(x, row, kernel, noise[:, -1]), self._spread(col))
+        noisy = self._convolve(x, row, noise[:, :-1].reshape(self.weight.shape))
+        bias_noise = row[:, -1:] * noise[:, -1] * col
+        offset = bias_noise if offset is None else offset + bias_noise
+        return out.addcmul_(noisy, self._spread(col)).add_(self._spread(offset))  # new memory is slow
 
-    def _convolve(self, x: Tensor, scale: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolution of x with rows of the kernel and of the bias scaled, by scale (rows, in + 1)."""
-        out = type(self).convolve(x * self._spread(scale[:, :-1]), kernel, None, *self.options)
-        return out if bias is None else out + self._spread(scale[:, -1:] * bias)
+    def _convolve(self, x: Tensor, scale: Tensor, kernel: Tensor) -> Tensor:
+        """Convolution of x with the rows of a kernel scaled, by scale (rows, in + 1)."""
+        return type(self).convolve(x * self._spread(scale[:, :-1]), kernel, None, *self.options)
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values (rows, channels) with an axis for each axis of the image."""
@@ -127,19 +129,17 @@ class _CompoundConv(CompoundLayer):
 
     def kl(self, heads: Heads) -> Tensor:  # (rows,)
         """The KL of each row's kernel and bias to their prior, MN(0, I / r, I) in each group."""
-        scale, log_row = (torch.cat([self._by_group(v[:, :-1]), self._bias_by_group(v)], -1) for v in heads[:2])
-        square = self.weight.square().flatten(2).sum(2)  # (out, in / groups)
-        norms = square.unflatten(0, (self.groups, -1)).sum(1)  # (groups, in / groups)
+        scale, log_row = (self._by_group(v[:, :-1], v[:, -1:]) for v in heads[:2])
         bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
-        norms = torch.cat([norms, bias.square().view(self.groups, -1).sum(1, keepdim=True)], -1)
-        log_col = self._by_group(heads.log_col)
-        return weights_kl(scale, log_row, log_col, norms, self.fan_in, self.count).sum(-1)
+        squares = self.weight.square().flatten(2).sum(2), bias.square().unsqueeze(1)
+        norms = torch.cat(squares, 1).unflatten(0, (self.groups, -1)).sum(1)  # (groups, in / groups + 1)
+        log_col = heads.log_col.unflatten(1, (self.groups, -1)).transpose(0, 1)
+        return weights_kl(scale, log_row, log_col, norms, self.fan_in, self.count).sum(0)
 
-    def _by_group(self, values: Tensor) -> Tensor:  # (rows, groups, channels / groups)
-        return values.unflatten(-1, (self.groups, -1))
-
-    def _bias_by_group(self, values: Tensor) -> Tensor:  # (rows, groups, 1)
-        return values[:, -1:, None].expand(-1, self.groups, -1)
+    def _by_group(self, channels: Tensor, bias: Tensor) -> Tensor:  # (groups, rows, in / groups + 1)
+        """Values of the input channels of each group, (rows, in), with that of the bias, (rows, 1)."""
+        grouped = channels.unflatten(1, (self.groups, -1)).transpose(0, 1)
+        return torch.cat([grouped, bias.expand(self.groups, -1, -1)], -1)
 
     def extra_repr(self) -> str:
         stride, padding, dilation, groups = self.options

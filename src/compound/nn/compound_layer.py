@@ -1,9 +1,9 @@
 """What all compound layers share: a hypernetwork, its posterior, and how a pass draws from it.
 
 In variational Bayes a row's ψ is one draw for all calls of a layer in a pass. Drawing it as a matrix for every
-row would be slow: one noise matrix E per map and pass is turned by signs a and b of each row's own,
+row would be slow: one noise matrix E per map and pass is turned by signs a of each row's own,
 
-    W_ψ = mean + diag(row) (E ∘ a b^T) diag(col),
+    W_ψ = mean + diag(a) diag(row) E diag(col),
 
 which has the law of the posterior for every row, and is uncorrelated between rows (Wen et al. 2018, flipout).
 """
@@ -30,19 +30,19 @@ def initial_normal(generator: Generator | None, shape: Sequence[int]) -> Tensor:
 
 
 class Turned(NamedTuple):
-    """Weights of one map of the hypernetwork: a mean, and a deviation that each row turns by its signs."""
+    """Weights of one map of the hypernetwork: a mean, and a deviation whose rows each example turns."""
 
     mean: Tensor  # (in + 1, out)
     deviation: Tensor | None = None  # (in + 1, out)
-    signs: tuple[Tensor, Tensor] | None = None  # (rows, in + 1) and (rows, out)
+    signs: Tensor | None = None  # (rows, in + 1)
 
     def __call__(self, x_aug: Tensor) -> Tensor:  # (rows, ..., in + 1) -> (rows, ..., out)
         if self.deviation is None:
             return x_aug @ self.mean
         if self.signs is None:
             return x_aug @ (self.mean + self.deviation)
-        a, b = (sign.view(len(sign), *[1] * (x_aug.ndim - 2), -1) for sign in self.signs)
-        return torch.addcmul(x_aug @ self.mean, (x_aug * a) @ self.deviation, b)
+        signs = self.signs.view(self.signs.shape[0], *[1] * (x_aug.ndim - 2), -1)
+        return x_aug @ self.mean + (x_aug * signs) @ self.deviation
 
 
 class Heads(NamedTuple):
@@ -115,14 +115,10 @@ class CompoundLayer(nn.Module):
             draws.add_kl(self.hyper.kl())
         psi = []
         for k, layer in enumerate(cast(list[MatrixGaussianLinear], maps)):
-            inputs, outputs = layer.mean.shape
-            deviation = layer.deviation(draws.layer_noise(slot, 3 * k, layer.mean.shape, layer.mean))
+            deviation = layer.deviation(draws.layer_noise(slot, 2 * k, layer.mean.shape, layer.mean))
             signs = None
             if not draws.shared:
-                signs = (
-                    draws.layer_row_signs(slot, 3 * k + 1, rows, (inputs,), layer.mean),
-                    draws.layer_row_signs(slot, 3 * k + 2, rows, (outputs,), layer.mean),
-                )
+                signs = draws.layer_row_signs(slot, 2 * k + 1, rows, layer.mean.shape[:1], layer.mean)
             psi.append(Turned(layer.mean, deviation, signs))
         return psi
 
