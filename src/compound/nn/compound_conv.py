@@ -20,6 +20,7 @@ from compound.nn.compound_layer import LOG_COL, CompoundLayer, Heads, initial_no
 from compound.nn.draws import current_draws
 from compound.ops.affine import append_ones
 from compound.ops.compound_moments import weights_kl
+from compound.ops.scaled_channels import add_scaled, per_channel, two_scales
 from compound.precision import full_precision
 
 Size = int | Sequence[int]
@@ -101,10 +102,10 @@ class _CompoundConv(CompoundLayer):
         rows = x.shape[0]
         context = append_ones(x.flatten(2).mean(2))  # (rows, in + 1)
         heads = self.split_heads(self.heads(context, self.psi(draws, rows)))
-        out = self._convolve(x, heads.scale, self.weight)
         offset = None if self.bias is None else heads.scale[:, -1:] * self.bias  # (rows, out)
         if draws is None:
-            return out if offset is None else out + self._spread(offset)
+            out = self._convolve(x * per_channel(heads.scale[:, :-1], x), self.weight)
+            return out if offset is None else out + per_channel(offset, out)
         if self.adds_kl(draws):
             draws.add_kl(self.kl(heads).mean())
         row = (0.5 * heads.log_row).exp()  # standard deviations
@@ -114,18 +115,16 @@ class _CompoundConv(CompoundLayer):
             a, b = signs.split([self.in_channels + 1, self.out_channels], -1)
             row, col = row * a, col * b
         noise = draws.noise((self.out_channels, self.fan_in), x)
-        noisy = self._convolve(x, row, noise[:, :-1].reshape(self.weight.shape))
         bias_noise = row[:, -1:] * noise[:, -1] * col
         offset = bias_noise if offset is None else offset + bias_noise
-        return out.addcmul_(noisy, self._spread(col)).add_(self._spread(offset))  # new memory is slow
+        for_mean, for_noise = two_scales(x, heads.scale[:, :-1], row[:, :-1])
+        mean = self._convolve(for_mean, self.weight)
+        return add_scaled(
+            mean, self._convolve(for_noise, noise[:, :-1].reshape(self.weight.shape)), col, offset
+        )
 
-    def _convolve(self, x: Tensor, scale: Tensor, kernel: Tensor) -> Tensor:
-        """Convolution of x with the rows of a kernel scaled, by scale (rows, in + 1)."""
-        return type(self).convolve(x * self._spread(scale[:, :-1]), kernel, None, *self.options)
-
-    def _spread(self, values: Tensor) -> Tensor:
-        """Values (rows, channels) with an axis for each axis of the image."""
-        return values.view(*values.shape, *[1] * self.axes)
+    def _convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
+        return type(self).convolve(x, kernel, None, *self.options)
 
     def kl(self, heads: Heads) -> Tensor:  # (rows,)
         """The KL of each row's kernel and bias to their prior, MN(0, I / r, I) in each group."""
