@@ -49,8 +49,10 @@ def kernel_normals(layer: CompoundConv2d, heads: tuple[Tensor, ...]) -> list[Mat
     normals = []
     for g, block in enumerate(basis.chunk(layer.groups, 1)):
         size = layer.weight.shape[1]
-        expand = lambda v, g=g, size=size: torch.cat(  # noqa: E731
-            [v[:, g * size : (g + 1) * size].repeat_interleave(positions, 1), v[:, -1:]], 1
+        expand = (
+            lambda v, g=g, size=size: torch.cat(  # noqa: E731
+                [v[:, g * size : (g + 1) * size].repeat_interleave(positions, 1), v[:, -1:]], 1
+            )
         )
         std = expand(row) / layer.fan_in**0.5
         mean = expand(scale).unsqueeze(-1) * block
@@ -61,7 +63,9 @@ def kernel_normals(layer: CompoundConv2d, heads: tuple[Tensor, ...]) -> list[Mat
 def convolution(layer: CompoundConv2d, x: Tensor, generator: Generator) -> Tensor:
     """x (rows, in, ...) with a kernel drawn for every row."""
     context = x.flatten(2).mean(2)
-    drawn = [q.rsample(generator=generator) for q in kernel_normals(layer, draw_heads(layer, context, generator))]
+    drawn = [
+        q.rsample(generator=generator) for q in kernel_normals(layer, draw_heads(layer, context, generator))
+    ]
     w = torch.cat(drawn, -1).mT  # (rows, out, r)
     convolve = functional.conv2d if x.ndim == 4 else functional.conv1d
     return torch.cat(

@@ -30,9 +30,15 @@ except RuntimeError as error:
 MAKE = {
     "linear": (lambda bayes: CompoundLinear(3, 2, bayes=bayes, generator=named_generator(0)), (5, 3)),
     "conv1d": (lambda bayes: CompoundConv1d(2, 2, 3, bayes=bayes, generator=named_generator(0)), (5, 2, 6)),
-    "conv2d": (lambda bayes: CompoundConv2d(2, 2, 3, groups=2, bayes=bayes, generator=named_generator(0)), (5, 2, 6, 6)),
+    "conv2d": (
+        lambda bayes: CompoundConv2d(2, 2, 3, groups=2, bayes=bayes, generator=named_generator(0)),
+        (5, 2, 6, 6),
+    ),
     "gru": (lambda bayes: CompoundGRU(3, 2, bayes=bayes, generator=named_generator(0)), (4, 5, 3)),
-    "lstm": (lambda bayes: CompoundLSTM(3, 2, draw="step", bayes=bayes, generator=named_generator(0)), (4, 5, 3)),
+    "lstm": (
+        lambda bayes: CompoundLSTM(3, 2, draw="step", bayes=bayes, generator=named_generator(0)),
+        (4, 5, 3),
+    ),
 }
 for name, (make, shape) in MAKE.items():
     for bayes in (False, True):
@@ -56,7 +62,9 @@ network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
 x = torch.randn(5, 3, generator=named_generator(1), dtype=torch.float64)
 results = []
 for device in ("cpu", "npu"):
-    made = convert(copy.deepcopy(network).to(device), {nn.Linear: CompoundLinear}, generator=named_generator(0))
+    made = convert(
+        copy.deepcopy(network).to(device), {nn.Linear: CompoundLinear}, generator=named_generator(0)
+    )
     assert all(p.device.type == device for p in made.parameters())
     fixed = FixedDraws(made, x.to(device), named_generator(3), n_samples=2)
     results.append(fixed(x.to(device)).detach().cpu())

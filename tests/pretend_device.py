@@ -13,7 +13,13 @@ from torch.utils import _pytree as pytree
 torch.utils.backend_registration._setup_privateuseone_for_python_backend("npu")
 torch.__future__.set_overwrite_module_params_on_conversion(True)
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}  # between devices
-INDEXING = {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_unsafe_index"}
+INDEXING = {
+    "aten::index",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::index_put",
+    "aten::_unsafe_index",
+}
 FACTORIES = ("aten::full", "aten::zeros", "aten::ones")
 
 

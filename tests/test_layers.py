@@ -212,7 +212,11 @@ def test_outside_of_sampling_training_is_refused_and_eval_is_the_mean():
     with pytest.raises(RuntimeError, match="inside `with sampling"):
         net(IMAGES)
     assert net.eval()(IMAGES).equal(net(IMAGES))
-    with pytest.raises(RuntimeError, match="already"), sampling(named_generator(0)), sampling(named_generator(0)):
+    with (
+        pytest.raises(RuntimeError, match="already"),
+        sampling(named_generator(0)),
+        sampling(named_generator(0)),
+    ):
         pass
     with pytest.raises(RuntimeError, match="already"), sampling(named_generator(0)):
         with sampling(named_generator(0)):

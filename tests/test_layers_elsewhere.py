@@ -36,6 +36,7 @@ def test_losses_of_two_processes_are_those_of_one(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: torch.compile needs one")
 def test_compiled_network_draws_what_the_eager_one_does(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)

@@ -26,6 +26,9 @@ EXAMPLES = (
     "ood_alarm",
     "explain_row",
     "own_training_loop",
+    "convert_network",
+    "compound_convolution",
+    "compound_recurrence",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository

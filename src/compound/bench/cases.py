@@ -1,7 +1,7 @@
 """The benchmark cases: each is a function of this library, and a reference function to compare its time with.
 
 They are training steps of a 784-100-10 network on batches of 200, predictions of 1,000 rows with 100 draws,
-and a Laplace fit. Functions named after a task return a `Call` that does it once.
+a Laplace fit, and passes through single layers. Functions named after a task return a `Call` that does it once.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from compound.models import Method, Model, build
 from compound.models.extrapolation import ExtrapolationGuard
+from compound.nn import CompoundConv2d, CompoundGRUCell, sampling
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -52,6 +53,7 @@ def cases() -> Iterator[Case]:
     y = torch.randint(CLASSES, (ROWS,), generator=named_generator(0, "y"))
     yield from _training_cases(x, y)
     yield from _prediction_cases(torch.rand(1000, FEATURES, generator=named_generator(1, "x")))
+    yield from _layer_cases()
     yield Case("fit laplace on the last layer / epoch", *laplace_fit(), 2.0, divisor=8)
 
 
@@ -91,6 +93,34 @@ def _prediction_cases(x: Tensor) -> Iterator[Case]:
     fit_far_noise(cast(ExtrapolationGuard, with_far_noise.far).noise)
     calls = prediction(with_far_noise, x), prediction(without, x)
     yield Case("predict with far noise / without", *calls, 1.15, divisor=2)
+
+
+def _layer_cases() -> Iterator[Case]:
+    for channels in (16, 64):
+        layers = CompoundConv2d(channels, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+        x = torch.rand(64, channels, 14, 14, generator=named_generator(4, "x"))
+        yield Case(
+            f"CompoundConv2d / Conv2d, {channels} channels", *(layer_pass(each, x) for each in layers), 3.0
+        )
+    cells = CompoundGRUCell(64, 64), nn.GRUCell(64, 64)
+    x = torch.rand(128, 64, generator=named_generator(5, "x"))
+    yield Case("CompoundGRUCell / GRUCell", *(layer_pass(cell, x) for cell in cells), 4.0)
+
+
+def layer_pass(layer: nn.Module, x: Tensor) -> Call:
+    """Forward and backward pass of a layer, plain or compound, with a gradient of its input x."""
+    generator = named_generator(0, "noise")
+    x = x.clone().requires_grad_()
+
+    def call() -> None:
+        layer.zero_grad()
+        x.grad = None
+        with sampling(generator) as draws:
+            out = layer(x)
+        loss = out.square().mean()
+        (loss + draws.kl / 1000 if draws else loss).backward()
+
+    return call
 
 
 def plain_network() -> nn.Sequential:

@@ -99,7 +99,9 @@ class CompoundCell(CompoundLayer):
     def draw_weights(self, context: Tensor) -> CellWeights:
         """Weights of every row for all steps of its sequence, given a context (rows, input_size)."""
         if self.draw != "sequence":
-            raise ValueError("draw is 'step', so every step draws its weights: make the cell with draw='sequence'")
+            raise ValueError(
+                "draw is 'step', so every step draws its weights: make the cell with draw='sequence'"
+            )
         draws, rows = current_draws(self), context.shape[0]
         heads = self.split_heads(self.heads(append_ones(context), self.psi(draws, rows)))
         if draws is None:

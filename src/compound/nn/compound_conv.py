@@ -49,7 +49,9 @@ class _CompoundConv(CompoundLayer):
         generator: Generator | None,
     ):
         if in_channels % groups or out_channels % groups:
-            raise ValueError(f"groups={groups} must divide {in_channels} input and {out_channels} output channels")
+            raise ValueError(
+                f"groups={groups} must divide {in_channels} input and {out_channels} output channels"
+            )
         super().__init__(in_channels, in_channels, out_channels, hidden, bayes, log_col, generator)
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -97,7 +99,9 @@ class _CompoundConv(CompoundLayer):
         if x.ndim == self.axes + 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)
         if x.ndim != self.axes + 2 or x.shape[1] != self.in_channels:
-            raise ValueError(f"x is {tuple(x.shape)}: give rows, {self.in_channels} channels, {self.axes} axes")
+            raise ValueError(
+                f"x is {tuple(x.shape)}: give rows, {self.in_channels} channels, {self.axes} axes"
+            )
         draws = current_draws(self)
         rows = x.shape[0]
         context = append_ones(x.flatten(2).mean(2))  # (rows, in + 1)

@@ -135,9 +135,7 @@ class CompoundLayer(nn.Module):
     def split_heads(self, heads: Tensor) -> Heads:
         """The three parts of `heads`, log-variances clamped."""
         scale, log_row, log_col = heads.split(list(self.hyper.heads), -1)
-        return Heads(
-            scale, log_row.clamp(-self.bound, self.bound), log_col.clamp(-self.bound, self.bound)
-        )
+        return Heads(scale, log_row.clamp(-self.bound, self.bound), log_col.clamp(-self.bound, self.bound))
 
     def adds_kl(self, draws: Draws | None) -> bool:
         """Whether a call adds the KL of its rows' weights; with `bayes` the posterior's is added instead."""
