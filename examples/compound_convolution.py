@@ -26,7 +26,7 @@ conv = CompoundConv2d(1, 16, 3, padding=1, **options)
 pool = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
 network = nn.Sequential(conv, pool, CompoundLinear(256, 10, **options))
 optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-for step in range(300):
+for _ in range(300):
     rows = torch.randint(1000, (100,), generator=generator)
     with sampling(generator) as draws:
         logits = network(x[rows])
@@ -48,7 +48,7 @@ with torch.no_grad():
             maps.append(conv(x[1001:1002])[0, 3])
 
 figure, axes = plt.subplots(1, 4, gridspec_kw={"width_ratios": (1, 1, 1, 2)})
-for axis, image, title in zip(axes, (x[1001, 0], *maps), ("digit", "a draw", "another")):
+for axis, image, title in zip(axes, (x[1001, 0], *maps), ("digit", "a draw", "another"), strict=False):
     axis.imshow(image.numpy(), cmap="gray")
     axis.set(title=title, xticks=[], yticks=[])
 axes[3].bar([f"{90 * quarter}°" for quarter in angles], [entropy.mean().item() for entropy in entropies])

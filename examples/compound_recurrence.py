@@ -1,8 +1,8 @@
 """A recurrent network that draws its weights once per sequence.
 
-`CompoundGRU` has the interface of `nn.GRU`. With draw="sequence" all steps of a sequence share its weights, so
-that draws differ as whole curves; with draw="step" every step draws anew. Here it predicts the next value of
-sine waves, then goes on from its own predictions, and the band widens the further it looks ahead.
+`CompoundGRU` has the interface of `nn.GRU`. With draw="sequence" all steps of a sequence share its weights,
+so that draws differ as whole curves; with draw="step" every step draws anew. Here it predicts the next value
+of sine waves, then goes on from its own predictions, and the band widens the further it looks ahead.
 """
 
 from pathlib import Path

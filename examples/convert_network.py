@@ -1,8 +1,8 @@
 """A trained network learns its noise.
 
-`convert` copies a network and replaces layers by compound layers that start at its weights. A network that was
-fitted by least squares knows no uncertainty; its copy goes on training by the likelihood of several draws per
-row, and its weights learn how noisy the targets are, input by input. The copy's draws make the band.
+`convert` copies a network and replaces layers by compound layers that start at its weights. A network that
+was fitted by least squares knows no uncertainty; its copy goes on training by the likelihood of several draws
+per row, and its weights learn how noisy the targets are, input by input. The copy's draws make the band.
 """
 
 import math

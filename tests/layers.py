@@ -49,11 +49,10 @@ def kernel_normals(layer: CompoundConv2d, heads: tuple[Tensor, ...]) -> list[Mat
     normals = []
     for g, block in enumerate(basis.chunk(layer.groups, 1)):
         size = layer.weight.shape[1]
-        expand = (
-            lambda v, g=g, size=size: torch.cat(  # noqa: E731
-                [v[:, g * size : (g + 1) * size].repeat_interleave(positions, 1), v[:, -1:]], 1
-            )
-        )
+
+        def expand(v: Tensor, part: slice = slice(g * size, (g + 1) * size)) -> Tensor:
+            return torch.cat([v[:, part].repeat_interleave(positions, 1), v[:, -1:]], 1)
+
         std = expand(row) / layer.fan_in**0.5
         mean = expand(scale).unsqueeze(-1) * block
         normals.append(MatrixNormal(mean, std, col.chunk(layer.groups, 1)[g]))

@@ -1,4 +1,4 @@
-"""Two processes that train on halves of a batch against one that has it all; run by test_layers_elsewhere.py."""
+"""Two processes that train on halves of a batch against one with all of it; for test_layers_elsewhere.py."""
 
 import multiprocessing
 import os

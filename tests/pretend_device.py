@@ -1,7 +1,8 @@
 """A pretend accelerator, for tests without one: device "npu", whose memory is tensors on the CPU.
 
-Operations with tensors of both devices are refused, as on a real accelerator, and so are generators of the
-wrong device. Importing this module registers the device for the rest of the process: use it in one of its own.
+Operations with tensors of both devices are refused, as on a real accelerator, and so are generators of
+the wrong device. Importing this module registers the device for the rest of the process: use it in one of its
+own.
 """
 
 import functools
@@ -46,9 +47,9 @@ def is_ours(value: Any) -> bool:
 
 
 def refuse_mixed(name: str, values: list[Any]) -> None:
-    if name not in COPIES | INDEXING and any(map(is_ours, values)):
-        if any(isinstance(v, torch.Tensor) and not is_ours(v) and v.ndim > 0 for v in values):
-            raise RuntimeError(f"{name}: all tensors must be on the same device, found npu and cpu")
+    from_cpu = any(isinstance(v, torch.Tensor) and not is_ours(v) and v.ndim > 0 for v in values)
+    if name not in COPIES | INDEXING and from_cpu and any(map(is_ours, values)):
+        raise RuntimeError(f"{name}: all tensors must be on the same device, found npu and cpu")
     if any(isinstance(v, torch.Generator) and v.device.type == "cpu" for v in values):
         raise RuntimeError(f"{name}: a generator of device npu is needed, found cpu")
 

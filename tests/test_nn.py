@@ -7,7 +7,7 @@ from oracles import draw_map, law, matrix_normals, pre_activations, prior
 from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
-from compound.nn import Affine, CompoundConfig, BatchedCompoundLinear, MatrixGaussianLinear
+from compound.nn import Affine, BatchedCompoundLinear, CompoundConfig, MatrixGaussianLinear
 from compound.ops.affine import append_ones
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import compound
 from compound.models import METHODS, build
-from compound.nn import CompoundConfig, BatchedCompoundLinear, MatrixGaussianLinear
+from compound.nn import BatchedCompoundLinear, CompoundConfig, MatrixGaussianLinear
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.ops.affine import append_ones

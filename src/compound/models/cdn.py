@@ -26,7 +26,7 @@ from compound.models.observation.last_layer import (
     LastLayerGaussian,
     last_layer_model,
 )
-from compound.nn import CompoundConfig, BatchedCompoundLinear, Gaussian, PiecewiseLinearEncoding
+from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal

@@ -1,4 +1,4 @@
-"""Compound recurrent cells: weights drawn per step or per sequence, given the step's or the sequence's context.
+"""Compound recurrent cells: weights drawn per step or per sequence, given the context of either.
 
 All weights of a cell are one matrix over v = [x; 1; h; 1], with r rows and a column for every gate and unit:
 
@@ -7,7 +7,8 @@ All weights of a cell are one matrix over v = [x; 1; h; 1], with r rows and a co
 draw="step": u = v, every step has weights of its own, and its pre-activations are drawn from the exact
 Gaussian. draw="sequence": u stands for the whole sequence, and all steps of a row share its weights, so that
 noise is correlated between them; one noise matrix serves the batch, turned by signs of each row's own (Wen et
-al. 2018, flipout). Without noise the cells are hypernetworks as in Ha, Dai and Le (2017), which scale weights.
+al. 2018, flipout). Without noise the cells are
+hypernetworks that scale weights, as in Ha, Dai and Le (2017).
 """
 
 import math
@@ -99,9 +100,7 @@ class CompoundCell(CompoundLayer):
     def draw_weights(self, context: Tensor) -> CellWeights:
         """Weights of every row for all steps of its sequence, given a context (rows, input_size)."""
         if self.draw != "sequence":
-            raise ValueError(
-                "draw is 'step', so every step draws its weights: make the cell with draw='sequence'"
-            )
+            raise ValueError("draw is 'step', so every step draws its weights: use draw='sequence'")
         draws, rows = current_draws(self), context.shape[0]
         heads = self.split_heads(self.heads(append_ones(context), self.psi(draws, rows)))
         if draws is None:
@@ -134,7 +133,7 @@ class CompoundCell(CompoundLayer):
         self.check(x)
         if (self.draw == "sequence") is (weights is None):
             raise ValueError(
-                "a cell with draw='sequence' takes the weights that `draw_weights` gives, one with draw='step' none"
+                "draw='sequence' takes the weights that `draw_weights` gives, draw='step' takes none"
             )
         if weights is not None:
             steps = SharedSteps(self, weights)
@@ -232,15 +231,15 @@ class CompoundGRUCell(CompoundCell):
     input_size, hidden_size : int
         Sizes of input and state.
     draw : {"step", "sequence"}, default="step"
-        "step": every call draws weights, given input and state. "sequence": `draw_weights` draws them, given a
-        context of the size of the input, and every call takes them.
+        "step": every call draws weights, given input and state. "sequence": `draw_weights` draws them, given
+        a context of the size of the input, and every call takes them.
     hidden : sequence of int, default=(50,)
         Hidden widths of the hypernetwork.
     bayes : bool, default=False
         Maximum likelihood (False), or a variational posterior over the hypernetwork's weights (True).
     log_col : float, default=-6.0
-        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its prior
-        mean.
+        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its
+        prior mean.
     generator : torch.Generator, optional
         Source of the initial weights; by default torch's own, as for `nn.GRUCell`.
 
@@ -305,15 +304,15 @@ class CompoundLSTMCell(CompoundCell):
     input_size, hidden_size : int
         Sizes of input and state.
     draw : {"step", "sequence"}, default="step"
-        "step": every call draws weights, given input and state. "sequence": `draw_weights` draws them, given a
-        context of the size of the input, and every call takes them.
+        "step": every call draws weights, given input and state. "sequence": `draw_weights` draws them, given
+        a context of the size of the input, and every call takes them.
     hidden : sequence of int, default=(50,)
         Hidden widths of the hypernetwork.
     bayes : bool, default=False
         Maximum likelihood (False), or a variational posterior over the hypernetwork's weights (True).
     log_col : float, default=-6.0
-        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its prior
-        mean.
+        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its
+        prior mean.
     generator : torch.Generator, optional
         Source of the initial weights; by default torch's own, as for `nn.LSTMCell`.
 

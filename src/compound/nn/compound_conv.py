@@ -2,15 +2,15 @@
 
     W | x ~ MN( diag(s) V, diag(exp lr) / r, diag(exp lc) ),      (s, lr, lc) = g(mean of x over positions; ψ)
 
-W has r = in / groups * positions + 1 rows, the bias last, and a column per output channel; s and lr have an entry per
-input channel. Positions share the kernel, so noise is correlated between them, and pooling does not average
-it away. One noise kernel E serves the batch: signs of each image's own, one per input and output channel, turn it
-into an independent direction, so that a draw costs two convolutions (Wen et al. 2018, flipout).
+W has r = in / groups * positions + 1 rows, the bias last, and a column per output channel; s and lr have an
+entry per input channel. Positions share the kernel, so noise is correlated between them, and pooling does not
+average it away. One noise kernel E serves the batch: signs of each image's own, one per input and output
+channel, turn it into an uncorrelated one, so that a draw costs two convolutions (Wen et al. 2018, flipout).
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -80,9 +80,13 @@ class _CompoundConv(CompoundLayer):
         assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
         if layer.padding_mode != "zeros":
             raise ValueError(f"padding_mode is {layer.padding_mode!r}: compound convolutions pad with zeros")
-        kernel: Any = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
-        made = cls(
-            *kernel,
+        make: Any = cls  # a finished class, whose arguments are those of torch's layer
+        made = make(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
             layer.dilation,
             layer.groups,
             layer.bias is not None,
@@ -90,8 +94,8 @@ class _CompoundConv(CompoundLayer):
             bayes=bayes,
             log_col=log_col,
             generator=generator,
-        )  # type: ignore[call-arg]
-        return made._take_over(layer, {"weight": "weight", "bias": "bias"})
+        )
+        return cast(Self, made._take_over(layer, {"weight": "weight", "bias": "bias"}))
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What all compound layers share: a hypernetwork, its posterior, and how a pass draws from it.
 
-In variational Bayes a row's ψ is one draw for all calls of a layer in a pass. Drawing it as a matrix for every
-row would be slow: one noise matrix E per map and pass is turned by signs a of each row's own,
+In variational Bayes a row's ψ is one draw for all calls of a layer in a pass. Drawing a matrix for every row
+would be slow: one noise matrix E per map and pass is turned by signs a of each row's own,
 
     W_ψ = mean + diag(a) diag(row) E diag(col),
 

@@ -129,8 +129,8 @@ class CompoundGRU(CompoundRecurrent):
     bayes : bool, default=False
         Maximum likelihood (False), or a variational posterior over the hypernetwork's weights (True).
     log_col : float, default=-6.0
-        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its prior
-        mean.
+        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its
+        prior mean.
     generator : torch.Generator, optional
         Source of the initial weights; by default torch's own, as for `nn.GRU`.
 
@@ -196,8 +196,8 @@ class CompoundLSTM(CompoundRecurrent):
     bayes : bool, default=False
         Maximum likelihood (False), or a variational posterior over the hypernetwork's weights (True).
     log_col : float, default=-6.0
-        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its prior
-        mean.
+        Log-variance of the weights at the start, relative to 1 / (input_size + hidden_size + 2), and its
+        prior mean.
     generator : torch.Generator, optional
         Source of the initial weights; by default torch's own, as for `nn.LSTM`.
 

@@ -56,10 +56,6 @@ class Draws:
         self._layers: list[nn.Module] = []
         self._terms: list[Tensor] = []
 
-    def __bool__(self) -> bool:
-        """Whether a compound layer has added a KL."""
-        return bool(self._terms)
-
     @property
     def kl(self) -> Tensor:
         """The KL of this pass, (): the sum over its layers, differentiable.

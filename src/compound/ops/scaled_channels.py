@@ -1,4 +1,4 @@
-"""Channels of images scaled per image: what a compound convolution does before and after its two convolutions.
+"""Channels of images scaled per image: what a compound convolution does around its products.
 
     x -> x s, x t;        m, z -> m + z c + o,        with s, t, c, o per image and channel
 
