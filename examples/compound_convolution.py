@@ -26,7 +26,7 @@ conv = CompoundConv2d(1, 16, 3, padding=1, **options)
 pool = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
 network = nn.Sequential(conv, pool, CompoundLinear(256, 10, **options))
 optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-for _ in range(300):
+for _ in range(400):
     rows = torch.randint(1000, (100,), generator=generator)
     with sampling(generator) as draws:
         logits = network(x[rows])

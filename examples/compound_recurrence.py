@@ -29,10 +29,8 @@ class Forecaster(nn.Module):
 
 generator = named_generator(0, "training")
 time = torch.arange(41) / 4
-phase, speed = (
-    6.28 * torch.rand(64, 1, generator=generator),
-    0.8 + 0.4 * torch.rand(64, 1, generator=generator),
-)
+phase = 6.28 * torch.rand(64, 1, generator=generator)
+speed = 0.8 + 0.4 * torch.rand(64, 1, generator=generator)
 waves = (torch.sin(speed * time + phase) + 0.05 * torch.randn(64, 41, generator=generator)).unsqueeze(-1)
 network = Forecaster(generator)
 optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -44,10 +42,8 @@ for _ in range(120):
     (nll + draws.kl / waves[:, 1:].numel()).backward()
     optimizer.step()
 
-start = waves[:1, :20].expand(60, -1, -1)  # 60 draws of one wave
+series, key = waves[:1, :20].expand(60, -1, -1), generator.get_state()  # 60 draws of one wave
 with torch.no_grad():
-    series = start
-    key = generator.get_state()
     for _ in range(21):
         generator.set_state(key)  # the same noise at every step ahead
         with sampling(generator, kl=False):

@@ -59,7 +59,7 @@ def part_of(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name, bayes", CASES)
 def test_draws_have_the_law_of_weights_drawn_per_example(name, bayes):
     """Means and covariances over positions and steps; one row of a pass, as rows share a noise matrix."""
-    layer, n = layer_of(name, bayes), 1_500
+    layer, n = layer_of(name, bayes), 700
     x = rows_of(*LAYERS[name][1])
     with torch.no_grad():
         fast = []
@@ -72,7 +72,7 @@ def test_draws_have_the_law_of_weights_drawn_per_example(name, bayes):
 
 @pytest.mark.parametrize("name, bayes", [("conv2d", False), ("linear", True), ("gru per sequence", True)])
 def test_rows_of_a_pass_are_uncorrelated(name, bayes):
-    layer, n = layer_of(name, bayes), 1_000
+    layer, n = layer_of(name, bayes), 600
     x = rows_of(*LAYERS[name][1])
     draws = []
     with torch.no_grad():
