@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.nn.compound_layer import LOG_COL, CompoundLayer, initial_normal
+from compound.nn.compound_layer import LOG_COL, CompoundLayer, Heads, initial_normal
 from compound.nn.draws import current_draws
 from compound.ops.affine import append_ones
 from compound.ops.compound_moments import weights_kl
@@ -106,7 +106,7 @@ class CompoundCell(CompoundLayer):
         if draws is None:
             return CellWeights(heads.scale)
         if self.adds_kl(draws):
-            draws.add_kl(weights_kl(*heads, self.norms(), self.fan_in).mean())
+            draws.add_kl(self.kl(heads, self.norms()).mean())
         row = (0.5 * heads.log_row).exp()
         col = (0.5 * heads.log_col).exp() / math.sqrt(self.fan_in)
         if not draws.shared:
@@ -123,6 +123,10 @@ class CompoundCell(CompoundLayer):
     def norms(self) -> Tensor:  # (r,)
         """Squared norms of the rows of V."""
         return torch.cat([block.square().sum(1) for block in self.matrices()])
+
+    def kl(self, heads: Heads, norms: Tensor) -> Tensor:  # (rows,)
+        """The KL of each row's weights to their prior, MN(0, I / r, I)."""
+        return weights_kl(*heads, heads.log_row.exp(), heads.log_col.exp(), norms, self.fan_in)
 
     def check(self, x: Tensor) -> None:
         if x.shape[-1] != self.input_size:
@@ -209,7 +213,7 @@ class OwnSteps:
         else:
             noise = std * noise
         x = torch.addcmul(x, noise, col)
-        kl = None if self.norms is None else weights_kl(*heads, self.norms, cell.fan_in)
+        kl = None if self.norms is None else cell.kl(heads, self.norms)
         return cell.update(x, h, state), kl
 
 

@@ -141,7 +141,8 @@ class _CompoundConv(CompoundLayer):
         squares = self.weight.square().flatten(2).sum(2), bias.square().unsqueeze(1)
         norms = torch.cat(squares, 1).unflatten(0, (self.groups, -1)).sum(1)  # (groups, in / groups + 1)
         log_col = heads.log_col.unflatten(1, (self.groups, -1)).transpose(0, 1)
-        return weights_kl(scale, log_row, log_col, norms, self.fan_in, self.count).sum(0)
+        variances = log_row.exp(), log_col.exp()
+        return weights_kl(scale, log_row, log_col, *variances, norms, self.fan_in, self.count).sum(0)
 
     def _by_group(self, channels: Tensor, bias: Tensor) -> Tensor:  # (groups, rows, in / groups + 1)
         """Values of the input channels of each group, (rows, in), with that of the bias, (rows, 1)."""
