@@ -1,8 +1,8 @@
-"""A compound layer in a training loop of your own.
+"""Compound layers in a network and a training loop of your own.
 
-`CompoundLinear` is an ordinary `torch.nn.Module`: it maps a batch to a Gaussian over pre-activations and
-returns its KL divergence beside it. Draw from the Gaussian, go on with any PyTorch code, and add the KL to
-the loss. Here a classifier of two such layers.
+`CompoundLinear` takes the place of `nn.Linear` in any module. Its weights are drawn anew for every row inside
+`with sampling(generator)`; the KL divergence of their distribution joins the loss, divided by the number of
+training rows. Here a classifier of two such layers.
 """
 
 from pathlib import Path
@@ -13,42 +13,32 @@ from sklearn.datasets import make_moons
 from torch import nn
 
 from compound import named_generator
-from compound.nn import CompoundConfig, CompoundLinear
+from compound.nn import CompoundLinear, sampling
 
 plt.style.use(Path(__file__).with_name("gallery.mplstyle"))
-
-
-class Classifier(nn.Module):
-    def __init__(self, generator: torch.Generator):
-        super().__init__()
-        self.hidden = CompoundLinear(2, 32, CompoundConfig(hyper=(20,)), generator)
-        self.out = CompoundLinear(32, 2, CompoundConfig(hyper=(20,)), generator)
-
-    def forward(self, x: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.hidden(x, generator)
-        h = torch.relu(hidden.draw(torch.randn(hidden.mean.shape, generator=generator)))
-        logits = self.out(h, generator)
-        noise = torch.randn(logits.mean.shape, generator=generator)
-        return logits.draw(noise), hidden.kl + logits.kl  # (rows, 2), (rows,)
-
 
 X, y = make_moons(400, noise=0.15, random_state=0)
 x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(y)
 generator = named_generator(0, "training")
-model = Classifier(generator)
+options = {"hidden": (20,), "log_col": -4.0, "generator": generator}
+model = nn.Sequential(CompoundLinear(2, 32, **options), nn.ReLU(), CompoundLinear(32, 2, **options))
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 for _ in range(800):
-    logits, kl = model(x, generator)
-    loss = nn.functional.cross_entropy(logits, y) + 1e-3 * kl.mean()
+    with sampling(generator) as draws:
+        logits = model(x)
+    loss = nn.functional.cross_entropy(logits, y) + draws.kl / len(x)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 axes = torch.meshgrid(torch.linspace(-3, 4, 120), torch.linspace(-2.5, 3, 100), indexing="xy")
 points = torch.stack(axes, -1).reshape(-1, 2)
+samples = []
 with torch.no_grad():
-    probs = torch.stack([model(points, generator)[0].softmax(-1) for _ in range(100)]).mean(0)
-entropy = torch.special.entr(probs).sum(-1).reshape(axes[0].shape)
+    for _ in range(100):
+        with sampling(generator, kl=False):
+            samples.append(model(points).softmax(-1))
+entropy = torch.special.entr(torch.stack(samples).mean(0)).sum(-1).reshape(axes[0].shape)
 
 figure, axis = plt.subplots()
 shades = axis.contourf(*axes, entropy, levels=12, cmap="Blues")

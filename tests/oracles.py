@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal
 from compound.distributions import MatrixNormal
 from compound.models.observation import HeteroscedasticGaussian
 from compound.models.observation.noise_floor import NoiseFloor
-from compound.nn import Affine, CompoundLinear, MatrixGaussianLinear
+from compound.nn import Affine, BatchedCompoundLinear, MatrixGaussianLinear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -39,7 +39,7 @@ def wide(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
-def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
+def law(layer: BatchedCompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
     """The matrix normal of every row, from its heads."""
     r, c = layer.inputs + 1, layer.outputs
     bound = layer.config.bound
@@ -57,7 +57,7 @@ def law(layer: CompoundLinear, x: Tensor, heads: Tensor) -> list[MatrixNormal]:
     return laws
 
 
-def prior(layer: CompoundLinear) -> MatrixNormal:
+def prior(layer: BatchedCompoundLinear) -> MatrixNormal:
     r, c = layer.inputs + 1, layer.outputs
     one = layer.basis.new_ones
     return MatrixNormal(layer.basis.new_zeros(r, c), one(r) / (r**0.5 if layer.config.scaled else 1), one(c))
@@ -79,7 +79,7 @@ def draw_map(layer: Affine | MatrixGaussianLinear, x: Tensor, generator: Generat
     return torch.stack([torch.cat([row @ q.rsample(generator=generator) for q in blocks]) for row in wide(x)])
 
 
-def pre_activations(layer: CompoundLinear, x: Tensor, generator: Generator) -> Tensor:
+def pre_activations(layer: BatchedCompoundLinear, x: Tensor, generator: Generator) -> Tensor:
     """x (rows, in) through a compound layer: ψ and then W drawn as whole matrices, anew for every row."""
     *hidden, last = layer.hyper.maps
     z = x

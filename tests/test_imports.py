@@ -59,7 +59,7 @@ TABLE = {  # room: what it may import
         "estimators",
         "report",
     },
-    "bench": {*BASE, "ood", "models", "train", "experiments"},
+    "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
     "cli": {
         "io",
         "models",

@@ -7,7 +7,7 @@ from oracles import draw_map, law, matrix_normals, pre_activations, prior
 from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
-from compound.nn import Affine, CompoundConfig, CompoundLinear, MatrixGaussianLinear
+from compound.nn import Affine, BatchedCompoundLinear, CompoundConfig, MatrixGaussianLinear
 from compound.ops.affine import append_ones
 from compound.ops.gaussian_noise import standard_normal
 from compound.random import named_generator
@@ -21,8 +21,8 @@ CONFIGS = {
 }
 
 
-def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> CompoundLinear:
-    layer = CompoundLinear(inputs, outputs, CONFIGS[name], named_generator(0, name)).double()
+def layer_of(name: str, inputs: int = 3, outputs: int = 2) -> BatchedCompoundLinear:
+    layer = BatchedCompoundLinear(inputs, outputs, CONFIGS[name], named_generator(0, name)).double()
     with torch.no_grad():  # far from the initial values, where heads hardly depend on x
         for k, parameter in enumerate(layer.parameters()):
             parameter += 0.3 * torch.randn(
@@ -76,12 +76,12 @@ def test_posterior_and_prior_of_blocks_give_the_kl():
 @pytest.mark.parametrize("kl", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_compiled_layer_is_that_of_float64(name, kl, monkeypatch):
-    for module in ("matrix_gaussian", "compound"):
+    for module in ("matrix_gaussian", "batched_compound"):
         monkeypatch.setattr(
             f"compound.nn.{module}.standard_normal",
             lambda _, shape, like: randn(*shape, seed=6).to(like.dtype),
         )
-    layer = CompoundLinear(9, 4, CONFIGS[name], named_generator(0), (2,))
+    layer = BatchedCompoundLinear(9, 4, CONFIGS[name], named_generator(0), (2,))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * randn(*parameter.shape).float()
@@ -198,7 +198,7 @@ def test_without_noise_the_layer_is_linear():
 
 def test_a_layer_sits_on_any_feature_extractor():
     extractor = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    layer = CompoundLinear(5, 2, CompoundConfig(), named_generator(0))
+    layer = BatchedCompoundLinear(5, 2, CompoundConfig(), named_generator(0))
     out = layer(extractor(torch.randn(7, 3, generator=named_generator(1))), named_generator(2))
     (out.mean.sum() + out.std.sum() + out.kl.sum()).backward()
     assert extractor[0].weight.grad is not None and extractor[0].weight.grad.abs().min() > 0
@@ -206,12 +206,12 @@ def test_a_layer_sits_on_any_feature_extractor():
 
 def test_members_are_independent_layers():
     streams = [named_generator(k, "member") for k in range(3)]
-    together = CompoundLinear(3, 2, CONFIGS["vb"], streams, (3,))
+    together = BatchedCompoundLinear(3, 2, CONFIGS["vb"], streams, (3,))
     x = inputs_of(4).float()
     noise = [named_generator(k, "noise") for k in range(3)]
     out = together(x.expand(3, -1, -1), noise)
     for k in range(3):
-        single = CompoundLinear(3, 2, CONFIGS["vb"], named_generator(k, "member"))
+        single = BatchedCompoundLinear(3, 2, CONFIGS["vb"], named_generator(k, "member"))
         one = single(x, named_generator(k, "noise"))
         for a, b in zip(out, one, strict=True):
             assert_close(a[k], b)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import compound
 from compound.models import METHODS, build
-from compound.nn import CompoundConfig, CompoundLinear, MatrixGaussianLinear
+from compound.nn import BatchedCompoundLinear, CompoundConfig, MatrixGaussianLinear
 from compound.nn.mean_field import MeanFieldLinear
 from compound.nn.multiplicative import MultiplicativeLinear
 from compound.ops.affine import append_ones
@@ -39,7 +39,7 @@ def layers() -> dict[str, Callable[[Tensor], tuple[Tensor, ...]]]:
         "vb": CompoundConfig((4, 3), bayes=True),
         "V with a posterior": CompoundConfig((4,), bayes=True, basis="vmg"),
     }
-    compound = {name: CompoundLinear(5, 3, form, named_generator(1)) for name, form in forms.items()}
+    compound = {name: BatchedCompoundLinear(5, 3, form, named_generator(1)) for name, form in forms.items()}
     gaussian, factorised = (
         kind(standard_normal(named_generator(2), (6, 3), X))
         for kind in (MatrixGaussianLinear, MeanFieldLinear)

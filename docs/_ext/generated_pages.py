@@ -32,6 +32,9 @@ EXAMPLES = (
     "lightning_module",
     "trainer_loss",
     "export_head",
+    "convert_network",
+    "compound_convolution",
+    "compound_recurrence",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository

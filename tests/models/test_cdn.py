@@ -64,7 +64,7 @@ def test_without_noise_it_is_a_plain_network(name, monkeypatch):
         "compound.models.cdn",
         "compound.models.observation.last_layer",
         "compound.nn.matrix_gaussian",
-        "compound.nn.compound",
+        "compound.nn.batched_compound",
     ):
         monkeypatch.setattr(
             f"{room}.standard_normal",

@@ -1,7 +1,8 @@
 """The benchmark cases: each is a function of this library, and a reference function to compare its time with.
 
-They are training steps of a 784-100-10 network on batches of 200, predictions of 1,000 rows with 100 draws,
-and a Laplace fit. Functions named after a task return a `Call` that does it once.
+They are training steps of a 784-100-10 network on batches of 200, predictions of 1,000 rows with 100
+draws, a Laplace fit, and passes through single layers. Functions named after a task return a `Call` that
+does it once.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from torch.nn import functional
 
 from compound.models import Method, Model, build
 from compound.models.extrapolation import ExtrapolationGuard
+from compound.nn import CompoundConv2d, CompoundGRUCell, sampling
+from compound.nn.compound_layer import CompoundLayer
 from compound.ood.noise import DistanceAwareNoise
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -52,6 +55,7 @@ def cases() -> Iterator[Case]:
     y = torch.randint(CLASSES, (ROWS,), generator=named_generator(0, "y"))
     yield from _training_cases(x, y)
     yield from _prediction_cases(torch.rand(1000, FEATURES, generator=named_generator(1, "x")))
+    yield from _layer_cases()
     yield Case("fit laplace on the last layer / epoch", *laplace_fit(), 2.0, divisor=8)
 
 
@@ -88,6 +92,35 @@ def _prediction_cases(x: Tensor) -> Iterator[Case]:
     fit_far_noise(cast(ExtrapolationGuard, with_far_noise.far).noise)
     calls = prediction(with_far_noise, x), prediction(without, x)
     yield Case("predict with far noise / without", *calls, 1.15, divisor=2)
+
+
+def _layer_cases() -> Iterator[Case]:
+    for channels in (16, 64):
+        x = torch.rand(64, channels, 14, 14, generator=named_generator(4, "x"))
+        ours = layer_pass(CompoundConv2d(channels, channels, 3, padding=1), x)
+        reference = layer_pass(nn.Conv2d(channels, channels, 3, padding=1), x)
+        yield Case(f"CompoundConv2d / Conv2d, {channels} channels", ours, reference, 3.0)
+    x = torch.rand(128, 64, generator=named_generator(5, "x"))
+    ours, reference = layer_pass(CompoundGRUCell(64, 64), x), layer_pass(nn.GRUCell(64, 64), x)
+    yield Case("CompoundGRUCell / GRUCell", ours, reference, 4.0)
+
+
+def layer_pass(layer: nn.Module, x: Tensor) -> Call:
+    """Forward and backward pass of a layer, plain or compound, with a gradient of its input x."""
+    generator = named_generator(0, "noise")
+    x = x.clone().requires_grad_()
+
+    def call() -> None:
+        layer.zero_grad()
+        x.grad = None
+        if not isinstance(layer, CompoundLayer):
+            layer(x).square().mean().backward()
+            return
+        with sampling(generator) as draws:
+            out = layer(x)
+        (out.square().mean() + draws.kl / 1000).backward()
+
+    return call
 
 
 def plain_network() -> nn.Sequential:

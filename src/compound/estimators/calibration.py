@@ -114,7 +114,7 @@ class TemperatureScaler:
     def fit(cls, probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
         """The T of highest posterior density on a grid, given predictions and labels of held-out rows.
 
-        probs is (rows, classes), labels and weights (rows,). The prior of log T is a Cauchy distribution of scale PRIOR_SCALE.
+        probs is (rows, classes), labels and weights (rows,). log T has a Cauchy prior of scale PRIOR_SCALE.
         """
         if len(labels) == 0:
             return cls()

@@ -22,7 +22,7 @@ from compound.models.base import Loss, Model, train_mask, weighted_row_mean
 from compound.models.cdn_config import MLConfig, VBConfig, resolve
 from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
 from compound.models.observation.last_layer import LastLayerCategorical, LastLayerGaussian, last_layer_model
-from compound.nn import CompoundConfig, CompoundLinear, Gaussian, PiecewiseLinearEncoding
+from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import standard_normal
@@ -79,15 +79,15 @@ class _CDN(Model):
         )
         starts = config.log_col
         return nn.ModuleList(
-            CompoundLinear(
+            BatchedCompoundLinear(
                 a, b, replace(compound, log_col=starts[min(i, len(starts) - 1)]), generators, (self.members,)
             )
             for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         )
 
     @property
-    def layers(self) -> list[CompoundLinear]:
-        return cast(list[CompoundLinear], list(self.stack))
+    def layers(self) -> list[BatchedCompoundLinear]:
+        return cast(list[BatchedCompoundLinear], list(self.stack))
 
     @property
     def network_inputs(self) -> int:
@@ -101,7 +101,7 @@ class _CDN(Model):
 
     @abstractmethod
     def _shared(self) -> tuple[int, int]:
-        """The argument `shared` of `CompoundLinear.forward` in training.
+        """The argument `shared` of `BatchedCompoundLinear.forward` in training.
 
         It says how many of a row's S draws use the same ψ in the hidden layers of the hypernetworks, and how
         many in their last layers: 1 or S each.

@@ -80,6 +80,8 @@ class HyperNetwork(nn.Module):
         Source of the initial weights: one, or one per member.
     members : tuple of int, default ()
         Shape of independent networks computed together, such as (5,).
+    context : int, optional
+        Inputs of the hypernetwork itself, where these are not the layer's.
 
     Examples
     --------
@@ -97,11 +99,12 @@ class HyperNetwork(nn.Module):
         config: CompoundConfig,
         generator: Generators,
         members: tuple[int, ...] = (),
+        context: int | None = None,
     ):
         super().__init__()
         self.activation = config.activation
         self.heads = (inputs + 1, inputs + 1, outputs)
-        widths = (inputs, *config.hyper)
+        widths = (inputs if context is None else context, *config.hyper)
         pairs = zip(widths, widths[1:], strict=False)
         maps = [_init_hidden(a, b, config, generator, members) for a, b in pairs]
         self.maps = nn.ModuleList([*maps, _init_heads(widths[-1], self.heads, config, generator, members)])

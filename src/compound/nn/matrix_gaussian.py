@@ -151,11 +151,19 @@ class MatrixGaussianLinear(nn.Module):
     @full_precision
     def draw(self, generator: Generator) -> Tensor:
         """One weight matrix for all rows, (*members, in + 1, out)."""
+        noise = self._scale_rows(standard_normal(generator, self.mean.shape, self.mean))
+        return torch.addcmul(self.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2))
+
+    @full_precision
+    def deviation(self, noise: Tensor) -> Tensor:
+        """W - E[W] of the weights from standard normal noise, (*members, in + 1, out) each."""
+        return self._scale_rows(noise) * (0.5 * self.log_col).exp().unsqueeze(-2)
+
+    def _scale_rows(self, noise: Tensor) -> Tensor:
+        """Multiply the rows of each block of noise by their standard deviations."""
         rows = (0.5 * self.log_row).exp().unbind(-2)
-        col = (0.5 * self.log_col).exp().unsqueeze(-2)
-        blocks = standard_normal(generator, self.mean.shape, self.mean).split(self.blocks, -1)
-        noise = torch.cat([block * row.unsqueeze(-1) for row, block in zip(rows, blocks, strict=True)], -1)
-        return torch.addcmul(self.mean, noise, col)
+        parts = zip(rows, noise.split(self.blocks, -1), strict=True)
+        return torch.cat([block * row.unsqueeze(-1) for row, block in parts], -1)
 
     @full_precision
     def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:

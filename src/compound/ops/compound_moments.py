@@ -99,11 +99,31 @@ def reference(x_aug: Tensor, heads: Tensor, basis: Tensor, options: MomentOption
     fan_in = r if options.fan_in else 1
     std = ((x_aug * x_aug * row).sum(-1, keepdim=True) * col / fan_in).sqrt()
     kl = std.new_empty(0)
-    if options.kl:  # of sqrt(fan_in) W, whose prior is standard normal
-        squared_norm = ((scale * scale) @ basis.square().sum(-1, keepdim=True)).squeeze(-1)
-        log_det = c * log_row.sum(-1) + r * log_col.sum(-1)
-        kl = gaussian_kl(row.sum(-1) * col.sum(-1), fan_in * squared_norm, r * c, log_det)
+    if options.kl:
+        kl = weights_kl(scale, log_row, log_col, row, col, basis.square().sum(-1), fan_in)
     return Gaussian((scale * x_aug) @ basis, std, kl)
+
+
+def weights_kl(
+    scale: Tensor,  # (..., r)
+    log_row: Tensor,  # (..., r)
+    log_col: Tensor,  # (..., c)
+    row: Tensor,  # exp(log_row)
+    col: Tensor,  # exp(log_col)
+    norms: Tensor,  # (r,) or (*members, r): squared norms of the rows of V
+    fan_in: float,
+    count: Tensor | None = None,  # (r,): entry i of s and lr, and the sum norms[i], are those of so many rows
+) -> Tensor:  # (...)
+    """KL of W ~ MN(diag(s) V, diag(row) / fan_in, diag(col)) to MN(0, I / fan_in, I)."""
+    rows = scale.shape[-1]
+    c = log_col.shape[-1]
+    if count is not None:
+        row, log_row, rows = count * row, count * log_row, int(fan_in)
+    squared_norm = ((scale * scale) @ norms.unsqueeze(-1)).squeeze(-1)
+    log_det = c * log_row.sum(-1) + rows * log_col.sum(-1)
+    # of sqrt(fan_in) W, whose prior is standard normal
+    trace = row.sum(-1) * col.sum(-1)
+    return gaussian_kl(trace, fan_in * squared_norm, rows * c, log_det)
 
 
 class Saved(NamedTuple):

@@ -41,9 +41,13 @@ def _compiled_normal(generator: Generator, shape: Sequence[int]) -> Tensor:
     out = torch.empty(tuple(shape) if is_exact else (4 * quarter,), dtype=torch.float32)
     if out.is_meta:  # a model built under torch.device("meta"), for its shapes
         return out.new_empty(tuple(shape))
-    key = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    launch(normal_loop, (out,), quarter, key)
+    launch(normal_loop, (out,), quarter, draw_key(generator))
     return out if is_exact else out[:count].view(tuple(shape))
+
+
+def draw_key(generator: Generator) -> int:
+    """A 63-bit key from the generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 @loop({"contract"}, "out")

@@ -34,8 +34,8 @@ def can_use_kernel(*tensors: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a trace or a transform of torch.func is active: these see only what torch itself computes."""
-    return bool(compat.dispatch_modes()) or compat.transforms() is not None
+    """Whether a trace, a compiler or a transform of torch.func sees only what torch itself computes."""
+    return torch.compiler.is_compiling() or bool(compat.dispatch_modes()) or compat.transforms() is not None
 
 
 def kernel(fastmath: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

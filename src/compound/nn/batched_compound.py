@@ -1,10 +1,10 @@
-"""The compound linear layer: the distribution of its weights depends on its own input h.
+"""Compound linear layers as the models use them: one per ensemble member, computed together.
 
     W | h ~ MN( diag(s(h)) V, diag(exp lr(h)), diag(exp lc(h)) ),      (s, lr, lc) = heads of g(h; ψ)
 
-g is a small network. Maximum likelihood learns its weights ψ; variational Bayes learns a matrix-Gaussian
-posterior for each of its maps. Kristiadi, Däubener and Fischer (2019), section 3; "scaled" is the fan-in
-scaled form, "paper" the published one.
+The distribution of the weights depends on the layer's own input h. g is a small network: maximum likelihood
+learns its weights ψ; variational Bayes learns a matrix-Gaussian posterior for each of its maps. Kristiadi,
+Däubener and Fischer (2019), section 3; "scaled" is the fan-in scaled form, "paper" the published one.
 """
 
 import math
@@ -23,10 +23,11 @@ from compound.precision import full_precision
 from compound.random import Generators
 
 
-class CompoundLinear(nn.Module):
-    """A linear layer with weights drawn anew for every input, from a distribution that a hypernetwork gives.
+class BatchedCompoundLinear(nn.Module):
+    """Compound linear layers of several members, which return Gaussians: the models are built from them.
 
     `layer(x, generator)` returns the exact Gaussian over pre-activations; draw from it with `.draw(noise)`.
+    `CompoundLinear` is the layer for a network of your own: it draws.
     Inside `torch.utils.checkpoint`, which computes the layer twice, create the generator in the checkpointed
     function.
 
@@ -44,8 +45,8 @@ class CompoundLinear(nn.Module):
     Examples
     --------
     >>> import torch
-    >>> from compound.nn import CompoundConfig, CompoundLinear
-    >>> layer = CompoundLinear(3, 2, CompoundConfig(), torch.Generator().manual_seed(0))
+    >>> from compound.nn import CompoundConfig, BatchedCompoundLinear
+    >>> layer = BatchedCompoundLinear(3, 2, CompoundConfig(), torch.Generator().manual_seed(0))
     >>> x = torch.ones(5, 3)
     >>> out = layer(x, torch.Generator())
     >>> out.mean.shape, out.std.shape, out.kl.shape
