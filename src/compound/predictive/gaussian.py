@@ -11,9 +11,9 @@ from compound.distributions import (
     mixture_cdf,
     mixture_entropy,
     mixture_log_prob,
-    mixture_quantile,
     weighted_mean,
 )
+from compound.ops.mixture_quantile import mixture_quantiles
 from compound.predictive.base import Predictive
 from compound.predictive.decomposition import variance_parts
 
@@ -108,13 +108,20 @@ class GaussianPredictive(Predictive):
         return mixture_cdf(y, self.means, self.variances, self.log_weights)
 
     def quantile(self, q: float) -> Tensor:  # (rows, targets)
-        return mixture_quantile(q, self.means, self.variances, self.log_weights)
+        return self._quantiles([q])[0]
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Bounds (rows, targets) of the central interval that holds y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-        return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
+        lower, upper = self._quantiles([(1 - coverage) / 2, (1 + coverage) / 2])
+        return lower, upper
+
+    def _quantiles(self, levels: Sequence[float]) -> Tensor:  # (levels, rows, targets)
+        if not all(0 < q < 1 for q in levels):
+            raise ValueError(f"q is {levels[0]}: a quantile level must lie between 0 and 1")
+        z = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).unsqueeze(-1)  # (levels, 1)
+        return mixture_quantiles(z, self.means, self.variances, self.log_weights)
 
     def entropy(self) -> Tensor:
         """Entropy of each target's marginal mixture, in nats, (rows, targets)."""
