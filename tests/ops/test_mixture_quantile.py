@@ -59,12 +59,9 @@ def test_quantiles_are_roots_of_the_cdf(draws, spread, scales, weighted):
         exact = torch.from_numpy(exact)
         std = std_of(means, variances, log_weights)[:, 0]
         near = (ours[level, :, 0] - exact).abs() <= 1e-6 * (std + exact.abs() * 0.2)
-        log_cdf = torch.logsumexp(
-            log_weights + torch.special.log_ndtr(-np.sign(z + 1e-9) * (ours[level] - means) / variances.sqrt())
-            if z > 0
-            else log_weights + torch.special.log_ndtr((ours[level] - means) / variances.sqrt()),
-            0,
-        )[:, 0]
+        side = -1.0 if z > 0 else 1.0
+        log_cdfs = torch.special.log_ndtr(side * (ours[level] - means) / variances.sqrt())
+        log_cdf = torch.logsumexp(log_weights + log_cdfs, 0)[:, 0]
         right_level = (log_cdf - float(log_ndtr(-abs(z)))).abs() <= 1e-6
         assert bool((near | right_level).all())
         assert bool(((definition[level, :, 0] - exact).abs() <= 1e-9 * (std + exact.abs())).all())

@@ -4,11 +4,11 @@ The quantile of level Φ(z), z < 0, solves h(y) = log F(y) - log Φ(z) = 0, with
 
     F(y) = Σ_k w_k Φ(t_k),    t_k = (y - m_k) / s_k,    h' = F' / F,    h'' = F'' / F - h'²
 
-Upper quantiles are lower ones of -y: near 1 the log of the cdf loses its digits. The quantile lies between the
-smallest and the largest m_k + z s_k. `reference` is the definition, by bracketed Newton steps in float64. The
-compiled loop solves in float32 for (y - mean) / std of each mixture, by Halley's steps from the quantile of
-the Gaussian with these moments: two or three evaluations of F, and an error below 1e-6 std. Where the cdf is
-nearly flat, which float32 cannot resolve, the loop leaves the quantile to `reference`.
+Upper quantiles are lower ones of -y: near 1 the log of the cdf loses its digits. The quantile lies between
+the smallest and the largest m_k + z s_k. `reference` is the definition, by bracketed Newton steps in float64.
+The compiled loop solves in float32 for (y - mean) / std of each mixture, by Halley's steps from the quantile
+of the Gaussian with these moments: two or three evaluations of F, and an error below 1e-6 std. Where the cdf
+is nearly flat, which float32 cannot resolve, the loop leaves the quantile to `reference`.
 """
 
 import math
@@ -174,7 +174,8 @@ def quantile_loop(
                 size, inside = abs(step), low <= y + step <= high
                 y = y + step if inside else F(0.5) * (low + high)
                 # after Halley's step the error is of third order, in units of the narrowest component
-                if (inside and size * (size / narrowest) * (size / narrowest) <= F(ERROR)) or size <= F(ERROR):
+                third = size * (size / narrowest) * (size / narrowest)
+                if (inside and third <= F(ERROR)) or size <= F(ERROR):
                     if h1 >= F(LEAST_SLOPE):
                         result = sign * y
                     break

@@ -53,6 +53,7 @@ class GaussianPredictive(Predictive):
         integrated: Tensor,
         far: Tensor | None = None,
         members: int = 1,
+        paired: int = 1,
     ) -> Self:
         """The equally weighted mixture of one Gaussian per draw of the network's weights.
 
@@ -69,9 +70,11 @@ class GaussianPredictive(Predictive):
             Variance of the mean that draws do not show, larger far from the data; counts as `posterior`.
         members : int, default=1
             Number of networks in the ensemble.
+        paired : int, default=1
+            Number of neighbouring inner draws that depend on each other, such as 2 for antithetic pairs.
         """
         component = noise.expand_as(means).mean((0, 1))
-        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)))
+        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)), paired)
         drawn = mixing + posterior  # never negative
         posterior = posterior.clamp_min(0)
         added = torch.zeros_like(component) if far is None else far.expand_as(component)
