@@ -21,7 +21,7 @@ from compound.random import named_generator
 
 BLOCK = 512  # rows predicted together
 N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `n_inner` of `Model.predict`
-# The error of mean, std and 90% interval is below 2% of a row's std, see results/speed-tables.md
+# Errors of mean, std and 90% interval are about 2% of a row's std or less, see results/speed-tables.md
 N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
 
 P = TypeVar("P", bound=Predictive)

@@ -12,7 +12,6 @@ is nearly flat, which float32 cannot resolve, the loop leaves the quantile to `r
 """
 
 import math
-from typing import cast
 
 import numpy as np
 import torch
@@ -110,7 +109,7 @@ def reference(z: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor |
         y = torch.where(converged, y, step)  # a converged row does not depend on the others
         if bool(converged.all()):
             break
-    return cast(Tensor, (sign * y).to(means.dtype))
+    return (sign * y).to(means.dtype)
 
 
 @loop(FASTMATH, "out")
