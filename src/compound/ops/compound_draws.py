@@ -53,7 +53,7 @@ def compound_draws(
         out_mean,
         out_std,
     )
-    sizes = members, rows, draws, width, columns, hidden, c, outputs
+    sizes = members, rows, draws, width, hyper.shape[-1], c
     launch(draws_loop, arrays, *sizes, LIMIT, *options[:2])
     return out_mean, out_std
 
@@ -81,27 +81,28 @@ def _pad(weights: Tensor, rows: int, columns: int) -> Tensor:
 @loop(FASTMATH, "out_mean out_std")
 def draws_loop(
     mean_: int, std_: int, noise_: int, hyper_: int, heads_: int, basis_: int, out_mean_: int, out_std_: int,
-    members: int, rows: int, draws: int, width: int, columns: int, hidden: int, c: int, outputs: int,
+    members: int, batch: int, draws: int, width: int, units: int, c: int,
     limit: float, bound: float, fan_in: bool,
 ) -> None:  # fmt: skip
     """`reference`, for weights that are padded with zeros; a row's numbers do not depend on other rows."""
-    mean = array(mean_, (members, rows, width))
-    std = array(std_, (members, rows, width))
+    columns = (width + 16) // 16 * 16  # of h~, of g~, and of the heads: rounded up to LANES
+    hidden = (units + 16) // 16 * 16
+    total = (width + 16) // 16 * 32 + (c + 15) // 16 * 16
+    mean = array(mean_, (members, batch, width))
+    std = array(std_, (members, batch, width))
     noise = array(noise_, (members, draws, width))
     hyper = array(hyper_, (members, columns, hidden))
-    heads = array(heads_, (members, hidden, 2 * columns + outputs))
+    heads = array(heads_, (members, hidden, total))
     basis = array(basis_, (members, c, columns))
-    out_mean = array(out_mean_, (members, draws, rows, c))
-    out_std = array(out_std_, (members, draws, rows, c))
-    if columns <= width or outputs < c or columns % 4 != 0 or hidden % 4 != 0:
-        raise ValueError("weights are not padded to whole vectors")
+    out_mean = array(out_mean_, (members, draws, batch, c))
+    out_std = array(out_std_, (members, draws, batch, c))
     high, clamp, fan = F(limit), F(bound), F(width + 1 if fan_in else 1)
     h, g = np.zeros(columns, np.float32), np.zeros(hidden, np.float32)
-    e = np.zeros(2 * columns + outputs, np.float32)  # scale, lr and lc; then scale * h~ in place of scale
+    e = np.zeros(total, np.float32)  # scale, lr and lc; then scale * h~ in place of scale
     kept, values = np.zeros(columns + hidden + 3, np.int64), np.zeros(columns + hidden + 3, np.float32)
     h[width] = F(1)
     for m in range(members):
-        for b in range(rows):
+        for b in range(batch):
             centre, deviation = mean[m, b], std[m, b]
             for s in range(draws):
                 draw = noise[m, s]
@@ -118,10 +119,10 @@ def draws_loop(
                     q += h[i] * h[i] * exp(min(max(row[i], -clamp), clamp))
                     e[i] *= h[i]
                 for j in range(c):
-                    total, v = F(0), basis[m, j]
+                    product, v = F(0), basis[m, j]
                     for i in range(columns):
-                        total += e[i] * v[i]
-                    out_mean[m, s, b, j] = total
+                        product += e[i] * v[i]
+                    out_mean[m, s, b, j] = product
                     variance = exp(min(max(e[2 * columns + j], -clamp), clamp))
                     out_std[m, s, b, j] = math.sqrt(q / fan * variance)
 
