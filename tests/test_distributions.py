@@ -14,7 +14,6 @@ from compound.distributions import (
     mixture_cdf,
     mixture_entropy,
     mixture_log_prob,
-    mixture_quantile,
 )
 from compound.random import named_generator
 
@@ -113,12 +112,6 @@ def test_mixture_log_prob_and_cdf(mixture):
     assert_close(mixture_cdf(y, means, variances)[:, 1], each.cdf(y[:, 1]), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("q", [0.001, 0.05, 0.5, 0.9, 0.999])
-def test_quantile_inverts_the_cdf(mixture, q):
-    at = mixture_quantile(q, *mixture)
-    assert_close(mixture_cdf(at, *mixture), torch.full((4, 2), q, dtype=torch.float64), rtol=0, atol=1e-9)
-
-
 def test_entropy_by_a_fine_grid(mixture):
     means, variances = mixture
     grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
@@ -154,9 +147,6 @@ def test_weighted_mixture_against_torch(mixture, log_weights):
             rtol=1e-10,
             atol=1e-10,
         )
-        for q in (0.01, 0.5, 0.95):
-            at = mixture_quantile(q, means, variances, log_weights)[:, target]
-            assert_close(each.cdf(at), torch.full((4,), q, dtype=torch.float64), rtol=0, atol=1e-9)
         grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
         logs = each.log_prob(grid.unsqueeze(-1))  # (grid, rows)
         exact = -torch.trapezoid(logs.exp() * logs, grid, dim=0)
@@ -171,9 +161,6 @@ def test_even_weights_change_nothing(mixture):
     y = torch.randn(4, 2, generator=named_generator(12), dtype=torch.float64)
     for function in (mixture_log_prob, mixture_cdf):
         assert_close(function(y, *mixture, even), function(y, *mixture), rtol=1e-12, atol=1e-14)
-    assert_close(
-        mixture_quantile(0.2, *mixture, even), mixture_quantile(0.2, *mixture), rtol=1e-10, atol=1e-10
-    )
     assert_close(mixture_entropy(*mixture, even), mixture_entropy(*mixture), rtol=1e-12, atol=1e-14)
 
 

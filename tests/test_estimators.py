@@ -322,10 +322,10 @@ def test_targets_whose_squares_over_or_underflow_are_refused():
 def test_predictions_of_a_row_are_bit_equal_alone_and_among_others(kind, width: int):
     """Wide inputs have a shape per cluster: there other rows decide which products are computed."""
     random = np.random.default_rng(0)
-    x = random.normal(size=(300, width))
+    x = random.normal(size=(BLOCK + 100, width))
     y = x[:, 0] if kind is CompoundRegressor else np.digitize(x[:, 0], [-0.5, 0.5])
     model = kind(Method("ml-cdn", members=2, **TINY), max_epochs=1, random_state=0).fit(x, y)
-    x = np.concatenate([x[:150], 3 * x[150:]])  # some have far noise
+    x = np.concatenate([x[:150], 3 * x[150:]])  # some have far noise; more than a block
 
     def all_predictions(rows: np.ndarray) -> dict[str, np.ndarray]:
         predictions = {"ood_score": model.ood_score(rows), **model.decompose(rows)._asdict()}

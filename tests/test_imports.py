@@ -22,7 +22,7 @@ TABLE = {  # room: what it may import
     "random": set(),
     "ops": {"compat", "precision", "random"},
     "distributions": {"ops"},
-    "predictive": {"distributions"},
+    "predictive": {"distributions", "ops"},
     "metrics": {"predictive"},
     "attacks": {"types", "distributions"},
     "nn": {"random", "compat", "precision", "distributions", "ops"},

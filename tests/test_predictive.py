@@ -76,7 +76,7 @@ def test_unequal_weights_against_torch():
     assert_close(p.mean, oracle.mean, rtol=1e-12, atol=1e-12)
     assert_close(p.variance, oracle.variance, rtol=1e-12, atol=1e-12)
     low, high = p.interval(0.9)
-    assert_close(p.cdf(high) - p.cdf(low), torch.full((5, 2), 0.9, dtype=DOUBLE), rtol=0, atol=1e-9)
+    assert_close(p.cdf(high) - p.cdf(low), torch.full((5, 2), 0.9, dtype=DOUBLE), rtol=0, atol=1e-6)
     q = p.rescale(1.0, 3.0)
     assert_close(q.entropy(), p.entropy() + math.log(3.0))
     assert_close(q.log_prob(1 + 3 * y), p.log_prob(y) - 2 * math.log(3.0))
@@ -125,7 +125,7 @@ def test_rescaling_is_a_change_of_units():
     q = p.rescale(shift, scale)
     y = torch.randn(5, 2, generator=named_generator(6), dtype=DOUBLE)
     assert_close(q.log_prob(shift + scale * y), p.log_prob(y) - scale.log().sum())
-    assert_close(q.quantile(0.3), shift + scale * p.quantile(0.3))
+    assert_close(q.quantile(0.3), shift + scale * p.quantile(0.3), rtol=0, atol=1e-5)
     assert_close(q.total, scale.square() * p.total)
     assert_close(q.entropy(), p.entropy() + scale.log())
 

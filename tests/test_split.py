@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from compound import predictive
 from compound.models import Method, build
+from compound.ops.gaussian_noise import stratified_normal
 from compound.predictive import (
     CategoricalPredictive,
     GaussianPredictive,
@@ -77,6 +78,22 @@ def test_variances(parts, members, outer, inner):
     assert_close(p.component, torch.full_like(p.component, component))
     assert_close(p.total, component + integrated + far + drawn + between, rtol=1e-12, atol=1e-12)
     assert right(p.variance, component + integrated + far + mixing + epistemic)
+
+
+@pytest.mark.parametrize("members, groups, size", [(1, 2, 6), (5, 2, 6), (3, 4, 2)])
+def test_variances_of_stratified_draws(members, groups, size):
+    """Groups of stratified draws of a function with odd and even parts, with repetitions as rows."""
+    slopes = torch.tensor([0.5, -1.0, 0.7, 0.2], dtype=DOUBLE)
+    shape = (members, REPETITIONS, groups, size, len(slopes))
+    z = stratified_normal(named_generator(4, "strata"), shape, slopes)
+    f = (z * slopes).sum(-1) + 0.3 * z.square().sum(-1) + 0.4 * z[..., 0] * z[..., 1]
+    f = f.flatten(2).permute(0, 2, 1)[:, None, ..., None]  # (members, 1, groups size, rows, 1)
+    centres = torch.arange(members, dtype=DOUBLE).reshape(-1, 1, 1, 1, 1)
+    mixing, posterior = variance_parts(centres + f, size)
+    exact = float(slopes.square().sum()) + 0.09 * 2 * len(slopes) + 0.16
+    assert right(mixing, exact) and right(posterior, float(centres.var(correction=0)))
+    error = (centres + f).mean((0, 1, 2)).var()
+    assert float(error) < 0.6 * exact / (members * groups * size)  # this is what they are for
 
 
 def test_an_integrated_last_layer_does_not_hide_the_posterior():

@@ -195,23 +195,6 @@ def mixture_cdf(
     return weighted_mean(torch.special.ndtr((y - means) / variances.sqrt()), log_weights)
 
 
-def mixture_quantile(
-    q: float, means: Tensor, variances: Tensor, log_weights: Tensor | None = None
-) -> Tensor:  # (rows, targets)
-    """The q-quantile of each target, by 60 bisections of the cdf in float64; see `mixture_log_prob`."""
-    if not 0 < q < 1:
-        raise ValueError(f"q is {q}: a quantile level must lie between 0 and 1")
-    m, v = means.double(), variances.double()
-    w = None if log_weights is None else torch.log_softmax(log_weights.double(), 0)
-    quantiles = v.sqrt() * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) + m  # of each component
-    low, high = quantiles.amin(0), quantiles.amax(0)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        below = mixture_cdf(middle, m, v, w) < q
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (0.5 * (low + high)).to(means.dtype)
-
-
 def mixture_entropy(
     means: Tensor, variances: Tensor, log_weights: Tensor | None = None, points: int = 24
 ) -> Tensor:  # (rows, targets)

@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+import scipy.stats
 import torch
 from torch.testing import assert_close
 
-from compound.ops.gaussian_noise import normal_loop, standard_normal
+from compound.ops.gaussian_noise import normal_loop, standard_normal, stratified_normal
 from compound.ops.jit import launch
 from compound.random import named_generator
 
@@ -55,3 +56,16 @@ def test_a_stream_advances_and_can_be_repeated():
     assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
     both = standard_normal([named_generator(1), named_generator(2)], (2, 7), like)
     assert torch.equal(both[1], standard_normal(named_generator(2), (7,), like))
+
+
+def test_stratified_noise_has_one_draw_per_stratum_and_is_standard_normal():
+    like = torch.zeros((), dtype=torch.float32)
+    noise = stratified_normal(named_generator(0, "strata"), (500, 6, 3), like)
+    assert noise.dtype == torch.float32 and bool(torch.isfinite(noise).all())
+    strata = (torch.special.ndtr(noise.double()) * 6).floor().sort(1).values
+    assert torch.equal(strata, torch.arange(6.0, dtype=torch.float64).reshape(1, 6, 1).expand(500, 6, 3))
+    assert torch.equal(noise[:, 1::2], -noise[:, ::2])
+    one = noise[:, 0].flatten().double().numpy()  # a single draw: independent from sample to sample
+    assert scipy.stats.kstest(one, "norm").pvalue > 1e-3
+    correlations = torch.corrcoef(noise[:, ::2].flatten(0, 1).T)
+    assert (correlations - torch.eye(3)).abs().max() < 5 / math.sqrt(1500)

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from compound.compat import make_fx, untraced
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
-from compound.estimators.prediction import BLOCK, N_INNER, N_SAMPLES, postprocess, score_block
+from compound.estimators.prediction import n_draws, postprocess, score_block
 from compound.io.atomic import write_atomic
 from compound.models import Model
 from compound.predictive import GaussianPredictive
@@ -32,6 +32,7 @@ from compound.random import named_generator
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
+ROWS = 128  # of a program, by default
 MAX_ROWS = 4096  # of a program: more make it no faster
 TRACE_FACTOR = 32  # times the memory of a prediction: a trace keeps intermediate results (measured: 1 to 26)
 UNCERTAINTY_OUTPUTS = ("total", "aleatoric", "epistemic", "ood_score")
@@ -55,7 +56,7 @@ class _ConstantNoise(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def export(estimator: "Estimator", path: str | Path, rows: int = BLOCK) -> None:
+def export(estimator: "Estimator", path: str | Path, rows: int = ROWS) -> None:
     """Write a fitted estimator as a program to `path` (.pt2).
 
     The program takes exactly `rows` rows at a time: pad the last block. ValueError for a model whose
@@ -96,7 +97,7 @@ def _check_rows(rows: int, model: Model) -> None:
             f"rows is {rows:,}: a program takes between 1 and {MAX_ROWS:,} rows at a time, "
             "predict more in blocks"
         )
-    row_bytes = TRACE_FACTOR * 4 * (model.floats_per_row(N_SAMPLES[model.task.kind], N_INNER) + model.inputs)
+    row_bytes = TRACE_FACTOR * 4 * (model.floats_per_row(*n_draws(model)) + model.inputs)
     free = available()
     if free is not None and rows * row_bytes > free:
         advice = f"give at most {free // row_bytes:,} rows" if free >= row_bytes else "free some memory"
@@ -116,7 +117,7 @@ def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
         standardised = ((x - shift) / scale).clamp(-LIMIT, LIMIT).float()
         with _ConstantNoise(), torch.no_grad():
             generator = named_generator(estimator.seed_, "ask")
-            block = model.predict_chunk(standardised, N_SAMPLES[model.task.kind], N_INNER, generator)
+            block = model.predict_chunk(standardised, *n_draws(model), generator)
             predictive: Any = postprocess(estimator, block)
             first = predictive.epistemic.reshape(len(x), -1)[:, 0]
             score = score_block(estimator.ood_detector_, standardised, first)

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
-from compound.estimators.prediction import (
-    BLOCK,
-    epistemic,
-    estimator_blocks,
-    map_rows,
-    ood_scores,
-    take_first,
-)
+from compound.estimators.prediction import epistemic, estimator_blocks, map_rows, ood_scores, take_first
 from compound.estimators.validation import encode_table
 from compound.models import Model
 from compound.ood import CombinedDetector
@@ -162,7 +155,7 @@ class FileMixin:
             raise ValueError(f"{path} holds a {kind}, not a {cls.__name__}: use {kind}.load")
         return estimator
 
-    def export(self, path: str | Path, rows: int = BLOCK) -> None:
+    def export(self, path: str | Path, rows: int = 128) -> None:
         """Write a `torch.export` program that predicts without this library (see estimators/export.py).
 
         Parameters

@@ -20,9 +20,10 @@ from compound.ood import CombinedDetector
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from compound.random import named_generator
 
-BLOCK = 128  # rows predicted together
-N_SAMPLES = {"regression": 40, "classification": 20}  # `n_samples` of `Model.predict`
-N_INNER = 5  # `n_inner` of `Model.predict`
+BLOCK = 512  # rows predicted together
+N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `n_inner` of `Model.predict`
+# Errors of mean, std and 90% interval are about 2% of a row's std or less, see results/speed-tables.md
+N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
 
 P = TypeVar("P", bound=Predictive)
 
@@ -43,6 +44,11 @@ def padded_blocks(x: Tensor) -> Iterator[tuple[Tensor, int]]:
         yield torch.cat([block, block[-1:].expand(BLOCK - len(block), -1)]), len(block)
 
 
+def n_draws(model: Model) -> tuple[int, int]:
+    """`n_samples` and `n_inner` of `Model.predict`, as the estimators call it."""
+    return (N_STRATIFIED if model.stratified else N_SAMPLES)[model.task.kind]
+
+
 def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictive, int]]:
     """The model's predictive of each padded block, in standardised units, with its number of rows of x.
 
@@ -50,7 +56,7 @@ def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictiv
     """
     for block, rows in padded_blocks(x):
         generator = named_generator(seed, "ask")
-        yield model.predict(block, generator, N_SAMPLES[model.task.kind], N_INNER), rows
+        yield model.predict(block, generator, *n_draws(model)), rows
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from compound.estimators.base import Estimator
 from compound.estimators.calibration import ConformalIntervals
 from compound.estimators.columns import Array
-from compound.estimators.conformal_scores import z_quantile
+from compound.estimators.conformal_scores import z_quantiles
 from compound.estimators.member_holdout import calibration_rows, calibration_scores, member_holdout_weights
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import derive_seed, named_generator
@@ -193,10 +193,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
         levels = np.atleast_1d(np.asarray(q, dtype=np.float64))
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
-        z = [self._calibrated_z(float(level)) for level in levels]
-        values = self._map_rows(
-            X, lambda predictive: torch.stack([z_quantile(predictive, each) for each in z], -1)
-        )
+        z = torch.stack([self._calibrated_z(float(level)) for level in levels])  # (levels, targets)
+        values = self._map_rows(X, lambda predictive: z_quantiles(predictive, z).movedim(0, -1))
         return self._shape_like_y(values)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compound.estimators.base import Estimator
 from compound.estimators.columns import Array
-from compound.estimators.conformal_scores import aps_score, z_quantile, z_score
+from compound.estimators.conformal_scores import aps_score, z_quantiles, z_score
 from compound.estimators.prediction import estimator_blocks, ood_scores, take_first
 from compound.estimators.validation import encode_table
 from compound.metrics import brier_scores
@@ -134,10 +134,8 @@ def _region_columns(estimator: Any, predictive: Predictive, coverage: float) -> 
     """Columns lower and upper, or set: the labels of the conformal set as text, most probable first."""
     if isinstance(predictive, GaussianPredictive):
         z = estimator.intervals_.conformal_quantile(coverage)
-        return {
-            "lower": z_quantile(predictive, -z)[:, 0].numpy(),
-            "upper": z_quantile(predictive, z)[:, 0].numpy(),
-        }
+        lower, upper = z_quantiles(predictive, torch.stack([-z, z]))[..., 0].numpy()
+        return {"lower": lower, "upper": upper}
     assert isinstance(predictive, CategoricalPredictive)
     order = predictive.probs.argsort(dim=-1, descending=True, stable=True)
     in_set = aps_score(predictive.probs).gather(-1, order) <= _max_score(estimator, coverage)

@@ -47,6 +47,7 @@ class Model(nn.Module, ABC):
     reference: ClassVar[str]  # who published it
     components: ClassVar[tuple[str, ...]]  # of uncertainty that it tells apart: component, mixing, posterior
     eval_inner: ClassVar[int] = 1  # n_inner of `nll`
+    stratified: bool = False  # draws of a prediction are stratified: fewer suffice
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     eval_mixture: ClassVar[bool] = False  # early stopping by the NLL of all members' mixture, not of each
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`

@@ -25,11 +25,13 @@ from compound.models.observation.last_layer import LastLayerCategorical, LastLay
 from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
+
+GROUPS = 2  # independent groups of stratified draws: their difference shows the error of a group's mean
 
 
 class _CDN(Model):
@@ -148,11 +150,23 @@ class _CDN(Model):
         log_prob = log_mean_exp(self.likelihood.last_log_prob(last, batch.y, generator), 1)
         return -weighted_row_mean(log_prob, batch.weight)
 
-    def _draws(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    @property
+    def stratified(self) -> bool:  # type: ignore[override]
+        """Whether `predict` stratifies the noise of hidden units: ML-CDN on the encoded columns of a table.
+
+        Outputs are nearly linear in this noise, and nearly sums over hidden units: few draws suffice.
+        Without an encoding draws are independent, as published.
+        """
+        return self.encoding is not None and not self.bayes
+
+    def _draws(
+        self, x: Tensor, n_samples: int, n_inner: int, generator: Generator, groups: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """What `LastLayerModel.sample` keeps for x (rows, inputs): two arrays for all draws.
 
         Each is (members, n_samples, n_inner, rows, outputs): n_samples draws of ψ per member, and n_inner of
-        θ for each ψ. All rows share the noise.
+        θ for each ψ. All rows share the noise. It is stratified in the hidden layers if `groups` is not 0:
+        each ψ's draws of θ are so many independent samples of an even number of draws.
         """
         x = self._encode(x)
         first, *rest = self.layers
@@ -160,11 +174,19 @@ class _CDN(Model):
         outer = []
         for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
-            noises = [
-                standard_normal(generator, (self.members, n_inner, 1, layer.inputs), x) for layer in rest
-            ]
+            noises = []
+            for layer in rest:
+                if groups:
+                    shape = (self.members, groups, n_inner // groups, layer.inputs)
+                    noises.append(stratified_normal(generator, shape, x).flatten(1, 2).unsqueeze(2))
+                else:
+                    noises.append(standard_normal(generator, (self.members, n_inner, 1, layer.inputs), x))
             last = self.likelihood.sample_noise(self.members, n_inner, generator, x)
             start = first.forward_given(x, psi[0])
+            if groups and len(rest) == 1 and rest[0].has_compiled_draws:
+                out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
+                outer.append(list(self.likelihood.sample(out, last)))
+                continue
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
             inner = []
             for begin in range(0, n_inner, step):
@@ -193,8 +215,13 @@ class _CDN(Model):
         return (each, n_inner) if self.bayes else (1, each * n_inner)
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        draws = self._draws(x, *self._draws_per_member(n_samples, n_inner), generator)
-        return self.far(self.likelihood.draws_predictive(draws), x)  # type: ignore[no-any-return]
+        n_samples, n_inner = self._draws_per_member(n_samples, n_inner)
+        if not self.stratified:
+            draws = self._draws(x, n_samples, n_inner, generator)
+            return self.far(self.likelihood.draws_predictive(draws), x)  # type: ignore[no-any-return]
+        size = 2 * math.ceil(n_inner / (2 * GROUPS))
+        draws = self._draws(x, n_samples, GROUPS * size, generator, GROUPS)
+        return self.far(self.likelihood.draws_predictive(draws, size), x)  # type: ignore[no-any-return]
 
     @property
     def hidden_units(self) -> int:

@@ -16,6 +16,7 @@ from compound.distributions import MatrixNormal
 from compound.nn.hypernetwork import CompoundConfig, HyperNetwork, init_basis
 from compound.ops import matrix_normal
 from compound.ops.affine import append_ones
+from compound.ops.compound_draws import compound_draws
 from compound.ops.compound_moments import Gaussian, MomentOptions, compound_moments
 from compound.ops.gaussian_noise import standard_normal
 from compound.ops.noisy_affine import scaled_noise
@@ -141,6 +142,24 @@ class BatchedCompoundLinear(nn.Module):
         heads = self.hyper.forward_given(x_aug, weights)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return compound_moments(x_aug, heads, basis, options, overwrite_heads=True)
+
+    @property
+    def has_compiled_draws(self) -> bool:
+        """Whether `draws_given` computes the layer: its hypernetwork has one hidden layer of ReLUs."""
+        return self.config.activation == "relu" and len(self.hyper.maps) == 2
+
+    @full_precision
+    def draws_given(
+        self, hidden: Gaussian, noise: Tensor, psi: tuple[list[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:  # (members, draws, rows, out) each
+        """Means and standard deviations of the pre-activations for draws of the inputs, without gradients.
+
+        The inputs are rectified draws from `hidden`, (members, rows, in), with standard normal noise
+        (members, draws, in) that rows share; `psi` is the result of `draw`.
+        """
+        (hyper, heads), basis = psi
+        options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
+        return compound_draws(hidden.mean, hidden.std, noise, hyper, heads, basis, options)
 
     @full_precision
     def weight_distribution(self, x: Tensor, generator: Generators) -> MatrixNormal:

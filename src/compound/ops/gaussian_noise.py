@@ -33,6 +33,21 @@ def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
 
+def stratified_normal(generator: Generator, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Antithetic Latin hypercube samples of normal numbers (..., draws, width), with an even number of draws.
+
+    Each number is standard normal, the draws of a column lie in different strata of equal probability, and
+    every other draw is the negative of the one before it. Columns of a sample are otherwise independent. So
+    odd functions have means without error, and sums of functions of single columns means with a small one.
+    """
+    *samples, draws, width = shape
+    options: Any = {"generator": generator, "dtype": torch.float64, "device": generator.device}
+    strata, inside, side = torch.rand((3, *samples, draws // 2, width), **options)
+    uniform = (strata.argsort(-2) + inside) / draws  # below 1/2
+    noise = torch.special.ndtri(uniform.clamp_min(1e-15)) * torch.where(side < 0.5, 1.0, -1.0)
+    return torch.stack([noise, -noise], -2).reshape(tuple(shape)).to(like)
+
+
 def _compiled_normal(generator: Generator, shape: Sequence[int]) -> Tensor:
     """Standard normal numbers in float32 by `normal_loop`, with a 63-bit key from the generator."""
     count = math.prod(shape)

@@ -9,7 +9,7 @@ def entropy(probs: Tensor) -> Tensor:
     return -torch.xlogy(probs, probs).sum(-1)
 
 
-def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
+def variance_parts(means: Tensor, paired: int = 1) -> tuple[Tensor, Tensor]:  # (rows, targets) each
     """Mixing and posterior variance of drawn means (members, n_samples, n_inner, rows, targets).
 
     Both are unbiased, and may be negative. The members are all there are, not a sample. With v the variance
@@ -20,13 +20,21 @@ def variance_parts(means: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) e
 
     With n_samples = 1, w cannot be estimated and is set to v / n_inner: only members' means differ. With
     n_inner = 1, v is set to 0: all is posterior, and the sum of both parts is still unbiased.
+
+    Where groups of `paired` neighbouring inner draws depend on each other, such as antithetic pairs, a
+    group's mean counts as one draw: of variance u, with v = u + (variance within groups), uncorrected, and
+    u / groups in place of v / n_inner.
     """
     members, n_samples, n_inner = means.shape[:3]
     inner_means = means.mean(2)
-    v = means.var(2).mean((0, 1)) if n_inner > 1 else torch.zeros_like(means[0, 0, 0])
-    w = inner_means.var(1).mean(0) if n_samples > 1 else v / n_inner  # of the mean of inner draws
+    groups = means.unflatten(2, (-1, paired))  # (members, n_samples, n_inner / paired, paired, rows, targets)
+    none = torch.zeros_like(means[0, 0, 0])
+    u = groups.mean(3).var(2).mean((0, 1)) if n_inner > paired else none
+    v = u + groups.var(3, correction=0).mean((0, 1, 2)) if paired > 1 else u
+    inner = u / (n_inner // paired)  # the variance that the mean of inner draws has by chance
+    w = inner_means.var(1).mean(0) if n_samples > 1 else inner  # of the mean of inner draws
     between = inner_means.mean(1).var(0, correction=0) - (1 - 1 / members) * w / n_samples
-    return v, w - v / n_inner + between
+    return v, w - inner + between
 
 
 def entropy_parts(probs: Tensor, component: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) each

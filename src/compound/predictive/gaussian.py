@@ -11,9 +11,9 @@ from compound.distributions import (
     mixture_cdf,
     mixture_entropy,
     mixture_log_prob,
-    mixture_quantile,
     weighted_mean,
 )
+from compound.ops.mixture_quantile import mixture_quantiles
 from compound.predictive.base import Predictive
 from compound.predictive.decomposition import variance_parts
 from compound.predictive.plots import plot_density
@@ -60,6 +60,7 @@ class GaussianPredictive(Predictive):
         integrated: Tensor,
         far: Tensor | None = None,
         members: int = 1,
+        paired: int = 1,
     ) -> Self:
         """The equally weighted mixture of one Gaussian per draw of the network's weights.
 
@@ -76,9 +77,11 @@ class GaussianPredictive(Predictive):
             Variance of the mean that draws do not show, larger far from the data; counts as `posterior`.
         members : int, default=1
             Number of networks in the ensemble.
+        paired : int, default=1
+            Number of neighbouring inner draws that depend on each other, such as 2 for antithetic pairs.
         """
         component = noise.expand_as(means).mean((0, 1))
-        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)))
+        mixing, posterior = variance_parts(means.unflatten(0, (members, -1)), paired)
         drawn = mixing + posterior  # never negative
         posterior = posterior.clamp_min(0)
         added = torch.zeros_like(component) if far is None else far.expand_as(component)
@@ -115,13 +118,20 @@ class GaussianPredictive(Predictive):
         return mixture_cdf(y, self.means, self.variances, self.log_weights)
 
     def quantile(self, q: float) -> Tensor:  # (rows, targets)
-        return mixture_quantile(q, self.means, self.variances, self.log_weights)
+        return self._quantiles([q])[0]
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Bounds (rows, targets) of the central interval that holds y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-        return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
+        lower, upper = self._quantiles([(1 - coverage) / 2, (1 + coverage) / 2])
+        return lower, upper
+
+    def _quantiles(self, levels: Sequence[float]) -> Tensor:  # (levels, rows, targets)
+        if not all(0 < q < 1 for q in levels):
+            raise ValueError(f"q is {levels[0]}: a quantile level must lie between 0 and 1")
+        z = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).unsqueeze(-1)  # (levels, 1)
+        return mixture_quantiles(z, self.means, self.variances, self.log_weights)
 
     def entropy(self) -> Tensor:
         """Entropy of each target's marginal mixture, in nats, (rows, targets)."""

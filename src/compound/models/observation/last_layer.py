@@ -77,8 +77,11 @@ class LastLayerModel(ABC):
         """Fit the scale of the predictive on held-out rows, those with 1 in held_out (members, rows)."""
 
     @abstractmethod
-    def draws_predictive(self, draws: Draws) -> Predictive:
-        """The predictive of the mixture over the draws of all members."""
+    def draws_predictive(self, draws: Draws, paired: int = 1) -> Predictive:
+        """The predictive of the mixture over the draws of all members.
+
+        `paired` neighbouring draws of the hidden units depend on each other, as stratified ones do.
+        """
 
 
 def last_layer_model(
@@ -152,7 +155,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         scores = [float((held_out * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
         self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
 
-    def draws_predictive(self, draws: Draws) -> GaussianPredictive:
+    def draws_predictive(self, draws: Draws, paired: int = 1) -> GaussianPredictive:
         means, variances = draws
         centre = means.mean((1, 2), keepdim=True)  # of each member, as in `calibrate`
         means = (centre + self.tau * (means - centre)).flatten(0, 1)
@@ -161,7 +164,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         noise = self.noise_variance().repeat_interleave(n_samples, 0)[:, None, None]  # of each draw's member
         noise = square * noise + self.known_floor()
         variances = square * variances.flatten(0, 1)
-        return GaussianPredictive.from_draws(means, noise, variances, members=len(centre))
+        return GaussianPredictive.from_draws(means, noise, variances, members=len(centre), paired=paired)
 
 
 class LastLayerCategorical(Categorical, LastLayerModel):
@@ -209,15 +212,15 @@ class LastLayerCategorical(Categorical, LastLayerModel):
     def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
         """Does nothing: the estimators calibrate probabilities."""
 
-    def draws_predictive(self, draws: Draws) -> CategoricalPredictive:
+    def draws_predictive(self, draws: Draws, paired: int = 1) -> CategoricalPredictive:
         members = len(draws[0])
         logits, std = (draw.flatten(0, 1) for draw in draws)
         if not self.integrate:
             logs = torch.log_softmax(logits, -1)
-            return CategoricalPredictive.from_draws(logs, members, self.last_draws)
+            return CategoricalPredictive.from_draws(logs, members, paired * self.last_draws)
         component = expected_entropy(logits, std).mean((0, 1))
         logs = safe_log(expected_softmax(logits, std))
-        return CategoricalPredictive.from_draws(logs, members, component=component)
+        return CategoricalPredictive.from_draws(logs, members, paired, component)
 
 
 def antithetic(noise: Tensor, count: int) -> Tensor:
