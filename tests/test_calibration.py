@@ -14,7 +14,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
 from compound.estimators.conformal_scores import aps_score, z_quantiles, z_score
 from compound.estimators.member_holdout import member_holdout_weights, member_predictive
-from compound.estimators.prediction import predictives, to_float64
+from compound.estimators.prediction import n_draws, predictives, to_float64
 from compound.estimators.validation import encode_table
 from compound.ood.detector import OODDetector
 from compound.ood.distance import Distance
@@ -191,7 +191,7 @@ def test_few_rows_are_held_out_by_one_member_each_and_of_many_some_by_all(monkey
     )
     both = held.all(0)
     predictive = to_float64(
-        small.model_.predict(data[0][both], named_generator(small.seed_, "ask"), 40)
+        small.model_.predict(data[0][both], named_generator(small.seed_, "ask"), *n_draws(small.model_))
     )  # all members together
     torch.testing.assert_close(
         small.intervals_.scores,

@@ -173,7 +173,7 @@ def test_a_time_of_the_year_is_learnt_and_explained(tmp_path):
     row = pd.DataFrame({"day": ["2031-07-09 12:00"], "a": [0.0]})
     explanation = explaining.explain(model, row, named_generator(0))
     first = explanation.contributions[0]
-    assert first.column == "day" and first.value == "2031-07-09 12:00" and first.ood_score > 0.9
+    assert first.column == "day" and first.value == "2031-07-09 12:00" and first.distance > 0.9
     assert all("2018" <= day[:4] <= "2021" for day in explanation.prototypes["day"] if day != "missing")
     increase = explanation.prediction["epistemic"].iloc[0] - explanation.prototype_epistemic
     assert sum(c.epistemic for c in explanation.contributions) == pytest.approx(increase, rel=1e-4, abs=1e-9)

@@ -44,6 +44,10 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "results": "results/README.md",
     "truth": "results/truth.md",
     "posthoc": "results/posthoc.md",
+    "measured-tables": "results/tables.md",
+    "tables-trials": "results/tables-trials.md",
+    "ood-tables": "results/ood-tables.md",
+    "speed-tables": "results/speed-tables.md",
 }
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 

@@ -30,7 +30,7 @@ class _CompoundConv(CompoundLayer):
     """Base class of the convolutions, over `axes` axes."""
 
     axes: ClassVar[int]
-    convolve: ClassVar[Callable[..., Tensor]]
+    _convolution: ClassVar[Callable[..., Tensor]]
     count: Tensor  # (in / groups + 1,): positions of each input channel in the kernel, and 1
 
     def __init__(
@@ -132,7 +132,7 @@ class _CompoundConv(CompoundLayer):
         )
 
     def _convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
-        return type(self).convolve(x, kernel, None, *self.options)
+        return type(self)._convolution(x, kernel, None, *self.options)
 
     def kl(self, heads: Heads) -> Tensor:  # (rows,)
         """The KL of each row's kernel and bias to their prior, MN(0, I / r, I) in each group."""
@@ -200,7 +200,7 @@ class CompoundConv1d(_CompoundConv):
 
     plain = (nn.Conv1d,)
     axes = 1
-    convolve = staticmethod(functional.conv1d)
+    _convolution = staticmethod(functional.conv1d)
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class CompoundConv2d(_CompoundConv):
 
     plain = (nn.Conv2d,)
     axes = 2
-    convolve = staticmethod(functional.conv2d)
+    _convolution = staticmethod(functional.conv2d)
 
     def __init__(
         self,

@@ -86,8 +86,8 @@ class PiecewiseLinearEncoding(nn.Module):
             encoding.column = torch.cat(columns)
             encoding.left = torch.cat([each[:-1] for each in kept]).float()
             encoding.slope = torch.cat([1 / each.diff() for each in kept]).float()
-            encoding.unit = torch.bincount(encoding.column)[encoding.column].rsqrt()
-            encoding.sharpness = torch.tensor(min(4.0, max(1.0, math.sqrt(rows / SCALE_ROWS))))
+            encoding.unit = torch.bincount(encoding.column)[encoding.column].float().rsqrt()
+            encoding.sharpness.fill_(min(4.0, max(1.0, math.sqrt(rows / SCALE_ROWS))))
         return encoding
 
     @property
@@ -108,9 +108,10 @@ class PiecewiseLinearEncoding(nn.Module):
         """
         first, last = BIN_SCALES
         steps = [k / (members - 1) for k in range(members)] if members > 1 else [0.5]
-        a = torch.tensor([first * (last / first) ** step for step in steps]).unsqueeze(-1)  # (members, 1)
+        roughness = [first * (last / first) ** step for step in steps]
+        a = self.unit.new_tensor(roughness).unsqueeze(-1)  # (members, 1)
         bins = self.sharpness * (a * self.unit).clamp_max(MAX_SCALE)
-        return torch.cat([torch.ones(members, len(self.kept)), bins], -1).unsqueeze(1)
+        return torch.cat([bins.new_ones(members, len(self.kept)), bins], -1).unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:  # (rows, outputs)
         """Encode rows x (rows, inputs)."""

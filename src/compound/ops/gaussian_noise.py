@@ -41,8 +41,10 @@ def stratified_normal(generator: Generator, shape: Sequence[int], like: Tensor) 
     odd functions have means without error, and sums of functions of single columns means with a small one.
     """
     *samples, draws, width = shape
-    options: Any = {"generator": generator, "dtype": torch.float64, "device": generator.device}
-    strata, inside, side = torch.rand((3, *samples, draws // 2, width), **options)
+    uniforms = (3, *samples, draws // 2, width)
+    strata, inside, side = torch.rand(
+        uniforms, generator=generator, dtype=torch.float64, device=generator.device
+    )
     uniform = (strata.argsort(-2) + inside) / draws  # below 1/2
     noise = torch.special.ndtri(uniform.clamp_min(1e-15)) * torch.where(side < 0.5, 1.0, -1.0)
     return torch.stack([noise, -noise], -2).reshape(tuple(shape)).to(like)
