@@ -82,17 +82,17 @@ def collect(
 ) -> Collected:
     """All rows of a loader; with a `limit` a random sample of so many, drawn while they stream past."""
     parts: list[Collected] = []
-    keys = torch.zeros(0)  # random numbers: the rows with the smallest ones stay
+    keys = torch.zeros(0, dtype=torch.float32)  # random numbers: the rows with the smallest ones stay
     for batch in loader:
         inputs, targets, weight = unpack(batch)
         features, outputs = read(inputs)
         rows = len(features)
-        flat = flat_inputs(inputs) if keep_inputs else torch.zeros(rows, 0)
-        y = torch.zeros(rows) if targets is None else targets.detach().cpu()
-        w = torch.ones(rows) if weight is None else weight.detach().float().cpu()
+        flat = flat_inputs(inputs) if keep_inputs else torch.zeros(rows, 0, dtype=torch.float32)
+        y = torch.zeros(rows, dtype=torch.float32) if targets is None else targets.detach().cpu()
+        w = torch.ones(rows, dtype=torch.float32) if weight is None else weight.detach().float().cpu()
         parts.append(Collected(features, outputs, flat, y, w))
         if limit is not None:
-            keys = torch.cat([keys, torch.rand(rows, generator=generator)])
+            keys = torch.cat([keys, torch.rand(rows, generator=generator, dtype=torch.float32)])
             if len(keys) > 2 * limit:
                 kept, keys = _smallest(_joined(parts), keys, limit)
                 parts = [kept]

@@ -105,9 +105,11 @@ class Head(nn.Module):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float32))
         for name, size in (("scale", features), ("y_scale", task.size)):
             self.register_buffer(name, torch.ones(size, dtype=torch.float32))
-        self.register_buffer("rows", torch.tensor(math.nan if rows is None else float(rows)))
+        self.register_buffer(
+            "rows", torch.tensor(math.nan if rows is None else float(rows), dtype=torch.float32)
+        )
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("started", torch.tensor(task.kind == "classification"))
+        self.register_buffer("started", torch.tensor(task.kind == "classification", dtype=torch.bool))
 
     def start(self, targets: Tensor, rows: float | None = None) -> None:
         """Set what depends on the training targets (rows,) or (rows, targets): their units, and N.
@@ -120,7 +122,7 @@ class Head(nn.Module):
             std = targets.double().std(0, correction=0)
             self.y_shift.copy_(targets.double().mean(0))
             self.y_scale.copy_(torch.where(std > 0, std, 1.0))
-        x = torch.zeros(len(targets), self.features, device=targets.device)
+        x = torch.zeros(len(targets), self.features, dtype=torch.float32, device=targets.device)
         data = make_dataset(x, self._standard_targets(targets), self.task)
         self.model.on_fit_start(data, named_generator(self.seed, "start"))
         self.started.fill_(True)

@@ -28,7 +28,7 @@ class Outputs:
 
     def __init__(self, task: Task):
         self.task = task
-        self.variance = torch.ones(task.size)
+        self.variance = torch.ones(task.size, dtype=torch.float32)
 
     def fit(self, train: Collected, held_out: Collected) -> None:
         if self.task.kind == "regression":
@@ -62,7 +62,7 @@ class LastLayerLaplace:
         self.model.on_fit_start(data, named_generator(self.seed, "start"))
         (last,) = self.model.base_model.network.layers
         last.weight.copy_(layer.weight.T[None])
-        last.bias.copy_(layer.bias if layer.bias is not None else torch.zeros(1))
+        last.bias.zero_() if layer.bias is None else last.bias.copy_(layer.bias)
         if self.model.task.kind == "regression":
             residual = (held_out.targets - held_out.outputs).square().mean(0)
             self.model.base_model.likelihood.log_noise.copy_(0.5 * residual.clamp_min(1e-12).log())
