@@ -129,7 +129,10 @@ def test_surprise_is_zero_for_ordinary_rows_and_sure_for_new_kinds_of_values():
         == surprise(encoder, city=None)
         == SURE
     )
-    assert surprise(encoder, note="new") == 0  # ordinary in this column
+    assert surprise(encoder, note="new") == 0  # ordinary in this column, but for a gap
+    assert surprise(encoder, note=None) == SURE
+    gaps = Encoder.fit(table.assign(note=table["note"].mask(table.index == 5)))
+    assert surprise(gaps, note=None) == 0
     margin = 100 * 10 / n
     width = 100 + 2 * margin
     for excess in (0.1, 0.25, 0.5):

@@ -191,7 +191,8 @@ def _column(entry: dict[str, Any]) -> Column:
     """The column of which `asdict` gave this entry."""
     if "values" in entry:
         rare = None if entry["rare"] is None else tuple(entry["rare"])
-        return CategoricalColumn(entry["name"], tuple(entry["values"]), entry["has_other"], rare)
+        values = tuple(entry["values"])
+        return CategoricalColumn(entry["name"], values, entry["has_other"], rare, entry["has_missing"])
     if "parts" in entry:
         parts = tuple(CalendarPart(**part) for part in entry["parts"])
         return TimeColumn(entry["name"], NumericColumn(**entry["elapsed"]), parts)
@@ -219,7 +220,8 @@ def _fit_categorical(name: str, labels: Array, remember: bool) -> CategoricalCol
     rare = () if infrequent is None else tuple(infrequent.tolist())
     values = tuple(value for value in encoder.categories_[0].tolist() if value not in set(rare))
     known = remember and len(rare) <= MAX_RARE
-    return CategoricalColumn(name, values, infrequent is not None, rare if known else None)
+    has_missing = None in values or None in rare
+    return CategoricalColumn(name, values, infrequent is not None, rare if known else None, has_missing)
 
 
 def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:

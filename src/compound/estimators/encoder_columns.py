@@ -67,6 +67,7 @@ class CategoricalColumn:
     values: tuple[str | None, ...]  # those with an indicator column of their own
     has_other: bool  # a last indicator column for all other values
     rare: tuple[str | None, ...] | None = None  # other values that training had; None: new ones are ordinary
+    has_missing: bool = True  # training had missing values
 
     @property
     def width(self) -> int:
@@ -103,9 +104,12 @@ class CategoricalColumn:
         out[rows, positions[rows]] = 1.0
 
     def surprise(self, values: Array) -> Array:  # (rows,)
-        """SURE for a value that training did not have, where new values are not ordinary."""
+        """SURE for a value that training did not have, where new values are not ordinary.
+
+        Where they are, it is SURE for a missing value alone, in a column that had none.
+        """
         if self.rare is None:
-            return np.zeros(len(values))
+            return SURE * np.array([v is None and not self.has_missing for v in values], dtype=np.float64)
         known = {*self.values, *self.rare}
         known |= {canonical_label(value) for value in known}
         new = (v not in known and canonical_label(v) not in known for v in values)

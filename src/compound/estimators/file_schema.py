@@ -76,7 +76,14 @@ NUMERIC_COLUMN = object_of(
     additional=True,
 )
 CATEGORICAL_COLUMN = object_of(
-    {"name": string(), "values": LABELS, "has_other": boolean, "rare": any_of(null, LABELS)}, additional=True
+    {
+        "name": string(),
+        "values": LABELS,
+        "has_other": boolean,
+        "rare": any_of(null, LABELS),
+        "has_missing": boolean,
+    },
+    additional=True,
 )
 PART = object_of({"kind": enum(*KINDS), "mean": number(), "scale": SCALE})
 TIME_COLUMN = object_of(

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 NEIGHBOURS = 5
 MAX_ROWS = 10_000  # of the sample
-MAX_NUMBERS = 2**20  # of the sample, rows times features: it is saved with the model
+MAX_NUMBERS = 2**21  # of the sample, rows times features: it is saved with the model
 BLOCK = 128  # rows measured together: products of other shapes round differently
 
 
