@@ -149,9 +149,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         config = self._train_config(task, len(target))
         members = memory.skeleton(method, 1, 0, task).members
         limits = (task, config.batch_size, members)
-        memory.check(
-            method, len(target), table.x.shape[1], 0, *limits
-        )  # a lower bound: encoding adds columns
+        # a lower bound: encoding adds columns
+        memory.check(method, len(target), table.x.shape[1], 0, *limits)
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
         encoder = self.encoder_ if warm else Encoder.fit(table.x, names)
         memory.check(method, len(target), encoder.width, 0, *limits)

@@ -41,7 +41,7 @@ class _CDN(Model):
     has_far_noise = True
     likelihood: LastLayerGaussian | LastLayerCategorical
     far: ExtrapolationGuard
-    input_scales: Tensor  # (members, 1, network inputs), for classes with an encoding
+    input_scales: Tensor | None  # (members, 1, network inputs), for classes with an encoding
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class _CDN(Model):
         self.config = cast(Any, resolve(config, task, table=encoding is not None))  # no None is left in it
         self.inputs = inputs
         self.encoding = encoding  # of the network's inputs; distances are computed without it
-        members_differ = encoding is not None and task.kind == "classification"
-        self.eval_mixture = members_differ  # type: ignore[misc]
         self.task = task
         self.members = self.config.members
-        if encoding is not None and members_differ:
-            self.register_buffer("input_scales", encoding.member_scales(self.members))
+        members_differ = encoding is not None and task.kind == "classification"
+        scales = encoding.member_scales(self.members) if encoding is not None and members_differ else None
+        self.register_buffer("input_scales", scales)
+        self.eval_mixture = members_differ  # type: ignore[misc]
         self.stack = self._build_layers(seed)
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
@@ -99,7 +99,7 @@ class _CDN(Model):
         """Rows x (rows, inputs) as the first layer takes them."""
         x = clamp_inputs(x)
         x = x if self.encoding is None else self.encoding(x)
-        return x * self.input_scales if self.eval_mixture else x.expand(self.members, -1, -1)
+        return x.expand(self.members, -1, -1) if self.input_scales is None else x * self.input_scales
 
     @abstractmethod
     def _shared(self) -> tuple[int, int]:

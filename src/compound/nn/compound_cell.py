@@ -6,12 +6,13 @@ All weights of a cell are one matrix over v = [x; 1; h; 1], with r rows and a co
 
 draw="step": u = v, every step has weights of its own, and its pre-activations are drawn from the exact
 Gaussian. draw="sequence": u stands for the whole sequence, and all steps of a row share its weights, so that
-noise is correlated between them; one noise matrix serves the batch, turned by signs of each row's own (Wen et
+noise is correlated between them; one noise matrix serves the batch, times signs of each row's own (Wen et
 al. 2018, flipout). Without noise the cells are
 hypernetworks that scale weights, as in Ha, Dai and Le (2017).
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -88,13 +89,13 @@ class CompoundCell(CompoundLayer):
         end = "_l0" if isinstance(layer, nn.RNNBase) else ""
         return made._take_over(layer, {name: name + end for name in PARAMETERS})
 
+    @abstractmethod
     def start(self, rows: int) -> State:
         """The state before the first step: zeros."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, x: Tensor, h: Tensor, state: State) -> State:
         """The next state from the products of input and of state, (rows, gates * state) each."""
-        raise NotImplementedError
 
     @full_precision
     def draw_weights(self, context: Tensor) -> CellWeights:

@@ -1,13 +1,14 @@
 """What all compound layers share: a hypernetwork, its posterior, and how a pass draws from it.
 
 In variational Bayes a row's ψ is one draw for all calls of a layer in a pass. Drawing a matrix for every row
-would be slow: one noise matrix E per map and pass is turned by signs a of each row's own,
+would be slow: one noise matrix E per map and pass is multiplied by signs a of each row's own,
 
     W_ψ = mean + diag(a) diag(row) E diag(col),
 
 which has the law of the posterior for every row, and is uncorrelated between rows (Wen et al. 2018, flipout).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self, cast
 
@@ -29,8 +30,8 @@ def initial_normal(generator: Generator | None, shape: Sequence[int]) -> Tensor:
     return standard_normal(source, shape, FLOAT32)
 
 
-class Turned(NamedTuple):
-    """Weights of one map of the hypernetwork: a mean, and a deviation whose rows each example turns."""
+class FlipoutWeights(NamedTuple):
+    """Weights of one map of the hypernetwork: a mean, and a deviation times the signs of each example."""
 
     mean: Tensor  # (in + 1, out)
     deviation: Tensor | None = None  # (in + 1, out)
@@ -53,7 +54,7 @@ class Heads(NamedTuple):
     log_col: Tensor  # (..., out)
 
 
-class CompoundLayer(nn.Module):
+class CompoundLayer(nn.Module, ABC):
     """Base class of compound layers: weights whose distribution a hypernetwork computes from a context."""
 
     plain: ClassVar[tuple[type[nn.Module], ...]]  # torch's layers that `from_layer` takes
@@ -78,6 +79,7 @@ class CompoundLayer(nn.Module):
         self.hyper = HyperNetwork(inputs, outputs, config, source, context=context)
 
     @classmethod
+    @abstractmethod
     def from_layer(
         cls,
         layer: nn.Module,
@@ -88,7 +90,6 @@ class CompoundLayer(nn.Module):
         generator: Generator | None = None,
     ) -> Self:
         """A compound layer that starts at the weights of a trained layer, whose parameters it takes over."""
-        raise NotImplementedError
 
     def _take_over(self, layer: nn.Module, names: Mapping[str, str]) -> Self:
         """Use the parameters of a layer, its dtype, device and mode; the mean of the weights becomes its own.
@@ -105,11 +106,11 @@ class CompoundLayer(nn.Module):
             heads[:-1, : self.hyper.heads[0]] = 0  # every scale is 1
         return self.train(layer.training)
 
-    def psi(self, draws: Draws | None, rows: int) -> list[Turned]:
+    def psi(self, draws: Draws | None, rows: int) -> list[FlipoutWeights]:
         """The hypernetwork's weights for every row: the same in all calls of a pass, means without a pass."""
         maps = cast(list[Affine | MatrixGaussianLinear], list(self.hyper.maps))
         if draws is None or not self.bayes:
-            return [Turned(m.mean if isinstance(m, MatrixGaussianLinear) else m.weight) for m in maps]
+            return [FlipoutWeights(m.mean if isinstance(m, MatrixGaussianLinear) else m.weight) for m in maps]
         slot, is_first = draws.slot(self)
         if is_first and draws.has_kl:
             draws.add_kl(self.hyper.kl())
@@ -119,10 +120,10 @@ class CompoundLayer(nn.Module):
             signs = None
             if not draws.shared:
                 signs = draws.layer_row_signs(slot, 2 * k + 1, rows, layer.mean.shape[:1], layer.mean)
-            psi.append(Turned(layer.mean, deviation, signs))
+            psi.append(FlipoutWeights(layer.mean, deviation, signs))
         return psi
 
-    def heads(self, x_aug: Tensor, psi: list[Turned]) -> Tensor:
+    def heads(self, x_aug: Tensor, psi: list[FlipoutWeights]) -> Tensor:
         """Scales and log-variances, side by side and not clamped, from a context with a 1 appended.
 
         x_aug is (rows, ..., context + 1).
