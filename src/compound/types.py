@@ -10,6 +10,9 @@ TARGET_TYPES = {
     "classification": "integer labels 0..size-1, shape (rows,)",
     "regression": "numbers, shape (rows, size)",
 }
+COUNTS = ("poisson", "negative-binomial")
+TIMES = ("log-normal", "weibull")  # positive numbers; times until an event may be censored
+FAMILIES = {"classification": ("ordinal",), "regression": ("student-t", *TIMES, *COUNTS)}
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,15 @@ class Task:
     kind : {'classification', 'regression'}
     size : int
         Number of classes (at least 2) or of targets (at least 1).
+    family : str, optional
+        The distribution of y given the network: "ordinal" for ordered classes, "student-t", "log-normal",
+        "weibull", "poisson" or "negative-binomial" for targets. None: softmax for classes, Gaussian for
+        targets.
 
     Raises
     ------
     ValueError
-        If the kind is unknown or the size too small.
+        If the kind or the family is unknown or the size too small.
 
     Examples
     --------
@@ -36,12 +43,20 @@ class Task:
 
     kind: Literal["classification", "regression"]
     size: int
+    family: str | None = None
+
+    def __repr__(self) -> str:
+        family = "" if self.family is None else f", family={self.family!r}"
+        return f"Task(kind={self.kind!r}, size={self.size}{family})"
 
     def __post_init__(self) -> None:
         if self.kind not in TARGET_TYPES:
             raise ValueError(f"task kind is {self.kind!r}: use 'classification' or 'regression'")
         if self.size < (2 if self.kind == "classification" else 1):
             raise ValueError(f"task size is {self.size}: classes need at least 2, targets at least 1")
+        if self.family is not None and self.family not in FAMILIES[self.kind]:
+            known = ", ".join(FAMILIES[self.kind])
+            raise ValueError(f"task family is {self.family!r}: for {self.kind} use None, {known}")
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,8 @@ class Batch:
     ----------
     x : Tensor of shape (rows, features)
     y : Tensor of shape (rows,) or (rows, targets)
-        Labels, or targets.
+        Labels, or targets; times of which some are censored are followed by as many columns with 1 where the
+        event was observed, 0 where it had not happened by then.
     size : float or Tensor of shape (members,)
         N, the sum of the training weights.
     index : Tensor of shape (rows,)
@@ -149,7 +165,8 @@ def make_dataset(
 def _check_targets(y: Tensor, task: Task, rows: int) -> None:
     """Raise ValueError for targets of a wrong shape, type or value."""
     shape = (rows,) if task.kind == "classification" else (rows, task.size)
-    if tuple(y.shape) != shape:
+    with_events = task.family in TIMES and tuple(y.shape) == (rows, 2 * task.size)
+    if tuple(y.shape) != shape and not with_events:
         raise ValueError(
             f"y has shape {tuple(y.shape)}: for {task.kind} of size {task.size} it must be {shape}, "
             f"{TARGET_TYPES[task.kind]}"
@@ -157,12 +174,22 @@ def _check_targets(y: Tensor, task: Task, rows: int) -> None:
     if task.kind == "regression":
         if not bool(torch.isfinite(y).all()):
             raise ValueError(f"y holds {_first_non_finite(y)}: drop or fill such rows before fitting")
+        _check_family(y[:, : task.size], task.family)
         return
     if y.is_floating_point() or y.dtype == torch.bool:
         raise ValueError(f"y has dtype {y.dtype}: labels must be integers, use y.long()")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= task.size:
         raise ValueError(f"y holds label {low if low < 0 else high}: labels must lie in 0..{task.size - 1}")
+
+
+def _check_family(y: Tensor, family: str | None) -> None:
+    """Raise ValueError for targets that a family cannot have."""
+    if family in TIMES and not bool((y > 0).all()):
+        raise ValueError(f"y holds {y[y <= 0][0].item():g}: {family} targets are above 0")
+    if family in COUNTS and not bool(((y >= 0) & (y == y.round())).all()):
+        wrong = y[(y < 0) | (y != y.round())][0].item()
+        raise ValueError(f"y holds {wrong:g}: {family} targets are whole numbers, 0 or more")
 
 
 def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> None:

@@ -97,6 +97,7 @@ class Method:
     ) -> Model:
         """A fresh model, see `build`; `encoding` is applied to its inputs, but not to distances."""
         method: Any = METHODS[self.name]
+        self.check_family(task.family)
         if method.has_far_noise:
             return method(inputs, task, self.config(), seed, encoding)  # type: ignore[no-any-return]
         if encoding is None:
@@ -106,6 +107,15 @@ class Method:
         far = self.options.get("far")
         far_classes: FarClasses = "uniform" if encoding is None else "frequencies"
         return model if far is None else DistanceAware(model, far, far_classes)
+
+    def check_family(self, family: str | None) -> None:
+        """Raise ValueError if the method cannot predict targets of this family."""
+        if family is not None and not METHODS[self.name].takes_families:
+            able = ", ".join(name for name, model in METHODS.items() if model.takes_families)
+            raise ValueError(
+                f"{self.name} predicts Gaussian targets and classes without order, not {family}: "
+                f"use one of {able}"
+            )
 
     def with_limits(self) -> "Method":
         """A copy whose models bound the predictive of targets (see limits.py); self where they already do."""

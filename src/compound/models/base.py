@@ -51,6 +51,7 @@ class Model(nn.Module, ABC):
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     eval_mixture: ClassVar[bool] = False  # early stopping by the NLL of all members' mixture, not of each
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
+    takes_families: ClassVar[bool] = False  # predicts targets of other families than the Gaussian
     config: Any  # the options of this model, an instance of Config
     inputs: int
     task: Task
@@ -133,7 +134,8 @@ class Model(nn.Module, ABC):
         Returns
         -------
         Predictive
-            A `GaussianPredictive` for regression, a `CategoricalPredictive` for classification.
+            A `GaussianPredictive` (of a family, a `FamilyPredictive`) for regression, a
+            `CategoricalPredictive` for classification.
 
         Raises
         ------
@@ -188,6 +190,8 @@ class Model(nn.Module, ABC):
     @property
     def outputs(self) -> int:
         """Numbers per row and draw: logits, or means and variances."""
+        if self.task.family is not None and self.task.kind == "regression":
+            return 4 * self.task.size
         return self.task.size if self.task.kind == "classification" else 2 * self.task.size
 
 

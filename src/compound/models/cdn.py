@@ -21,7 +21,7 @@ from compound.distributions import log_mean_exp
 from compound.models.base import Loss, Model, train_mask, weighted_row_mean
 from compound.models.cdn_config import MLConfig, VBConfig, resolve
 from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
-from compound.models.observation.last_layer import LastLayerCategorical, LastLayerGaussian, last_layer_model
+from compound.models.observation.last_layers import last_layer_model, last_layer_outputs
 from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
@@ -39,7 +39,8 @@ class _CDN(Model):
 
     bayes: ClassVar[bool]  # whether ψ has a posterior
     has_far_noise = True
-    likelihood: LastLayerGaussian | LastLayerCategorical
+    takes_families = True
+    likelihood: Any  # an ObservationModel that is a LastLayerModel too
     far: ExtrapolationGuard
     input_scales: Tensor | None  # (members, 1, network inputs), for classes with an encoding
 
@@ -69,7 +70,8 @@ class _CDN(Model):
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
-        widths = (self.network_inputs, *config.widths, self.task.size)
+        outputs = last_layer_outputs(self.task)
+        widths = (self.network_inputs, *config.widths, outputs)
         generators = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         compound = CompoundConfig(
             config.hyper,
@@ -116,7 +118,7 @@ class _CDN(Model):
         self.far.on_fit_start(y)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
+        return {"log_noise": self.config.noise_rate, "log_df": self.config.noise_rate}
 
     def _last_layer(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer's Gaussian for S draws of the hidden units, and each row's KL[p(θ; g(x)) || p(θ)].

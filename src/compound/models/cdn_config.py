@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compound.models.base import with_defaults
+from compound.models.observation.last_layer_family import INTEGRATED
 from compound.types import Task
 
 
@@ -20,7 +21,8 @@ class Config:
     samples : int, optional
         S, draws of θ per row in training.
     last_layer : {'integrate', 'sample'}, optional
-        Whether the last layer's Gaussian is integrated over, or sampled.
+        Whether the last layer's Gaussian is integrated over, or sampled; of the families other than the
+        Gaussian, only log-normal targets and ordered classes can be integrated over, and are by default.
     last_draws : int, default=2
         Antithetic draws of the logits per hidden draw.
     parametrization : {'scaled', 'paper'}, default='scaled'
@@ -131,6 +133,8 @@ def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLC
     Defaults depend on the task, and on whether the inputs are the encoded columns of a `table`.
     """
     defaults = DEFAULTS[task.kind] | (TABLE_DEFAULTS[task.kind] if table else {})
+    if task.family is not None:
+        defaults |= {"last_layer": "integrate" if task.family in INTEGRATED else "sample"}
     if isinstance(config, MLConfig):
         config = with_defaults(config, defaults)
         _check(config)
