@@ -59,6 +59,7 @@ TABLE = {  # room: what it may import
         "estimators",
         "report",
     },
+    "ray": {*BASE, "estimators", "experiments", "tables"},
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
     "cli": {
         "io",
@@ -69,6 +70,7 @@ TABLE = {  # room: what it may import
         "report",
         "datasets",
         "experiments",
+        "ray",
         "bench",
     },
 }
