@@ -1,4 +1,6 @@
-"""Twenty workers, nodes and drivers of grids on Ray are killed: python tests/measurements/ray_faults.py [KILLS] [SEED]
+"""Twenty workers, nodes and drivers of grids on Ray are killed.
+
+    python tests/measurements/ray_faults.py [KILLS] [SEED]
 
 A cluster of two nodes on this machine; every run must end exactly once, with the bits of an undisturbed local
 grid, and no torn file or process may be left. Half of the kills happen to grids whose files go through a
