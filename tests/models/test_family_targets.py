@@ -110,7 +110,7 @@ def test_zero_outputs_are_the_distribution_of_all_targets(name):
     params = model.params(torch.zeros(1, 1, model.outputs))[0]
     family = FAMILIES[name]
     median = float(family.icdf(torch.tensor(0.5), params))
-    inside = ((y >= family.icdf(torch.tensor(0.02), params)) & (y <= family.icdf(torch.tensor(0.98), params)))
+    inside = (y >= family.icdf(torch.tensor(0.02), params)) & (y <= family.icdf(torch.tensor(0.98), params))
     assert abs(median - float(y.median())) < 0.35 * float(y.std())
     assert float(inside.float().mean()) > 0.8
 

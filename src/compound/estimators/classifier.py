@@ -1,6 +1,7 @@
 """The estimator for classification: calibrated probabilities and prediction sets of two or more classes."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -66,6 +67,11 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         Whether to show a progress bar.
     callbacks : sequence of callable, default=None
         Functions that are called with a `FitProgress` during `fit`.
+    checkpoint : str or Path, default=None
+        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
+        bits.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------
@@ -135,6 +141,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         device: str = "auto",
         verbose: bool = False,
         callbacks: Sequence[FitCallback] | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = False,
     ):
         super().__init__(
             method,
@@ -149,6 +157,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
             device=device,
             verbose=verbose,
             callbacks=callbacks,
+            checkpoint=checkpoint,
+            distributed=distributed,
         )
         self.ordinal = ordinal
         self.class_weight = class_weight
@@ -320,14 +330,21 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         drawn = self._drawn_rows(y, newest)
         return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
 
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, table: TrainingTable) -> None:
+    def _calibrate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        drawn: Tensor | None = None,
+        table: TrainingTable | None = None,
+    ) -> None:
         """Fit temperature and sets; a row drawn but trained on (see `last_of_class`) has the score 1.
 
         A model trained without that row would not know its class. Nor does the model know classes that are
         missing from the table; among new rows, these are about as frequent as such rows among those drawn.
         """
-        weights = torch.from_numpy(table.weights)
-        rows = (held_out | self._drawn_rows(y, self._newest(table.time))).nonzero().squeeze(1)
+        rows = (held_out | (self._drawn_rows(y) if drawn is None else drawn)).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))
         rows = rows[order[:MAX_ROWS]]
         is_held_out = held_out[rows]
@@ -336,13 +353,13 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         empty = torch.zeros(0, len(self.classes_), dtype=torch.float64)
         blocks = cast(Iterator[CategoricalPredictive], predictives(self.model_, x[scored], self.seed_))
         probs = torch.cat([empty, *(block.probs for block in blocks)])
-        reweighted = torch.from_numpy(self._training_weights(table))
+        reweighted = weights if table is None else torch.from_numpy(self._training_weights(table))
         self.temperature_ = TemperatureScaler.fit(probs, labels, reweighted[scored])
         class_scores = aps_score(self.temperature_.scale_probs(probs))  # (rows, classes)
         scores = torch.ones(len(rows), dtype=torch.float64)
         scores[is_held_out] = class_scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double()
         self.sets_ = ConformalSets.fit(scores, weights[rows])
-        groups = None if table.groups is None else table.groups[rows.numpy()]
+        groups = None if table is None or table.groups is None else table.groups[rows.numpy()]
         self._fit_groups(ConformalSets, scores, weights[rows], groups)
 
     @property

@@ -1,6 +1,7 @@
 """The estimator for regression: predictive distributions of one target or several."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -17,10 +18,10 @@ from compound.estimators.conformal_scores import event_scores
 from compound.estimators.member_holdout import calibration_rows, calibration_scores, member_holdout_weights
 from compound.estimators.prediction import estimator_blocks
 from compound.estimators.target_kinds import (
+    check_extent,
     check_values,
     choose_kind,
     horizons,
-    location_and_scale,
     positive_times,
     split_structured,
     units,
@@ -79,6 +80,11 @@ class CompoundRegressor(RegressorMixin, Estimator):
         Whether to show a progress bar.
     callbacks : sequence of callable, default=None
         Functions that are called with a `FitProgress` during `fit`.
+    checkpoint : str or Path, default=None
+        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
+        bits.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------
@@ -133,7 +139,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
     shift_: Array
     scale_: Array
     y_is_1d_: bool
-    target_kind_: str
+    target_kind_: str = "gaussian"
+    horizons_: Any = ()  # times of which the probability of no event is predicted
     intervals_: Any  # ConformalIntervals or AdaptiveConformal
     joint_: JointScores
 
@@ -153,6 +160,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
         device: str = "auto",
         verbose: bool = False,
         callbacks: Sequence[FitCallback] | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = False,
     ):
         super().__init__(
             method,
@@ -167,6 +176,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
             device=device,
             verbose=verbose,
             callbacks=callbacks,
+            checkpoint=checkpoint,
+            distributed=distributed,
         )
         self.target_kind = target_kind
 
@@ -396,19 +407,34 @@ class CompoundRegressor(RegressorMixin, Estimator):
         kind = choose_kind(self.target_kind, columns, table.event is not None)
         check_values(kind, columns, table.event)
         columns = columns if table.event is None else positive_times(columns)
-        shift, scale = location_and_scale(columns)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            shift = columns.mean(0)
+            scale = columns.std(0)
+            extent = columns.max(0) - columns.min(0)
+        self.check_units(shift, scale, extent)
         self.target_kind_ = kind
         self.y_is_1d_ = table.y.ndim == 1
         self.horizons_ = np.zeros(0) if table.event is None else horizons(columns[table.event > 0])
         if kind not in ("gaussian", "student-t"):
-            shift, scale = units(kind, columns)
-        self.shift_, self.scale_ = shift, scale
-        target = torch.from_numpy(((columns - shift) / scale).astype(np.float32))
+            self.shift_, self.scale_ = units(kind, columns)
+        target = torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
+        if kind not in ("gaussian", "student-t"):
+            target = torch.from_numpy((columns / self.scale_).astype(np.float32))
         if kind in TIMES:  # the smallest may round to 0
             target = target.clamp_min(torch.finfo(target.dtype).tiny)
         if table.event is not None:
             target = torch.cat([target, torch.from_numpy(table.event[:, None]).float()], 1)
         return Task("regression", columns.shape[1], None if kind == "gaussian" else kind), target
+
+    def check_units(self, shift: Array, scale: Array, extent: Array) -> None:
+        """Set the units of the targets from means, standard deviations and ranges, (targets,) each.
+
+        Raises ValueError where variances would over- or underflow.
+        """
+        check_extent(shift, scale, extent)
+        is_constant = scale <= 1e-12 * np.abs(shift)
+        self.shift_ = shift
+        self.scale_ = np.where(is_constant, 1.0, scale)
 
     def _holdout_weights(self, y: Tensor, members: int, newest: Tensor | None = None) -> Tensor:
         if newest is not None:
@@ -416,14 +442,22 @@ class CompoundRegressor(RegressorMixin, Estimator):
         seed = derive_seed(self.seed_, "hold out")
         return member_holdout_weights(len(y), members, self.validation_fraction, seed)
 
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, table: TrainingTable) -> None:
+    def _calibrate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        drawn: Tensor | None = None,
+        table: TrainingTable | None = None,
+    ) -> None:
         _, rows = calibration_rows(held_out, self.seed_)
         blocks = list(calibration_scores(self.model_, x, y, held_out, self.seed_))
         scores = torch.cat([torch.zeros(0, len(self.shift_), dtype=torch.float64), *blocks])
-        weights = torch.from_numpy(table.weights)[rows]
+        weights = weights[rows]
         self.intervals_ = ConformalIntervals.fit([scores], len(self.shift_), weights)
         self.joint_ = JointScores.fit(scores, weights)
-        groups = None if table.groups is None else table.groups[rows.numpy()]
+        groups = None if table is None or table.groups is None else table.groups[rows.numpy()]
         self._fit_groups(ConformalIntervals, scores, weights, groups)
 
     @property

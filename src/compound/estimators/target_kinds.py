@@ -115,12 +115,8 @@ def split_structured(y: Any) -> tuple[Any, Any]:
     return y[times[0]], y[flags[0]]
 
 
-def location_and_scale(columns: Array) -> tuple[Array, Array]:  # (targets,) each
-    """Mean and standard deviation of targets; ValueError where variances would over- or underflow."""
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        shift = columns.mean(0)
-        scale = columns.std(0)
-        extent = columns.max(0) - columns.min(0)
+def check_extent(shift: Array, scale: Array, extent: Array) -> None:
+    """Raise ValueError where variances would over- or underflow; arguments are (targets,) each."""
     if not (np.isfinite(shift) & np.isfinite(scale) & (extent < MAX_RANGE)).all():
         raise ValueError("y holds numbers too large to square: divide it by a constant")
     if ((extent > 0) & (extent < 1 / MAX_RANGE)).any():
@@ -128,8 +124,6 @@ def location_and_scale(columns: Array) -> tuple[Array, Array]:  # (targets,) eac
             f"y varies by {extent[extent > 0].min():.2g} only, too little to square: "
             "multiply it by a constant"
         )
-    is_constant = scale <= 1e-12 * np.abs(shift)
-    return shift, np.where(is_constant, 1.0, scale)
 
 
 def horizons(times: Array) -> Array:  # (times,)

@@ -205,5 +205,5 @@ class FamilyPredictive(TargetPredictive):
 
     def _concat(self, parts: Sequence[Self]) -> Self:
         tensors = {name: [getattr(p, name) for p in parts] for name in self._tensors() if name != "params"}
-        joined = {name: torch.cat(values) for name, values in tensors.items()}
+        joined: Any = {name: torch.cat(values) for name, values in tensors.items()}
         return replace(self, **joined, params=torch.cat([p.params for p in parts], 1))

@@ -22,7 +22,7 @@ from compound.models.observation.base import ObservationModel
 from compound.models.observation.noise_floor import noise_floor
 from compound.predictive import FamilyPredictive
 
-MAX_LOG = 4.0  # bound of |f_2|
+MAX_LOG = 2.5  # bound of |f_2|, smooth: a spread of e^-2.5 to e^2.5 times that of all targets
 MAX_STEP = 12.0  # bound of |s f_1|: beyond a factor of e^12 there is nothing to learn, but overflow
 MAX_SIGMA = 5.0  # of log y, and bound of 1 / shape: moments stay finite in float32
 MIN_DF, MAX_DF = 2.1, 200.0  # degrees of freedom: the variance is finite
@@ -74,7 +74,7 @@ class FamilyModel(ObservationModel):
         integrated over.
         """
         first, *rest = f.unflatten(-1, (self.targets, self.per_target)).unbind(-1)
-        second = rest[0].clamp(-MAX_LOG, MAX_LOG) if rest else None
+        second = MAX_LOG * torch.tanh(rest[0] / MAX_LOG) if rest else None
         centre, scale, floor, log_start = self.constants.to(f.dtype)
         if self.name == "poisson" or second is None:
             mean = (centre + (scale * first).clamp(-MAX_STEP, MAX_STEP)).exp()
