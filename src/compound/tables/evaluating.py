@@ -113,7 +113,9 @@ def evaluate(
     y = encode_target(labelled, estimator)
     ood_features = None if ood is None else read_features(ood, estimator)
     is_regression = estimator.model_.task.kind == "regression"
-    scores = score_frame(estimator, labelled.x, y, LEVELS, callback)
+    names = getattr(estimator, "target_names_", [])
+    index = names.index(target) if target in names else 0
+    scores = score_frame(estimator, labelled.x, y, LEVELS, callback, index)
     detection: list[Metric] = []
     if ood_features is not None:
         ood_frame = uncertainty_frame(estimator, ood_features)
