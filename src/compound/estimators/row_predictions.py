@@ -75,13 +75,24 @@ def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0
 
 
 def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `predict_frame` without lower, upper and set."""
+    """The columns of `predict_frame` without lower, upper and set, of the first target."""
     x = encode_table(estimator, table)
-    parts = [
-        _head({**_point_columns(estimator, predictive), **_uncertainty_columns(estimator, predictive)}, rows)
-        for predictive, rows in estimator_blocks(estimator, x)
-    ]
+    parts = []
+    for predictive, rows in estimator_blocks(estimator, x):
+        point = _point_columns(estimator, predictive, single=True)
+        parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
     return _with_ood_columns(estimator, x, parts)
+
+
+def first_target_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
+    """`predict_frame` with the columns of the first of several targets only, as if it were the only one."""
+    frame = predict_frame(estimator, table)
+    if not is_regression(estimator) or estimator.model_.task.size == 1:
+        return frame
+    first, *others = target_names(estimator)
+    dropped = [name for name in frame if any(name.endswith(f"({other})") for other in others)]
+    frame = frame.drop(columns=dropped)
+    return frame.rename(columns=lambda name: name.removesuffix(f"({first})"))
 
 
 def no_progress(done: int) -> None:

@@ -65,7 +65,7 @@ class FitResult:
     estimator: Estimator
     test: LabelledTable
     test_rows: Array  # (test rows,) indices of rows in the file, from 0
-    y_test: Array  # (test rows,) floats, or class indices
+    y_test: Array  # (test rows,) floats, or class indices; of the first target
     scores: RowScores
     metrics: list[Metric]
     n_train: int
@@ -114,7 +114,8 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
         more[name] = prediction_metrics(
             score_frame(estimator, test.x, truth, LEVELS, target=k), True, generator
         )
-    parts = (estimator, test, test.file_rows, y_test, scores, metrics, len(train.y), seconds)
+    shown = y_test[:, 0] if y_test.ndim > 1 else y_test
+    parts = (estimator, test, test.file_rows, shown, scores, metrics, len(train.y), seconds)
     return FitResult(*parts, reason=kind.reason, more_metrics=more)
 
 

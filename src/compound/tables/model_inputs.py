@@ -80,8 +80,8 @@ def read_training_table(
         raise ValueError(f"{path}, column {target!r} is empty in every row: choose another --target")
     check_finite(path, table)
     rows = np.flatnonzero(has_target)
-    table = table if has_target.all() else table[has_target].reset_index(drop=True)
-    table = exact_targets(table, [target, *roles.more_targets])
+    if not has_target.all():
+        table = exact_targets(table[has_target].reset_index(drop=True), [target, *roles.more_targets])
     roles.check_values(path, table)
     x = table.drop(columns=[target, *roles.no_features])
     ids = tuple(name for name in id_columns(x) if name not in (*keep, roles.group))
@@ -96,13 +96,13 @@ def read_training_table(
 
 
 def exact_targets(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Targets that were read as floats because some were missing, as integers again where they are whole."""
+    """Targets that were read as floats because some were missing, as integers again if they are whole."""
     for name in names:
         column = table[name]
-        if types.is_integer_dtype(column.dtype) and not isinstance(column.dtype, np.dtype):
-            table = table.assign(**{name: column.astype(np.int64)})
-        if types.is_bool_dtype(column.dtype) and not isinstance(column.dtype, np.dtype):
+        if types.is_bool_dtype(column.dtype):
             table = table.assign(**{name: column.astype(bool)})
+        elif types.is_numeric_dtype(column.dtype) and bool((column == column.round()).all()):
+            table = table.assign(**{name: column.astype(np.int64)})
     return table
 
 
@@ -235,8 +235,8 @@ def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTabl
     if not has_target.any():
         raise ValueError(f"{path}, column {target!r} is empty in every row: nothing to compare with")
     check_finite(path, table[features])
-    table = table if has_target.all() else table[has_target].reset_index(drop=True)
-    table = exact_targets(table, [target])
+    if not has_target.all():
+        table = exact_targets(table[has_target].reset_index(drop=True), [target])
     rows, left_out = np.flatnonzero(has_target), int((~has_target).sum())
     x, y = table[features], table[target]
     return LabelledTable(path, x, y, columns=table[roles], rows=rows, left_out=left_out)

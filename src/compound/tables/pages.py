@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from compound.estimators.base import Array
-from compound.estimators.row_predictions import RowScores, predict_frame
+from compound.estimators.row_predictions import RowScores
 from compound.report.page import Cell, Page
 from compound.tables import figures
 from compound.tables.confidence_intervals import Metric
@@ -186,7 +186,7 @@ def _confidence_section(page: Page, scores: RowScores) -> None:
 def _interval_section(page: Page, result: FitResult) -> None:
     n_rows = len(result.y_test)
     shown = np.linspace(0, n_rows - 1, min(n_rows, figures.MAX_ROWS)).astype(int)
-    predictions = predict_frame(result.estimator, result.test.x.iloc[shown].reset_index(drop=True))
+    predictions = first_target_frame(result.estimator, result.test.x.iloc[shown].reset_index(drop=True))
     figure = figures.interval_plot(predictions, result.y_test[shown], str(result.test.y.name))
     page.heading("Intervals")
     page.figure(figure, "90% prediction intervals of test rows. Dots: targets; crosses: targets outside.")
