@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from compound.estimators.base import Array
-from compound.estimators.row_predictions import RowScores
+from compound.estimators.row_predictions import RowScores, first_target_frame
 from compound.report.page import Cell, Page
 from compound.tables import figures
 from compound.tables.confidence_intervals import Metric
