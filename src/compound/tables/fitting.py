@@ -19,6 +19,12 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.importance import (
+    Dependence,
+    Importance,
+    partial_dependence,
+    permutation_importance,
+)
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -30,6 +36,7 @@ from compound.tables.prediction_metrics import LEVELS, prediction_metrics
 from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
+DEPENDENCE_COLUMNS = 4  # that the report shows partial dependence on
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
+    importance: list[Importance]  # of the columns, the largest first
+    dependence: list[Dependence]  # on the most important columns
 
     @property
     def is_regression(self) -> bool:
@@ -93,7 +102,13 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
-    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
+    importance = permutation_importance(
+        estimator, test.x, y_test, named_generator(request.seed, "importance"), callback
+    )
+    names = [each.column for each in importance[:DEPENDENCE_COLUMNS]]
+    dependence = partial_dependence(estimator, test.x, names, named_generator(request.seed, "dependence"))
+    evaluation = scores, metrics, n_train, seconds, importance, dependence
+    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, *evaluation)
 
 
 def check_model_path(out: Path) -> None:
