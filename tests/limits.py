@@ -50,6 +50,16 @@ def bnn_lv(task: Task) -> tuple[Model, MAP]:
     return model, plain
 
 
+def hmc(task: Task) -> tuple[Model, MAP]:
+    """All draws of the one chain are the weights of the network."""
+    plain = network(task)
+    model = build(Method("hmc", widths=(8,), members=1, draws=3), 3, task, 0).double()
+    model.samples.copy_(torch.cat([p.flatten(1) for p in plain.network.parameters()], 1))
+    model.sampled.fill_(True)
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
 def mdn(task: Task) -> tuple[Model, MAP]:
     """One component: the network with a variance for every row; the weight of that component is 1."""
     plain = network(task, variance="rows")

@@ -154,6 +154,15 @@ TABLE: dict[str, Row] = {
         ],
         learns={"lam": 0.1},
     ),
+    "hmc": Row(
+        [
+            SMALL | {"draws": 8, "members": 2, "warmup": 8, "leapfrog": 3},
+            {"widths": (6, 5), "draws": 3, "members": 1, "warmup": 4, "leapfrog": 2, "noise": 0.5},
+            SMALL | {"draws": 5, "members": 3, "warmup": 0, "leapfrog": 1, "precision": 3.0},
+        ],
+        random=False,
+        learns={"draws": 20, "members": 2, "warmup": 40, "leapfrog": 10},
+    ),
 }
 CASES = [
     pytest.param(

@@ -15,6 +15,7 @@ from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
 from compound.models.encoded import Encoded as Encoded
 from compound.models.extrapolation import FarClasses
+from compound.models.hmc import HMC as HMC
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Model]] = {
     "bnn-lv": BNNLV,
     "noisy-kfac": NoisyKFAC,
     "noisy-adam": NoisyAdam,
+    "hmc": HMC,
 }
 
 
