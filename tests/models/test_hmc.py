@@ -146,7 +146,7 @@ def test_many_rows_and_bad_options_are_refused():
         ({"draws": 0}, "draws is 0"),
         ({"leapfrog": 0}, "leapfrog is 0"),
         ({"warmup": -1}, "warmup is -1"),
-        ({"precision": 0.0}, "precision 0.0"),
+        ({"precision": 0.0}, "precision is 0.0"),
     ):
         with pytest.raises(ValueError, match=words):
             build(Method("hmc", **options), 1, task)

@@ -121,7 +121,14 @@ TABLE: dict[str, Row] = {
         [SMALL, {"widths": (6, 5), "samples": 3, "prior": "scaled"}, SMALL | {"noise": 0.5, "log_std": -1.0}]
     ),
     "mdn": Row(
-        [SMALL, {"widths": (6, 5), "components": 3}, SMALL | {"components": 1}], random=False, prior=False
+        [
+            SMALL,
+            {"widths": (6, 5), "components": 3},
+            SMALL | {"components": 1},
+            SMALL | {"components": 2, "experts": True},
+        ],
+        random=False,
+        prior=False,
     ),
     "temperature": Row([SMALL, {"widths": (6, 5), "variance": "rows"}, SMALL | {"noise": 0.5}], random=False),
     "mc-dropout": Row(

@@ -3,8 +3,8 @@
     H(q, p) = U(q) + 1/2 sum_i v_i p_i²,    p ~ N(0, diag(1 / v))
     leapfrog:  p <- p - ε/2 ∇U(q),  q <- q + ε v p,  p <- p - ε/2 ∇U(q);    accept with min(1, exp(H - H'))
 
-Neal (2011). While warming up, every chain adapts its step ε to an acceptance of TARGET by dual averaging, and v
-becomes the variances of the chains' positions (Hoffman and Gelman 2014; Stan's regularisation of variances).
+Neal (2011). While warming up, every chain adapts its step ε to an acceptance of TARGET by dual averaging
+(Hoffman and Gelman 2014), and v becomes the variances of the chains' positions, shrunk as in Stan.
 """
 
 import math

@@ -2,13 +2,13 @@
 
     p(θ | D) ∝ exp(-U(θ)),    U(θ) = sum_n w_n -log p(y_n | f(x_n; θ)) + δ/2 |θ|²
 
-Neal (1995). Chains start at networks that were trained to the mode, from different initial weights, by the loss
-of `map`; then every chain simulates Hamiltonian dynamics on all rows at once. A learnt noise of targets stays at
-its value at the mode. The cost is that of (warmup + draws / members) * leapfrog passes over all rows: for
-reference posteriors of small data, not for images.
+Neal (1995). Chains start at networks that were trained to the mode, from different initial weights, by the
+loss of `map`; then every chain simulates Hamiltonian dynamics on all rows at once. A learnt noise of targets
+stays at its value at the mode. The cost is that of (warmup + draws / members) * leapfrog passes over all
+rows: for reference posteriors of small data, not for images.
 
-A draw: one set of weights of one chain. All that were kept are used in every prediction, so nothing is random
-then, and n_samples and n_inner have no effect.
+A draw: one set of weights of one chain. All that were kept are used in every prediction, so nothing is
+random then, and n_samples and n_inner have no effect.
 """
 
 import math
@@ -69,10 +69,10 @@ class HMC(NetworkModel):
         for name in ("members", "draws", "leapfrog"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} is {getattr(config, name)}: give at least 1")
-        if config.warmup < 0 or not 0 < config.precision < math.inf:
-            raise ValueError(
-                f"warmup is {config.warmup} and precision {config.precision}: give at least 0, and more than 0"
-            )
+        if config.warmup < 0:
+            raise ValueError(f"warmup is {config.warmup}: give a number >= 0")
+        if not 0 < config.precision < math.inf:
+            raise ValueError(f"precision is {config.precision}: give a number above 0")
         super().__init__(inputs, task, config, config.members)
         streams = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         self.network = Network(self.widths, streams)
@@ -85,8 +85,8 @@ class HMC(NetworkModel):
         rows = int(train_mask(data).sum())
         if rows > self.max_rows:
             raise ValueError(
-                f"hmc passes over all {rows} training rows thousands of times: give at most {self.max_rows}, or use "
-                "another method such as laplace"
+                f"hmc passes over all {rows} training rows thousands of times: give at most {self.max_rows}, "
+                "or use another method such as laplace"
             )
         super().on_fit_start(data, generator)
 
