@@ -170,6 +170,20 @@ TABLE: dict[str, Row] = {
         random=False,
         learns={"draws": 20, "members": 2, "warmup": 40, "leapfrog": 10},
     ),
+    "bayes-hypernet": Row(
+        [
+            SMALL | {"flow_hidden": 5},
+            {"widths": (6, 5), "flow_hidden": 4, "samples": 2, "variance": "rows", "prior": 0.5},
+            SMALL | {"flows": 0, "noise": 0.5},
+        ]
+    ),
+    "implicit": Row(
+        [
+            SMALL | {"latent": 3, "hyper": 4},
+            {"widths": (6, 5), "latent": 2, "hyper": 3, "samples": 2, "variance": "rows", "prior": 0.5},
+            SMALL | {"samples": 3, "noise": 0.5},
+        ]
+    ),
 }
 CASES = [
     pytest.param(
