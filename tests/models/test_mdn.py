@@ -241,6 +241,18 @@ def test_bad_option_is_named():
 
 
 @pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=lambda t: t.kind)
+def test_experts_start_at_quantiles_of_the_targets():
+    model = build(
+        Method("mdn", widths=(6,), components=4, experts=True), 3, Task("regression", 1), 1
+    ).double()
+    x, y = numbers(1, 200, 3), 2 * numbers(2, 200, 1)
+    model.on_fit_start(make_dataset(x, y, model.task), named_generator(0))
+    means = model.network.layers[-1].bias[:, 0, 0].detach()
+    assert_close(
+        means, y[:, 0].quantile(torch.tensor([0.125, 0.375, 0.625, 0.875], dtype=DOUBLE)), rtol=0, atol=0.1
+    )
+
+
 def test_experts_are_networks_of_their_own_behind_a_gate(task):
     """Jacobs et al. (1991): sum_k softmax(gate(x))_k p(y | expert_k(x)), each network computed by hand."""
     model = build(Method("mdn", widths=(6,), components=3, experts=True), 3, task, 1).double()

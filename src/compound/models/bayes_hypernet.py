@@ -60,6 +60,7 @@ class BayesHypernet(NetworkModel):
     Config = BayesHypernetConfig
     reference = "Krueger et al. (2017)"
     components = ("component", "posterior")
+    whole_batches = "the flow draws the scales of all rows at once"
 
     def __init__(self, inputs: int, task: Task, config: BayesHypernetConfig, seed: int = 0):
         if config.samples < 1 or config.flows < 0 or config.flow_hidden < 1:
@@ -106,7 +107,7 @@ class BayesHypernet(NetworkModel):
         samples, rows = self.config.samples, len(batch)
         scales, log_q = self.scales(samples * rows, only_generator(generator))
         f = self.outputs_given(clamp_inputs(batch.x), scales.unflatten(0, (samples, rows)))
-        nll = self.likelihood.nll(f, batch.y, batch.weight).mean()  # over draws
+        nll = self.likelihood.nll(f, batch.y, batch.row_weights).mean()  # over draws
         kl = (log_q - self.log_prior(scales)).mean() / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 

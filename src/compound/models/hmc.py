@@ -91,7 +91,7 @@ class HMC(NetworkModel):
         super().on_fit_start(data, generator)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = -weighted_row_mean(self.likelihood.log_prob(self.network(batch.x), batch.y), batch.weight)
+        nll = -weighted_row_mean(self.likelihood.log_prob(self.network(batch.x), batch.y), batch.row_weights)
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 

@@ -81,6 +81,7 @@ class Implicit(NetworkModel):
     Config = ImplicitConfig
     reference = "Sheikh et al. (2017), Pawlowski et al. (2017)"
     components = ("component", "posterior")
+    whole_batches = "the draw of a row depends on its position in the batch"
 
     def __init__(self, inputs: int, task: Task, config: ImplicitConfig, seed: int = 0):
         for name, least in (("latent", 1), ("hyper", 1), ("samples", 2)):
@@ -107,7 +108,7 @@ class Implicit(NetworkModel):
         parts = [forward(x[s::samples], [w[s] for w in weights]) for s in range(samples)]
         order = torch.cat([torch.arange(rows)[s::samples] for s in range(samples)])
         f = torch.cat(parts)[order.argsort()].unsqueeze(0)  # (1, rows, outputs)
-        nll = self.likelihood.nll(f.squeeze(0), batch.y, batch.weight)
+        nll = self.likelihood.nll(f.squeeze(0), batch.y, batch.row_weights)
         theta = torch.cat([w.flatten(1) for w in weights], 1)  # (S, P)
         kl = kl_to_normal(theta, self.config.prior) / batch.size
         return Loss(nll.mean() + kl, nll.detach(), kl.detach())
