@@ -25,7 +25,7 @@ from compound.models.observation.last_layer import LastLayerCategorical, LastLay
 from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
-from compound.ops.gaussian_noise import standard_normal, stratified_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
@@ -135,7 +135,7 @@ class _CDN(Model):
             mean, std = (
                 v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std)
             )  # (members, 1 or S, rows, width)
-            noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
+            noise = row_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
             out = layer.forward_augmented(sample_hidden(mean, std, noise), generator, shared, kl)
             total = total + self._mean_draw(out.kl, rows) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
@@ -148,7 +148,7 @@ class _CDN(Model):
     def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
         """Mean over rows of -log 1/S sum_s p(y; f(x; θ_s)), for `last` from `_last_layer`."""
         log_prob = log_mean_exp(self.likelihood.last_log_prob(last, batch.y, generator), 1)
-        return -weighted_row_mean(log_prob, batch.weight)
+        return -weighted_row_mean(log_prob, batch.row_weights)
 
     @property
     def stratified(self) -> bool:  # type: ignore[override]
@@ -303,7 +303,7 @@ class MLCDN(_CDN):
         lam = first * (last / first) ** batch.progress if first else 0.0
         out, kl = self._last_layer(batch.x, generator, lam > 0)
         nll = self._nll(out, batch, generator)
-        divergence = weighted_row_mean(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
+        divergence = weighted_row_mean(kl, batch.row_weights) if lam > 0 else torch.zeros_like(nll)
         total = nll + lam * divergence
         if self.config.basis == "map":
             total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size

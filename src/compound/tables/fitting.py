@@ -19,12 +19,7 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
-from compound.tables.importance import (
-    Dependence,
-    Importance,
-    partial_dependence,
-    permutation_importance,
-)
+from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -36,7 +31,6 @@ from compound.tables.prediction_metrics import LEVELS, prediction_metrics
 from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
-DEPENDENCE_COLUMNS = 4  # that the report shows partial dependence on
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,10 @@ class FitRequest:
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
+    checkpoint: Path | None = None  # from which an interrupted fit goes on
+    stream: bool = False  # read the table in a stream, even if it fits in memory
+    work: Path | None = None  # for a copy of the rows of a text file that is read in a stream
+    distributed: bool = False  # the processes of torch.distributed fit together
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
-    importance: list[Importance]  # of the columns, the largest first
-    dependence: list[Dependence]  # on the most important columns
+    effects: ColumnEffects
 
     @property
     def is_regression(self) -> bool:
@@ -81,15 +78,12 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
 
     `callback` receives the number of test rows evaluated so far.
     """
-    if not 0 < request.test_fraction < 1:
-        raise ValueError(
-            f"--held-out is {request.test_fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
-        )
-    method = Method(request.method or str(CompoundRegressor().method), **dict(request.options))
+    check_fraction(request.test_fraction)
+    method = request_method(request)
     table = read_training_table(path, request.target, request.drop, request.keep)
     task = infer_task(path, table.y, request.task)
     is_test = _test_mask(table, task == "classification", request)
-    estimator = _make_estimator(task, method, request)
+    estimator = make_estimator(task, method, request)
     start = time.monotonic()
     estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
     seconds = time.monotonic() - start
@@ -102,13 +96,22 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
-    importance = permutation_importance(
-        estimator, test.x, y_test, named_generator(request.seed, "importance"), callback
-    )
-    names = [each.column for each in importance[:DEPENDENCE_COLUMNS]]
-    dependence = partial_dependence(estimator, test.x, names, named_generator(request.seed, "dependence"))
-    evaluation = scores, metrics, n_train, seconds, importance, dependence
-    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, *evaluation)
+    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
+    rows = np.flatnonzero(is_test)
+    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)
+
+
+def request_method(request: FitRequest) -> Method:
+    """The method asked for, with its options; that of the estimators by default."""
+    return Method(request.method or str(CompoundRegressor().method), **dict(request.options))
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise ValueError for an impossible fraction of test rows."""
+    if not 0 < fraction < 1:
+        raise ValueError(
+            f"--held-out is {fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
+        )
 
 
 def check_model_path(out: Path) -> None:
@@ -131,7 +134,7 @@ def save(result: FitResult, out: Path, page: str) -> None:
     files.save(result.estimator, out, page.encode())
 
 
-def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
+def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
     estimator_class = CompoundRegressor if task == "regression" else CompoundClassifier
     return estimator_class(
         method,
@@ -139,6 +142,8 @@ def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
+        checkpoint=request.checkpoint,
+        distributed=request.distributed,
     )
 
 

@@ -23,11 +23,13 @@ from torch import Generator, Tensor
 from compound.estimators.base import Estimator
 from compound.estimators.prediction import map_rows
 from compound.estimators.validation import encode_table
+from compound.random import named_generator
 
 Array = NDArray[Any]
 MAX_ROWS = 300  # permuted
 MAX_PREDICTIONS = 60_000  # rows predicted for importance, so that it takes seconds
 MAX_COLUMNS = 600  # tables of more have none
+DEPENDENCE_COLUMNS = 4  # that partial dependence is shown on
 DEPENDENCE_ROWS = 60  # that partial dependence averages over
 GRID = 15  # values of a numeric column
 MAX_VALUES = 8  # of a category, the most frequent
@@ -54,6 +56,25 @@ class Dependence:
     low: Array  # (values,)
     high: Array  # (values,)
     label: str | None = None  # the class whose probability it is
+
+
+@dataclass(frozen=True)
+class ColumnEffects:
+    """What a report says about the columns."""
+
+    importance: list[Importance]  # the largest first
+    dependence: list[Dependence]  # on the most important columns
+
+
+def column_effects(
+    estimator: Estimator, table: pd.DataFrame, y: Array, seed: int, callback: RowCallback
+) -> ColumnEffects:
+    """Importance of the columns, and partial dependence on the first of them, by held-out rows."""
+    importance = permutation_importance(estimator, table, y, named_generator(seed, "importance"), callback)
+    names = [each.column for each in importance[:DEPENDENCE_COLUMNS]]
+    return ColumnEffects(
+        importance, partial_dependence(estimator, table, names, named_generator(seed, "dependence"))
+    )
 
 
 def permutation_importance(

@@ -117,8 +117,8 @@ def summary(result: FitResult) -> str:
     known = f"{columns} columns" if columns > 1 else "one column"
     start = f"The model predicts {what} from {known}, learnt from {result.n_train:,} rows."
     judged = f"It was judged on {len(result.y_test):,} other rows."
-    matters = [each for each in result.importance if each.prediction > 0][:3]
-    uncertain = sorted(result.importance, key=lambda each: -each.uncertainty)[:2]
+    matters = [each for each in result.effects.importance if each.prediction > 0][:3]
+    uncertain = sorted(result.effects.importance, key=lambda each: -each.uncertainty)[:2]
     flagged = float(result.scores.predictions["is_ood"].mean())
     sentences = (
         start,
@@ -133,7 +133,7 @@ def summary(result: FitResult) -> str:
 
 def _column_sections(page: Page, result: FitResult) -> None:
     """Importance of the columns, and partial dependence on the first of them."""
-    if not result.importance:
+    if not result.effects.importance:
         return
     page.heading("Which columns matter")
     error, spread = ("RMSE", "std") if result.is_regression else ("NLL", "entropy")
@@ -142,13 +142,13 @@ def _column_sections(page: Page, result: FitResult) -> None:
         f"{error} rises. For the uncertainty: by how much the predicted {spread} changes, relative "
         "to its mean."
     )
-    shown = result.importance[:MAX_IMPORTANT]
-    rest = len(result.importance) - len(shown)
+    shown = result.effects.importance[:MAX_IMPORTANT]
+    rest = len(result.effects.importance) - len(shown)
     caption = f"Permutation importance, the first {len(shown)}" if rest else "Permutation importance"
     caption = f"{caption}; {rest} more matter less" if rest else caption
     rows = [(each.column, (each.prediction, each.uncertainty)) for each in shown]
     page.bars(("column", "for the prediction", "for the uncertainty"), rows, caption)
-    if result.dependence:
+    if result.effects.dependence:
         page.heading("How predictions depend on them")
         band = "90% interval of the target" if result.is_regression else "range of 80% of the rows"
         page.text(f"Mean over held-out rows in which this column alone is changed. Band: the {band}.")
@@ -156,7 +156,7 @@ def _column_sections(page: Page, result: FitResult) -> None:
         page.figures(
             [
                 (figures.dependence_plot(curve, target), f"Partial dependence on {curve.column}")
-                for curve in result.dependence
+                for curve in result.effects.dependence
             ]
         )
 

@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from compound.datasets.toy import TOY_SETS, Toy, ToySet, cubic, true_function
 from compound.experiments.base import Experiment
 from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.run_memory import DataSize
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.toy.page import draw_page
 from compound.models import METHODS, VBCDN
@@ -69,7 +70,7 @@ OPTIONS = {
 # the published learning rate; with ten times that, bnn-lv ends in a mean-field optimum that underfits
 LEARNING_RATES = {"bnn-lv": 1e-3}
 # methods that are given the noise: if they learn it from 20 rows, their posterior returns to the prior
-NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam")
+NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam", "hmc")
 
 
 def train_config(method: str, preset: str) -> TrainConfig:
@@ -131,6 +132,9 @@ class ToyExperiment(Experiment):
             metrics["variances"] = weight_variances(model, toy_set.view, generator)
         arrays = {name: column.squeeze(1).numpy() for name, column in columns.items()}
         return Outcome(metrics, {**arrays, "rows": torch.cat([toy.x, toy.y], 1).numpy()})
+
+    def data_size(self, run: Run) -> DataSize:
+        return DataSize(OOD_ROWS, 1, TASK)
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
@@ -227,6 +231,9 @@ def weight_variances(
 
 EXPERIMENTS = {
     "toy": ToyExperiment(
-        name="toy", title="Toy regression: aleatoric and epistemic uncertainty", methods=("ml-cdn", "vb-cdn")
+        name="toy",
+        title="Toy regression: aleatoric and epistemic uncertainty",
+        methods=("ml-cdn", "vb-cdn"),
+        all_methods=tuple(METHODS),
     )
 }
