@@ -7,7 +7,6 @@ import threading
 import time
 import urllib.request
 from base64 import b64decode
-from collections.abc import Iterator
 from gzip import decompress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import chromium, overflow, problems, resize, screenshot
+from browser import overflow, problems, resize, screenshot
 from table_commands import TINY, assert_rejected, run, run_ok
 
 from compound import load
@@ -88,12 +87,6 @@ def models(home: Path) -> dict[str, tuple[Path, Path]]:
         "wild": (home / "wild.model", home / "odd.csv"),
         "wide": (home / "wide.model", home / "wide.csv"),
     }
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 def open_page(driver: Any, path: Path) -> None:

@@ -19,13 +19,15 @@ STYLE = f"""
 :root[data-theme=dark] figure img {{ filter: invert(1) hue-rotate(180deg); }}
 * {{ box-sizing: border-box; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }}
-body {{ max-width: 68rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: break-word; }}
+body {{ max-width: 68rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }}
+table {{ overflow-wrap: normal; }}
 h1, h2 {{ line-height: 1.2; }} h1 {{ margin: .5rem 3rem 1rem 0; }} h3 {{ margin-top: 2rem; }}
 h2 {{ margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }}
 a {{ color: var(--link); }}
 figure {{ margin: 1.5rem 0; }} figure img {{ max-width: 100%; height: auto; }}
 figcaption, caption {{ color: var(--soft); text-align: left; }}
-.figures {{ display: flex; flex-wrap: wrap; gap: 0 1rem; }} .figures figure {{ margin: .5rem 0; }}
+.figures {{ display: flex; flex-wrap: wrap; gap: 0 1rem; }}
+.figures figure {{ margin: .5rem 0; max-width: 100%; flex: 0 1 22rem; }}
 .scroll {{ overflow-x: auto; max-width: 100%; }} .tall {{ max-height: 32rem; overflow-y: auto; }}
 .tall thead th {{ position: sticky; top: 0; background: var(--paper); }}
 table {{ border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }}
