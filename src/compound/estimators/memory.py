@@ -13,6 +13,7 @@ from compound.types import Task
 GB = 1e9
 SMALL = 10**8  # of `_bound`: a twentieth of it are the numbers of an ordinary model
 DEFAULT_SIZES = 200  # hidden units of a network with default options
+LARGE = 10**6  # rows of a large table
 
 
 def n_numbers(method: Method, inputs: int, bins: int, task: Task) -> int:

@@ -55,7 +55,7 @@ def prefers_onednn() -> bool:
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices a (m, k) and b (k, n) by oneDNN, which copies `a` if its columns are contiguous.
+    """The product of a (m, k) and b (k, n) by oneDNN, which copies `a` if its columns are contiguous.
 
     Where b has fewer columns than `a` has rows, it is cheaper to copy b and the result.
     """
