@@ -73,6 +73,18 @@ def implicit(task: Task) -> tuple[Model, MAP]:
     return model, plain
 
 
+def hypernet(task: Task) -> tuple[Model, MAP]:
+    """Hypernetworks whose last map is 0: all scales are 1."""
+    plain = network(task)
+    model = build(Method("hypernet", widths=(8,)), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.stack, absorbed(plain), strict=True):
+            layer.basis.copy_(weight)
+            layer.hyper.layers[-1].weight.zero_()
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
 def hmc(task: Task) -> tuple[Model, MAP]:
     """All draws of the one chain are the weights of the network."""
     plain = network(task)

@@ -184,6 +184,15 @@ TABLE: dict[str, Row] = {
             SMALL | {"samples": 3, "noise": 0.5},
         ]
     ),
+    "hypernet": Row(
+        [
+            HYPER,
+            {"widths": (6, 5), "hyper": (4, 3), "variance": "rows", "precision": 1.0},
+            HYPER | {"noise": 0.5, "precision": 0.5},
+        ],
+        random=False,
+        exact={"precision": 1.0},
+    ),
 }
 CASES = [
     pytest.param(

@@ -17,6 +17,7 @@ from compound.models.dpn import DPN as DPN
 from compound.models.encoded import Encoded as Encoded
 from compound.models.extrapolation import FarClasses
 from compound.models.hmc import HMC as HMC
+from compound.models.hypernet import Hypernet as Hypernet
 from compound.models.implicit import Implicit as Implicit
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
@@ -52,6 +53,7 @@ METHODS: dict[str, type[Model]] = {
     "hmc": HMC,
     "bayes-hypernet": BayesHypernet,
     "implicit": Implicit,
+    "hypernet": Hypernet,
 }
 
 

@@ -48,6 +48,7 @@ FAMILIES: dict[str, dict[str, MethodStyle]] = {
         "hmc": MethodStyle("#1a1a1a", DASHES["full"], "<"),
         "bayes-hypernet": MethodStyle("#c51b7d", DASHES["long"], ">"),
         "implicit": MethodStyle("#4d9221", DASHES["short"], "h"),
+        "hypernet": MethodStyle("#80735a", DASHES["dash dot"], "p"),
     },
 }
 METHOD_STYLES = {method: style for family in FAMILIES.values() for method, style in family.items()}
