@@ -107,7 +107,7 @@ def test_zero_outputs_are_the_distribution_of_all_targets(name):
     y = targets(name, 4000)
     model = FamilyModel(name, 1)
     model.on_fit_start(y)
-    params = model.params(torch.zeros(1, 1, model.outputs))[0]
+    params = model.params(torch.zeros(1, 1, model.outputs))[0].detach()
     family = FAMILIES[name]
     median = float(family.icdf(torch.tensor(0.5), params))
     inside = (y >= family.icdf(torch.tensor(0.02), params)) & (y <= family.icdf(torch.tensor(0.98), params))

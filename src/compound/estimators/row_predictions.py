@@ -5,7 +5,7 @@ known targets.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from compound.random import named_generator
 SET_SEPARATOR = "|"  # between the labels of a set
 
 RowCallback = Callable[[int], None]  # called with the number of rows done
+# An estimator, the predictive of some rows and their targets: further measures of each row, by name.
+RowMeasure = Callable[[Any, Predictive, Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class RowScores:
     brier: Array  # (rows,) squared distance of the probabilities from the one-hot label; NaN for regression
     levels: Array  # (levels,) of coverage
     inside: Array  # (rows, levels) whether the interval or set of that coverage holds the target
+    measures: dict[str, Array] = field(default_factory=dict)  # (rows,) each, by name
 
     def __len__(self) -> int:
         return len(self.nll)
@@ -106,16 +109,19 @@ def score_frame(
     levels: Array,
     callback: RowCallback = no_progress,
     target: int = 0,
+    measure: RowMeasure | None = None,
 ) -> RowScores:
     """Compare predictions with `y` (rows,): numbers, or indices into `classes_`.
 
     Times until an event are (rows, 2), with 1 where the event was observed. `levels` (levels,) are
     coverages, `callback` is called after each block. Of several targets `target` is the one compared.
+    `measure` gives further measures of the rows.
     """
     x = encode_table(estimator, table)
     start = 0
     parts = []
     comparisons = []
+    measured: list[dict[str, Tensor]] = []
     for predictive, rows in estimator_blocks(estimator, x):
         truth = torch.tensor(y[start : start + rows])
         start += len(truth)
@@ -124,12 +130,17 @@ def score_frame(
         point = _point_columns(estimator, predictive, single=True)
         parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
         comparisons.append(_compare(predictive[:rows], truth, estimator.seed_))
+        if measure is not None:
+            measured.append(measure(estimator, predictive[:rows], truth))
         callback(start)
     predictions = _with_ood_columns(estimator, x, parts)
     nll, error, score, brier = (np.concatenate(column) for column in zip(*comparisons, strict=True))
     labels = estimator.row_groups(table)
     thresholds = [estimator.thresholds(float(level), len(x), labels)[:, target].numpy() for level in levels]
-    return RowScores(predictions, nll, error, score, brier, levels, score[:, None] <= np.stack(thresholds, 1))
+    inside = score[:, None] <= np.stack(thresholds, 1)
+    names = measured[0] if measured else {}
+    measures = {name: torch.cat([part[name] for part in measured]).double().numpy() for name in names}
+    return RowScores(predictions, nll, error, score, brier, levels, inside, measures)
 
 
 def _head(columns: dict[str, Array], rows: int) -> dict[str, Array]:

@@ -10,6 +10,7 @@ from compound.types import COUNTS, FAMILIES, TIMES
 
 KINDS = ("gaussian", *FAMILIES["regression"])
 MAX_MEDIAN_COUNT = 50.0  # of a column proposed as counts: larger ones are as good as continuous
+MIN_SKEWNESS = 0.3  # of a column proposed as counts: that of a Poisson distribution with mean 11
 MIN_RATIO = 100.0  # of the 99% and 1% quantiles of a column proposed as log-normal
 MAX_RANGE = 1e140  # of y: variances are in squared units, and out of distribution many times those of y
 
@@ -32,7 +33,7 @@ def propose_kind(y: Array, has_event: bool = False) -> Proposal:
         return Proposal("weibull", "times with a column that tells which events were observed")
     y = y.astype(np.float64)
     low, high, median = float(y.min()), float(y.max()), float(np.median(y))
-    is_skewed = float(y.mean()) - median > 0.1 * float(y.std())
+    is_skewed = _skewness(y) > MIN_SKEWNESS
     is_whole = bool((y == np.round(y)).all()) and low in (0.0, 1.0) and len(np.unique(y)) < 0.5 * len(y)
     if is_whole and is_skewed and median <= MAX_MEDIAN_COUNT:
         reason = f"whole numbers from {low:g} to {high:g}, half of them at most {median:g}"

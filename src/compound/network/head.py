@@ -95,6 +95,8 @@ class Head(nn.Module):
         super().__init__()
         method = Method(method) if isinstance(method, str) else method
         check_suitable(method)
+        if task.family is not None:
+            raise ValueError(f"Head predicts Gaussian targets and classes without order, not {task.family}")
         if rows is not None and not rows > 0:
             raise ValueError(f"rows is {rows}: give the number of training rows")
         self.features, self.task, self.seed = features, task, seed

@@ -20,6 +20,7 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -70,6 +71,7 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
+    effects: ColumnEffects
     reason: str = ""  # for the kind of the target, where it was proposed
     more_metrics: dict[str, list[Metric]] = field(default_factory=dict)  # of further targets
 
@@ -115,7 +117,8 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
             score_frame(estimator, test.x, truth, LEVELS, target=k), True, generator
         )
     shown = y_test[:, 0] if y_test.ndim > 1 else y_test
-    parts = (estimator, test, test.file_rows, shown, scores, metrics, len(train.y), seconds)
+    effects = column_effects(estimator, test.x, shown, request.seed, callback)
+    parts = (estimator, test, test.file_rows, shown, scores, metrics, len(train.y), seconds, effects)
     return FitResult(*parts, reason=kind.reason, more_metrics=more)
 
 
