@@ -1,6 +1,6 @@
 """Vectors of 16 float32 numbers in registers, for compiled loops whose sums must stay in them.
 
-numba writes `out[j] += x * w[j]` to memory after every step, and vectorises it or not. With lanes a loop says
+numba may write `out[j] += x * w[j]` to memory after every step, or not vectorise it. With lanes a loop says
 what is kept in registers:
 
     total = splat(F(0))
@@ -8,8 +8,8 @@ what is kept in registers:
         total = splat_at(x, i) * load(w, 16 * i) + total
     store(out, 0, total)
 
-Addresses are those that loops receive, offsets count numbers. Sums are computed in the order written, products
-may be fused with them; processors without vectors of 16 use several smaller ones, with the same results.
+Addresses are those that loops receive, offsets count numbers. Sums are computed in the order written, and
+products may be fused with them. Processors without vectors of 16 use several smaller ones.
 """
 
 import operator
@@ -78,7 +78,7 @@ def _fill(builder: Any, value: Any) -> Any:
 def load(_: Any, address: Any, offset: Any) -> Any:
     """The 16 numbers at an address, from an offset on."""
     return _lanes(types.int64, types.int64), lambda context, builder, _, args: builder.load(
-        _pointer(builder, *args, _VECTOR), align=4
+        _pointer(builder, args[0], args[1], _VECTOR), align=4
     )
 
 
@@ -103,7 +103,7 @@ def splat(_: Any, value: Any) -> Any:
 def splat_at(_: Any, address: Any, offset: Any) -> Any:
     """A vector of 16 copies of the number at an offset."""
     return _lanes(types.int64, types.int64), lambda context, builder, _, args: _fill(
-        builder, builder.load(_pointer(builder, *args, _FLOAT), align=4)
+        builder, builder.load(_pointer(builder, args[0], args[1], _FLOAT), align=4)
     )
 
 

@@ -44,7 +44,7 @@ class RowIndex(NamedTuple):
     centre: Tensor  # (features,)
     axes: Tensor  # (features, AXES); zeros beyond the number of features
     radius: float  # largest distance of a row of the sample from the centre
-    count: int  # rows of the sample
+    size: int  # rows of the sample
     boxes: Tensor  # (leaves, 2, BOXED) smallest and largest coordinates
     leaves: Tensor  # (leaves, AXES, 16) coordinates of 16 rows
     rows: Tensor  # (16 leaves, features rounded up to 32) the rows themselves, padded with zeros
@@ -120,7 +120,7 @@ def nearest_distances(x: Tensor, sample: Tensor, index: RowIndex | None, count: 
     coordinates = project(x, index.centre, index.axes)
     out = x.new_empty(len(x), count)
     arrays = rows, coordinates.contiguous(), index.boxes, index.leaves, index.rows, out
-    sizes = len(x), padded, AXES, BOXED, len(index.boxes), index.count, count
+    sizes = len(x), padded, AXES, BOXED, len(index.boxes), index.size, count
     launch(nearest_loop, arrays, *sizes, index.radius, *SLACK)
     return out
 
@@ -142,11 +142,11 @@ def nearest_loop(
 
     16 rows at a time go through the leaves, so that a leaf is read once for all of them.
     """
-    x = array(x_, (batch, width))
+    array(x_, (batch, width))
     coordinates = array(coordinates_, (batch, axes))
-    boxes = array(boxes_, (count_leaves, 2, boxed))
-    leaves = array(leaves_, (count_leaves, axes, 16))
-    sample = array(sample_, (count_leaves * 16, width))
+    array(boxes_, (count_leaves, 2, boxed))
+    array(leaves_, (count_leaves, axes, 16))
+    array(sample_, (count_leaves * 16, width))
     out = array(out_, (batch, count))
     if count_leaves < 1 or count < 1:
         raise ValueError("there is no row to be near to")
