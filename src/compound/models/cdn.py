@@ -182,7 +182,8 @@ class _CDN(Model):
                 else:
                     noises.append(standard_normal(generator, (self.members, n_inner, 1, layer.inputs), x))
             last = self.likelihood.sample_noise(self.members, n_inner, generator, x)
-            start = first.forward_given(x, psi[0])
+            compiled = groups and all(layer.has_compiled_draws for layer in self.layers)
+            start = (first.rows_given if compiled else first.forward_given)(x, psi[0])
             if groups and len(rest) == 1 and rest[0].has_compiled_draws:
                 out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))
