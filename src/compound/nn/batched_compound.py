@@ -146,7 +146,7 @@ class BatchedCompoundLinear(nn.Module):
 
     @full_precision
     def rows_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
-        """`forward_given` without gradients, for layers with `has_compiled_draws`; inputs of 0 cost nothing."""
+        """`forward_given` without gradients, for layers with `has_compiled_draws`: zeros cost nothing."""
         (hyper, heads), basis = psi
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return Gaussian(*compound_rows(x, hyper, heads, basis, options), x.new_empty(0))

@@ -8,33 +8,27 @@ would write hidden units and heads of all rows and draws to memory. For predicti
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from compound.ops.affine import append_ones
 from compound.ops.clamp import LIMIT, clipped_relu
 from compound.ops.compound_moments import MomentOptions
 from compound.ops.compound_moments import reference as moments_reference
-from compound.ops.jit import F, array, can_use_kernel, exp, kernel, launch, loop
+from compound.ops.jit import F, array, can_use_kernel, exp, launch, loop
 from compound.ops.lanes import (
     add_lanes,
     address_of,
-    differ,
     lanes_exp,
     load,
-    lowest_bit,
     maximum,
     minimum,
     splat,
-    splat_at,
     store,
 )
-
-TILE = 64  # columns of padded arrays are a multiple of it: no loop has a remainder
+from compound.ops.sparse_rows import add_rows, find_nonzero, pad, round_up
 
 
 def compound_draws(
@@ -51,18 +45,18 @@ def compound_draws(
         return reference(mean, std, noise, hyper, heads, basis, options)
     members, draws, width = noise.shape
     rows, r, c = mean.shape[1], width + 1, basis.shape[-1]
-    columns, hidden = _round_up(r), _round_up(hyper.shape[-1] + 1)
+    columns, hidden = round_up(r), round_up(hyper.shape[-1] + 1)
     one = hyper.new_zeros((members, r, 1))  # a last hidden unit of the hypernetwork gives the 1 of g~
     one[:, -1] = 1
     scale, log_row, log_col = heads.split([r, r, c], -1)
     out_mean, out_std = mean.new_empty((2, members, draws, rows, c)).unbind()
     arrays = (
         _with_one(mean, columns),
-        _pad(std, rows, columns),
-        _pad(noise, draws, columns),
-        _pad(torch.cat([hyper, one], -1), columns, hidden),
-        _pad(torch.cat([_pad(scale, scale.shape[1], columns), log_row, log_col], -1), hidden, _total(r, c)),
-        _pad(basis.mT, c, columns),
+        pad(std, rows, columns),
+        pad(noise, draws, columns),
+        pad(torch.cat([hyper, one], -1), columns, hidden),
+        pad(torch.cat([pad(scale, scale.shape[1], columns), log_row, log_col], -1), hidden, _total(r, c)),
+        pad(basis.mT, c, columns),
         out_mean,
         out_std,
     )
@@ -82,13 +76,9 @@ def reference(
     return out.mean, out.std
 
 
-def _round_up(count: int) -> int:
-    return -(-count // TILE) * TILE
-
-
 def _total(r: int, c: int) -> int:
     """Columns of the heads: scale, padded; then lr and lc, so that lc takes the place of padding."""
-    return _round_up(r) + _round_up(r + c)
+    return round_up(r) + round_up(r + c)
 
 
 def _with_one(mean: Tensor, columns: int) -> Tensor:
@@ -99,11 +89,6 @@ def _with_one(mean: Tensor, columns: int) -> Tensor:
     return out
 
 
-def _pad(weights: Tensor, rows: int, columns: int) -> Tensor:
-    """Matrices (members, ...) with zeros appended to (members, rows, columns)."""
-    return functional.pad(weights, (0, columns - weights.shape[-1], 0, rows - weights.shape[-2]))
-
-
 @loop({"contract"}, "out_mean out_std")
 def draws_loop(
     mean_: int, std_: int, noise_: int, hyper_: int, heads_: int, basis_: int, out_mean_: int, out_std_: int,
@@ -111,9 +96,9 @@ def draws_loop(
     limit: float, bound: float, fan_in: bool,
 ) -> None:  # fmt: skip
     """`reference`, for arrays that are padded with zeros; a row's numbers do not depend on other rows."""
-    columns = (width + 64) // 64 * 64  # of h~, rounded up to TILE
-    hidden = (units + 64) // 64 * 64  # of g~
-    total = (width + 64) // 64 * 64 + (width + c + 64) // 64 * 64
+    columns = (width + 32) // 32 * 32  # of h~
+    hidden = (units + 32) // 32 * 32  # of g~
+    total = (width + 32) // 32 * 32 + (width + c + 32) // 32 * 32  # of the heads
     array(mean_, (members, batch, columns))
     array(std_, (members, batch, columns))
     array(noise_, (members, draws, columns))
@@ -124,9 +109,10 @@ def draws_loop(
     out_std = array(out_std_, (members, draws, batch, c))
     fan = F(width + 1 if fan_in else 1)
     zero, high, least, most = splat(F(0)), splat(F(limit)), splat(F(-bound)), splat(F(bound))
-    h, g, e = np.zeros(columns, np.float32), np.zeros(hidden, np.float32), np.zeros(total, np.float32)
+    active, kept = np.zeros((columns + 63) // 64, np.int64), np.zeros((hidden + 63) // 64, np.int64)
+    h, g = np.zeros(64 * len(active), np.float32), np.zeros(64 * len(kept), np.float32)
+    e = np.zeros(total, np.float32)
     h_, g_, e_ = address_of(h), address_of(g), address_of(e)
-    active, kept = np.zeros(columns // 64, np.int64), np.zeros(hidden // 64, np.int64)
     for m in range(members):
         weights_, maps_ = hyper_ + 4 * m * columns * hidden, heads_ + 4 * m * hidden * total
         for b in range(batch):
@@ -136,27 +122,13 @@ def draws_loop(
             )
             for s in range(draws):
                 draw_ = noise_ + 4 * (m * draws + s) * columns
-                for n in range(columns // 64):
-                    bits = 0
-                    for k in range(4):
-                        i = 64 * n + 16 * k
-                        value = load(deviation_, i) * load(draw_, i) + load(centre_, i)
-                        value = minimum(high, maximum(zero, value))
-                        store(h_, i, value)
-                        bits |= differ(value, zero) << (16 * k)
-                    active[n] = bits
-                for j in range(0, hidden, 64):
-                    add_rows(g_ + 4 * j, h_, active, weights_ + 4 * j, hidden)
-                for n in range(hidden // 64):
-                    bits = 0
-                    for k in range(4):
-                        i = 64 * n + 16 * k
-                        value = maximum(zero, load(g_, i))
-                        store(g_, i, value)
-                        bits |= differ(value, zero) << (16 * k)
-                    kept[n] = bits
-                for j in range(0, total, 64):
-                    add_rows(e_ + 4 * j, g_, kept, maps_ + 4 * j, total)
+                for i in range(0, columns, 16):
+                    value = load(deviation_, i) * load(draw_, i) + load(centre_, i)
+                    store(h_, i, minimum(high, maximum(zero, value)))
+                find_nonzero(h_, active, False)
+                add_rows(g_, h_, active, weights_, hidden, hidden)
+                find_nonzero(g_, kept, True)
+                add_rows(e_, g_, kept, maps_, total, total)
                 square = zero
                 for i in range(0, columns, 16):
                     value = load(h_, i)
@@ -171,28 +143,3 @@ def draws_loop(
                     out_mean[m, s, b, j] = add_lanes(product)
                     log_col = min(max(e[columns + width + 1 + j], F(-bound)), F(bound))
                     out_std[m, s, b, j] = math.sqrt(variance * exp(log_col))
-
-
-@kernel({"contract"})
-def add_rows(out_: int, x_: int, nonzero: Any, weights_: int, stride: int) -> None:
-    """out[:64] = x W[:, :64]: rows of W, `stride` numbers apart, where a bit says that x is not zero."""
-    zero = splat(F(0))
-    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
-    for n in range(len(nonzero)):
-        bits = nonzero[n]
-        while bits != 0:
-            i = 64 * n + lowest_bit(bits)
-            bits &= bits - 1
-            x, row_ = splat_at(x_, i), weights_ + 4 * i * stride
-            a0, a1 = x * load(row_, 0) + a0, x * load(row_, 16) + a1
-            a2, a3 = x * load(row_, 32) + a2, x * load(row_, 48) + a3
-            if bits != 0:  # a second set of sums: the next row need not wait for the first
-                i = 64 * n + lowest_bit(bits)
-                bits &= bits - 1
-                x, row_ = splat_at(x_, i), weights_ + 4 * i * stride
-                b0, b1 = x * load(row_, 0) + b0, x * load(row_, 16) + b1
-                b2, b3 = x * load(row_, 32) + b2, x * load(row_, 48) + b3
-    store(out_, 0, a0 + b0)
-    store(out_, 16, a1 + b1)
-    store(out_, 32, a2 + b2)
-    store(out_, 48, a3 + b3)

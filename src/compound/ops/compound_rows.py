@@ -12,17 +12,14 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from compound.ops.affine import append_ones
-from compound.ops.compound_draws import TILE, add_rows
 from compound.ops.compound_moments import MomentOptions
 from compound.ops.compound_moments import reference as moments_reference
 from compound.ops.jit import F, array, can_use_kernel, launch, loop
 from compound.ops.lanes import (
     add_lanes,
     address_of,
-    differ,
     lanes_exp,
     load,
     maximum,
@@ -30,6 +27,7 @@ from compound.ops.lanes import (
     splat,
     store,
 )
+from compound.ops.sparse_rows import MASK, add_rows, find_nonzero, pad, round_up
 
 
 def compound_rows(
@@ -44,7 +42,7 @@ def compound_rows(
         return reference(x, hyper, heads, basis, options)
     members, rows, width = x.shape
     r, c = basis.shape[1:]
-    columns, hidden, outputs = (_round_up(count) for count in (r, hyper.shape[-1] + 1, c))
+    columns, hidden, outputs = round_up(r, MASK), round_up(hyper.shape[-1] + 1), round_up(c)
     one = hyper.new_zeros((members, r, 1))  # a last hidden unit of the hypernetwork gives the 1 of g~
     one[:, -1] = 1
     parts = zip(heads.split([r, r, c], -1), (columns, columns, outputs), strict=True)
@@ -54,9 +52,9 @@ def compound_rows(
     mean, std = x.new_empty((2, members, rows, outputs)).unbind()
     arrays = (
         inputs,
-        _pad(torch.cat([hyper, one], -1), columns, hidden),
-        torch.cat([_pad(part, hidden, size) for part, size in parts], -1),
-        _pad(basis, columns, outputs),
+        pad(torch.cat([hyper, one], -1), columns, hidden),
+        torch.cat([pad(part, hidden, size) for part, size in parts], -1),
+        pad(basis, columns, outputs),
         mean,
         std,
     )
@@ -74,25 +72,16 @@ def reference(
     return out.mean, out.std
 
 
-def _round_up(count: int) -> int:
-    return -(-count // TILE) * TILE
-
-
-def _pad(weights: Tensor, rows: int, columns: int) -> Tensor:
-    """Matrices (members, ...) with zeros appended to (members, rows, columns)."""
-    return functional.pad(weights, (0, columns - weights.shape[-1], 0, rows - weights.shape[-2]))
-
-
 @loop({"contract"}, "mean std")
 def rows_loop(
     x_: int, hyper_: int, heads_: int, basis_: int, mean_: int, std_: int,
     members: int, batch: int, width: int, units: int, c: int, bound: float, fan_in: bool,
 ) -> None:  # fmt: skip
     """`reference`, for arrays that are padded with zeros; a row's numbers do not depend on other rows."""
-    columns = (width + 64) // 64 * 64  # of h~, rounded up to TILE
-    hidden = (units + 64) // 64 * 64  # of g~
-    outputs = (c + 63) // 64 * 64
-    total = (width + 64) // 64 * 128 + (c + 63) // 64 * 64
+    columns = (width + 64) // 64 * 64  # of h~
+    hidden = (units + 32) // 32 * 32  # of g~
+    outputs = (c + 31) // 32 * 32
+    total = (width + 64) // 64 * 128 + (c + 31) // 32 * 32  # of the heads
     array(x_, (members, batch, columns))
     array(hyper_, (members, columns, hidden))
     array(heads_, (members, hidden, total))
@@ -101,36 +90,22 @@ def rows_loop(
     array(std_, (members, batch, outputs))
     fan = F(width + 1 if fan_in else 1)
     zero, least, most = splat(F(0)), splat(F(-bound)), splat(F(bound))
-    g, e, h = np.zeros(hidden, np.float32), np.zeros(total, np.float32), np.zeros(columns, np.float32)
+    active, kept = np.zeros(columns // 64, np.int64), np.zeros((hidden + 63) // 64, np.int64)
+    g, e, h = np.zeros(64 * len(kept), np.float32), np.zeros(total, np.float32), np.zeros(columns, np.float32)
     g_, e_, h_ = address_of(g), address_of(e), address_of(h)
-    active, kept = np.zeros(columns // 64, np.int64), np.zeros(hidden // 64, np.int64)
     for m in range(members):
         weights_, maps_ = hyper_ + 4 * m * columns * hidden, heads_ + 4 * m * hidden * total
         v_ = basis_ + 4 * m * columns * outputs
         for b in range(batch):
             row_, start = x_ + 4 * (m * batch + b) * columns, (m * batch + b) * outputs
-            for n in range(columns // 64):
-                bits = 0
-                for k in range(4):
-                    bits |= differ(load(row_, 64 * n + 16 * k), zero) << (16 * k)
-                active[n] = bits
-            for j in range(0, hidden, 64):
-                add_rows(g_ + 4 * j, row_, active, weights_ + 4 * j, hidden)
-            for n in range(hidden // 64):
-                bits = 0
-                for k in range(4):
-                    i = 64 * n + 16 * k
-                    value = maximum(zero, load(g_, i))
-                    store(g_, i, value)
-                    bits |= differ(value, zero) << (16 * k)
-                kept[n] = bits
+            find_nonzero(row_, active, False)
+            add_rows(g_, row_, active, weights_, hidden, hidden)
+            find_nonzero(g_, kept, True)
             for n in range(columns // 64):
                 if active[n] != 0:  # heads of inputs that are all zero are not needed
-                    add_rows(e_ + 256 * n, g_, kept, maps_ + 256 * n, total)
-                    add_rows(e_ + 4 * columns + 256 * n, g_, kept, maps_ + 4 * columns + 256 * n, total)
-            for j in range(0, outputs, 64):
-                i = 2 * columns + j
-                add_rows(e_ + 4 * i, g_, kept, maps_ + 4 * i, total)
+                    for i in (64 * n, columns + 64 * n):
+                        add_rows(e_ + 4 * i, g_, kept, maps_ + 4 * i, 64, total)
+            add_rows(e_ + 8 * columns, g_, kept, maps_ + 8 * columns, outputs, total)
             square = zero
             for n in range(columns // 64):
                 if active[n] != 0:
@@ -140,8 +115,7 @@ def rows_loop(
                         square = value * value * variance + square
                         store(h_, i, load(e_, i) * value)
             variance = add_lanes(square) / fan
-            for j in range(0, outputs, 64):
-                add_rows(mean_ + 4 * (start + j), h_, active, v_ + 4 * j, outputs)
+            add_rows(mean_ + 4 * start, h_, active, v_, outputs, outputs)
             for j in range(0, outputs, 16):
                 log_col = minimum(most, maximum(least, load(e_, 2 * columns + j)))
                 store(std_, start + j, lanes_exp(splat(F(0.5)) * log_col) * splat(F(math.sqrt(variance))))
