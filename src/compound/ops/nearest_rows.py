@@ -33,7 +33,7 @@ from compound.ops.lanes import (
 )
 
 AXES = 32
-BOXED = 8  # coordinates that a box bounds
+BOXED = 16  # coordinates that a box bounds
 FAR = 1e17  # coordinate of padding
 SLACK = (1.001, 2e-8)  # of bounds: factor, and part of (|x| + largest |x_i|)² that rounding may change
 
@@ -151,6 +151,7 @@ def nearest_loop(
     if count_leaves < 1 or count < 1:
         raise ValueError("there is no row to be near to")
     bounds = np.empty((count_leaves, 16), np.float32)  # squared, of each leaf's box
+    middles = np.empty((count_leaves, 16), np.float32)  # from the middles of boxes, twice, squared
     squares = np.empty((16, count), np.float32)  # smallest so far, ascending
     limits, margins = np.empty(16, np.float32), np.empty(16, np.float32)  # of squares that are of interest
     own, least = np.zeros((boxed, 16), np.float32), np.empty(16, np.float32)
@@ -160,7 +161,7 @@ def nearest_loop(
         address_of(own),
         address_of(least),
     )
-    squares_ = address_of(squares)
+    squares_, middles_ = address_of(squares), address_of(middles)
     for begin in range(0, batch, 16):
         live = min(16, batch - begin)
         squares[:] = F(math.inf)
@@ -175,18 +176,19 @@ def nearest_loop(
             margins[k] = F(rounding) * reach * reach
         lowest = splat(F(math.inf))
         for leaf in range(count_leaves):
-            total = splat(F(0))
+            total, central, box_ = splat(F(0)), splat(F(0)), boxes_ + 8 * leaf * boxed
             for i in range(boxed):
-                low, high = boxes_ + 4 * (leaf * 2 * boxed + i), boxes_ + 4 * (leaf * 2 * boxed + boxed + i)
                 q = load(own_, 16 * i)
-                gap = maximum(maximum(splat_at(low, 0) - q, q - splat_at(high, 0)), splat(F(0)))
-                total = gap * gap + total
+                under, over = splat_at(box_, i) - q, q - splat_at(box_, boxed + i)
+                gap, shift = maximum(maximum(under, over), splat(F(0))), under - over  # twice from the middle
+                total, central = gap * gap + total, shift * shift + central
             store(bounds_, 16 * leaf, total)
-            lowest = minimum(lowest, total)
+            store(middles_, 16 * leaf, central)
+            lowest = minimum(lowest, central)
         store(least_, 0, lowest)
         for k in range(live):  # the nearest leaf and its neighbours first: then the limit is nearly final
             nearest = 0
-            while bounds[nearest, k] != least[k] and nearest < count_leaves - 1:
+            while middles[nearest, k] != least[k] and nearest < count_leaves - 1:
                 nearest += 1
             for leaf in range(max(0, nearest - 2), min(count_leaves, nearest + 3)):
                 if bounds[leaf, k] <= limits[k]:
@@ -223,14 +225,14 @@ def visit(
     count, valid, width, axes = sizes
     total, most = splat(F(0)), splat(limit)
     kept = 0
-    for i in range(0, axes, 8):
-        part = tile + 64 * i
-        g0, g1 = load(part, 0) - splat_at(place, i), load(part, 16) - splat_at(place, i + 1)
-        g2, g3 = load(part, 32) - splat_at(place, i + 2), load(part, 48) - splat_at(place, i + 3)
-        g4, g5 = load(part, 64) - splat_at(place, i + 4), load(part, 80) - splat_at(place, i + 5)
-        g6, g7 = load(part, 96) - splat_at(place, i + 6), load(part, 112) - splat_at(place, i + 7)
-        s0, s1, s2, s3 = g0 * g0 + total, g1 * g1, g2 * g2, g3 * g3
-        total = ((g4 * g4 + s0) + (g5 * g5 + s1)) + ((g6 * g6 + s2) + (g7 * g7 + s3))
+    for i in range(0, axes, 16):
+        s0, s1, s2, s3 = total, splat(F(0)), splat(F(0)), splat(F(0))
+        for j in range(i, i + 16, 4):
+            g0, g1 = load(tile, 16 * j) - splat_at(place, j), load(tile, 16 * j + 16) - splat_at(place, j + 1)
+            g2 = load(tile, 16 * j + 32) - splat_at(place, j + 2)
+            g3 = load(tile, 16 * j + 48) - splat_at(place, j + 3)
+            s0, s1, s2, s3 = g0 * g0 + s0, g1 * g1 + s1, g2 * g2 + s2, g3 * g3 + s3
+        total = (s0 + s1) + (s2 + s3)
         kept = below(total, most)
         if kept == 0:
             break
