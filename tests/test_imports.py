@@ -59,7 +59,7 @@ TABLE = {  # room: what it may import
         "estimators",
         "report",
     },
-    "ray": {*BASE, "estimators", "experiments", "tables"},
+    "ray": {*BASE, "train", "estimators", "experiments", "tables"},
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
     "__main__": {"cli"},
     "cli": {
