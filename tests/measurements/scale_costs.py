@@ -2,9 +2,9 @@
 
     python tests/measurements/scale_costs.py steps rows reading memory workers --json costs.json
 
-Every part measures processor seconds (the least of some repetitions) at sizes of a grid, fits coefficients that
-are not negative by relative least squares, and compares with sizes that took no part, beyond the grid. The
-same parts with `--check costs.json` measure nothing but those.
+Every part measures processor seconds (the least of some repetitions) at sizes of a grid, fits coefficients
+that are not negative by relative least squares, and compares with sizes that took no part, most of them
+beyond the grid. With `--check costs.json` only these are measured.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def row_seconds(size: Size) -> float:
 
     def predict() -> None:
         predictive = model.predict(data.x, named_generator(0), size["draws"], 4)
-        predictive.mean, predictive.std
+        torch.stack([predictive.mean, predictive.std])
         neighbour_distance(data.x, sample)
 
     return least(predict, 6) / 512
@@ -287,9 +287,8 @@ def run(name: str, known: dict[str, Any]) -> dict[str, Any]:
     for size in others:
         measured, predicted = measure(size), float(np.dot(features(size), coefficients))
         checks.append([size, measured, predicted])
-        print(
-            f"{name} {size}: measured {measured:.3g}, predicted {predicted:.3g}, off by {predicted / measured - 1:+.0%}"
-        )
+        off = predicted / measured - 1
+        print(f"{name} {size}: measured {measured:.3g}, predicted {predicted:.3g}, off by {off:+.0%}")
     return {"coefficients": coefficients.tolist(), "sizes": rows, "checks": checks}
 
 
