@@ -58,6 +58,7 @@ LABEL = 16  # width in characters of the first column of the summary
     type=click.IntRange(1),
     help="Maximal number of epochs.  [default: set by the number of rows]",
 )
+@click.option("--batch-size", type=click.IntRange(1), help="Rows per step.  [default: 100 or 200]")
 @click.option(
     "--false-alarms",
     "false_positive_rate",
