@@ -93,7 +93,8 @@ def row_features(size: Size) -> list[float]:
 
 
 def row_seconds(size: Size) -> float:
-    """Processor seconds per row of a block: predictive, and distance from the sample of training rows."""
+    """Processor seconds per row of a block: predictive, and distances from the training rows."""
+    from compound.ood import Distance
     from compound.ood.neighbours import neighbour_distance
 
     model, data = build(size, 512)
@@ -101,11 +102,15 @@ def row_seconds(size: Size) -> float:
     sample = torch.randn(
         min(10_000, 2**21 // size["width"]), size["width"], generator=named_generator(0, "s")
     )
+    distance = Distance(size["width"])
+    distance.fit_without_quantiles(sample[:3000], named_generator(0, "d"))
 
     def predict() -> None:
         predictive = model.predict(data.x, named_generator(0), size["draws"], 4)
         torch.stack([predictive.mean, predictive.std])
         neighbour_distance(data.x, sample)
+        for _ in range(2):  # far noise, and the detector
+            distance(data.x)
 
     return least(predict, 6) / 512
 
