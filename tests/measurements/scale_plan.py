@@ -44,9 +44,8 @@ def main(paths: list[str]) -> None:
             print(f"  {processes} machines: {1000 * total:.1f} ms, {alone / total:.1f} times as fast")
     row = cost(costs, "rows", draws=20, **size) + cost(costs, "reading", columns=COLUMNS, rows=1)
     hours = PREDICTED * row / 3600
-    print(
-        f"prediction: {1e6 * row:.0f} µs per row, {hours:.0f} core hours, {hours / MACHINES / CORES:.1f} on all"
-    )
+    print(f"prediction: {1e6 * row:.0f} µs per row")
+    print(f"  {hours:.0f} core hours, {hours / MACHINES / CORES:.1f} hours on all cores")
     print(f"parameters {parameters:,}")
 
 
