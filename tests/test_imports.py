@@ -61,7 +61,6 @@ TABLE = {  # room: what it may import
     },
     "ray": {*BASE, "train", "estimators", "experiments", "tables"},
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
-    "__main__": {"cli"},
     "cli": {
         "io",
         "models",

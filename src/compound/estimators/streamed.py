@@ -139,7 +139,7 @@ def _set_target(estimator: Any, table: StreamedTable) -> None:
     """Set units of the target, or the classes; ValueError for targets that cannot be fitted."""
     if isinstance(estimator, CompoundRegressor):
         m = table.target.moments
-        estimator.check_units(
+        estimator._set_units(
             np.array([m.mean]), np.array([np.sqrt(m.squares / m.count)]), np.array([m.high - m.low])
         )
         estimator.y_is_1d_ = True
