@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
 from compound.estimators.regressor import CompoundRegressor
 from compound.experiments.tables import baselines
-from compound.experiments.tables.baselines import Array, Rows
+from compound.experiments.tables.baselines import Rows
 from compound.models import Method
 from compound.random import named_generator
 
@@ -30,9 +31,8 @@ def ml_cdn(x: pd.DataFrame, y: Array, draws: int | None = None, members: int | N
     if draws is None:
         return lambda rows: model.predict(rows, return_std=True)
     encode, network = model.encoder_.transform, model.model_
-    return lambda rows: (
-        network.predict(torch.from_numpy(encode(rows)), named_generator(0, "predict"), draws, 1).mean
-    )
+    generator = named_generator(0, "predict")
+    return lambda rows: network.predict(torch.from_numpy(encode(rows)), generator, draws, 1)
 
 
 def bayesian_torch(x: pd.DataFrame, y: Array) -> Predict:
