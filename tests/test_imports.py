@@ -43,7 +43,7 @@ TABLE = {  # room: what it may import
     "datasets": BASE,
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
-    "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "estimators"},
+    "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "train", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
         *BASE,
@@ -60,10 +60,12 @@ TABLE = {  # room: what it may import
         "report",
     },
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
+    "__main__": {"cli"},
     "cli": {
         "io",
         "models",
         "models.files",
+        "train",
         "estimators",
         "tables",
         "report",

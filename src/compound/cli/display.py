@@ -24,10 +24,10 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[An
 
 
 @contextmanager
-def row_progress(unit: str) -> Iterator[Callable[[int], None]]:
+def row_progress(unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
     """Context with a callback that takes the number of rows done, and shows it with the speed on stderr.
 
-    `unit` is the text after the number. Nothing is shown in the first SILENT_SECONDS.
+    `unit` is the text after the number. Nothing is shown in the first SILENT_SECONDS, or without `show`.
     """
     import time
 
@@ -46,7 +46,7 @@ def row_progress(unit: str) -> Iterator[Callable[[int], None]]:
         nonlocal start, refreshed
         now = time.monotonic()
         start = start or now
-        if now - start > SILENT_SECONDS and now - refreshed > REFRESH_SECONDS:
+        if show and now - start > SILENT_SECONDS and now - refreshed > REFRESH_SECONDS:
             display.start()
             display.update(task, completed=rows, speed=rows / (now - start), refresh=True)
             refreshed = now

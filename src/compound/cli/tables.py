@@ -65,6 +65,9 @@ LABEL = 16  # width in characters of the first column of the summary
     show_default=True,
     help="False positive rate of is_ood: fraction of in-distribution rows that are flagged.",
 )
+@click.option(
+    "--checkpoint", type=_path, help="A file to save progress to; an interrupted fit goes on from it."
+)
 @options.seed
 def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **request: Any) -> None:
     """Fit a model that predicts a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
@@ -72,16 +75,25 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
     Some rows are held out to evaluate the model. The summary, with figures and the rows of highest OOD score,
     is also in report.html in the model's directory.
 
+    Several processes fit together when torchrun starts them: torchrun --nproc-per-node 2 -m compound fit ...
+
     Example: compound fit houses.csv --target price
     """
+    from compound.io.paths import check_writable
     from compound.tables.fitting import FitRequest, check_model_path, fit_table, save
     from compound.tables.pages import fit_page, fit_summary
+    from compound.train.processes import torchrun
 
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
-    parsed = tuple(_parse_option(text) for text in method_options)
-    with row_progress("rows evaluated") as callback:
-        result = fit_table(table, FitRequest(options=parsed, **request), callback)
+    if request["checkpoint"]:
+        check_writable(request["checkpoint"])
+    request["options"] = tuple(_parse_option(text) for text in method_options)
+    with torchrun() as processes, row_progress("rows evaluated", show=processes.is_first) as callback:
+        request |= {"distributed": processes.size > 1, "verbose": processes.is_first}
+        result = fit_table(table, FitRequest(**request), callback)
+        if not processes.is_first:
+            return
     save(result, out, fit_page(result).html())
     for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
         click.echo(f"{name:<{LABEL}} {text}")

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ from compound.random import named_generator
 from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
 from compound.train.loop import fit
+from compound.train.processes import Processes
 from compound.train.progress import FitCallback, FitProgress, progress_bar
 from compound.types import Batch, Task, make_dataset
 
@@ -59,6 +61,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         device: str = "auto",
         verbose: bool = False,
         callbacks: Sequence[FitCallback] | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = False,
     ):
         self.method = method
         self.max_epochs = max_epochs
@@ -72,6 +76,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         self.device = device
         self.verbose = verbose
         self.callbacks = callbacks
+        self.checkpoint = checkpoint
+        self.distributed = distributed
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, as in scikit-learn; options of the method as `method__lam`.
@@ -147,7 +153,9 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         task, target = self._fit_target(table.y)
         method = method.with_limits() if task.kind == "regression" else method
         config = self._train_config(task, len(target))
-        members = memory.skeleton(method, 1, 0, task).members
+        skeleton = memory.skeleton(method, 1, 0, task)
+        members = skeleton.members
+        Processes.of(self.distributed).check(skeleton, min(config.batch_size, len(target)))
         limits = (task, config.batch_size, members)
         # a lower bound: encoding adds columns
         memory.check(method, len(target), table.x.shape[1], 0, *limits)
@@ -236,7 +244,15 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             callbacks = list(self.callbacks or ())
             if self.verbose:
                 callbacks.append(stack.enter_context(progress_bar("fit")))
-            self.history_ = fit(self.model_, data, config, self.seed_, callback=_call_all(callbacks))
+            self.history_ = fit(
+                self.model_,
+                data,
+                config,
+                self.seed_,
+                self.checkpoint,
+                callback=_call_all(callbacks),
+                distributed=self.distributed,
+            )
         return data
 
 

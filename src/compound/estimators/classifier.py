@@ -56,6 +56,11 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         Whether to show a progress bar.
     callbacks : sequence of callable, default=None
         Functions that are called with a `FitProgress` during `fit`.
+    checkpoint : str or Path, default=None
+        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
+        bits.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------

@@ -147,7 +147,7 @@ def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLC
     config = with_defaults(config, defaults)
     _check(config)
     if isinstance(config, MLConfig):
-        _check_ml(config)
+        _check_ml(config, task)
         return config
     if config.objective not in ("elbo", "official", "joint"):
         raise ValueError(f"objective is {config.objective!r}: use one of elbo, official, joint")
@@ -177,12 +177,14 @@ def _check(config: Any) -> None:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
 
 
-def _check_ml(config: Any) -> None:
+def _check_ml(config: Any, task: Task) -> None:
     """Raise ValueError for a basis, a λ or a β that `ml-cdn` cannot use."""
     if config.basis == "vmg":
         raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
     if not 0 <= config.beta <= 1:
         raise ValueError(f"beta is {config.beta}: give a number between 0, the likelihood, and 1")
+    if config.beta and task.kind == "classification":
+        raise ValueError(f"beta is {config.beta}: only targets have a variance, give 0 for classes")
     lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)
     if len(lam) > 2 or min(lam) < 0 or (len(lam) == 2 and min(lam) == 0):
         raise ValueError(f"lam is {config.lam}: give one number >= 0, or two > 0 for a path")

@@ -105,7 +105,7 @@ class MDN(Model):
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
+        nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.row_weights)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:

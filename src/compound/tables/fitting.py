@@ -47,6 +47,8 @@ class FitRequest:
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
+    checkpoint: Path | None = None  # from which an interrupted fit goes on
+    distributed: bool = False  # the processes of torch.distributed fit together
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
+        checkpoint=request.checkpoint,
+        distributed=request.distributed,
     )
 
 

@@ -39,9 +39,8 @@ class SelectExperiment(Experiment):
     def work(self, run: Run, context: RunContext) -> Outcome:
         model, _ = self.source.fit(run, context)
         train = images.load(self.source.in_dist, "train", context.data_dir)
-        held_out = slice(-ood.HELD_OUT, None)
-        predictive = ood.predict(model, train.x[held_out], run.seed, "validation")
-        y = train.y[held_out]
+        predictive = ood.predict(model, train.x[: ood.HELD_OUT], run.seed, "validation")
+        y = train.y[: ood.HELD_OUT]
         accuracy = metrics.accuracy(predictive, y)
         return Outcome({"lam": lambda_of(run), "accuracy": accuracy, "nll": metrics.nll(predictive, y)}, {})
 

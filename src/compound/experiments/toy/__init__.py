@@ -194,7 +194,7 @@ def weight_variances(
 
     "mixing", also for x < 0 and x >= 0 alone: of the predictive network's weights given x and ψ, averaged
     over weights and over `points` inputs in [-view, view]; mean and median are over draws of ψ. "posterior":
-    of the weights of the first layer of each hypernetwork; mean and median are over weights.
+    of the weights of all maps of the hypernetworks; mean and median are over weights.
     """
     x = torch.linspace(-view, view, points).unsqueeze(1)
     rows = []
@@ -219,9 +219,9 @@ def weight_variances(
     mixing = torch.stack(rows)  # (draws, points)
     sides = {"mixing": x[:, 0] <= view, "mixing_left": x[:, 0] < 0, "mixing_right": x[:, 0] >= 0}
     samples = {name: mixing[:, side].mean(1) for name, side in sides.items()}  # (draws,)
-    maps = [cast(MatrixGaussianLinear, layer.hyper.maps[0]) for layer in layers]
-    log_variances = [(first.log_row[0, 0, :, None] + first.log_col[0]).double().flatten() for first in maps]
-    samples["posterior"] = torch.cat(log_variances).exp()  # (entries,): the median is over entries
+    maps = [cast(MatrixGaussianLinear, each) for layer in layers for each in layer.hyper.maps]
+    posteriors = [posterior for each in maps for posterior in each.posterior()]
+    samples["posterior"] = torch.cat([posterior.variance.double().flatten() for posterior in posteriors])
     return {name: {"mean": v.mean().item(), "median": v.median().item()} for name, v in samples.items()}
 
 

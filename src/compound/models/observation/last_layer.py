@@ -21,7 +21,7 @@ from compound.models.base import weighted_row_mean
 from compound.models.observation.categorical import Categorical
 from compound.models.observation.gaussian import HomoscedasticGaussian
 from compound.nn import Gaussian
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.softmax import expected_entropy, expected_softmax
 from compound.predictive import (
     CategoricalPredictive,
@@ -131,7 +131,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         if self.integrate:
             variance = last.std.square() + self._variance_like(last.mean)
             return gaussian_log_prob(y, last.mean, variance).sum(-1)
-        return self.log_prob(last.draw(standard_normal(generator, last.mean.shape, last.mean)), y)
+        return self.log_prob(last.draw(row_normal(generator, last.mean.shape, last.mean)), y)
 
     def last_variance(self, last: Gaussian) -> Tensor:  # (members, rows)
         """Variance of y given x under the mixture over draws; of several targets the geometric mean."""
@@ -151,7 +151,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         return self._log_prob(draws, y, float(self.tau), 0.0)
 
     def stopping_log_prob(self, draws: Draws, y: Tensor, weight: Tensor | None) -> Tensor:
-        """`member_log_prob`; with `max_tau` above 1 it is that at the τ of a coarse grid that is best for y."""
+        """`member_log_prob`; with `max_tau` above 1 at the τ of a coarse grid that is best for y."""
         if self.max_tau == 1:
             return self.member_log_prob(draws, y)
         grid = np.geomspace(1 / self.max_tau, self.max_tau, 13).tolist()
@@ -221,9 +221,7 @@ class LastLayerCategorical(Categorical, LastLayerModel):
     def _noise(self, draws: tuple[int, int], rows: int, generator: Generators, like: Tensor) -> Tensor:
         """Antithetic standard normal noise (*draws, last_draws, rows, classes)."""
         pairs = (self.last_draws + 1) // 2
-        return antithetic(
-            standard_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws
-        )
+        return antithetic(row_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws)
 
     def sample(self, last: Gaussian, noise: Tensor) -> Draws:
         """Means and standard deviations of the logits; sampled logits are means with standard deviation 0."""
