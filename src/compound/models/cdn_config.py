@@ -125,7 +125,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 # `ml-cdn` behind a piecewise-linear encoding, see results/tables-trials.md
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"hyper": (20,), "samples": 2, "lam": 3e-5, "far_classes": "frequencies"},
-    "regression": {"hyper": (50,), "last_hyper": (20,), "lam": (1e-4, 1e-6), "beta": 0.5},
+    "regression": {
+        "hyper": (50,),
+        "last_hyper": (20,),
+        "samples": 3,
+        "lam": (1e-4, 1e-6),
+        "beta": 0.5,
+    },
 }
 VB_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2},

@@ -150,6 +150,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
         return self._log_prob(draws, y, float(self.tau), 0.0)
 
+    @torch.no_grad()
     def stopping_log_prob(self, draws: Draws, y: Tensor, weight: Tensor | None) -> Tensor:
         """`member_log_prob`; with `max_tau` above 1 at the τ of a coarse grid that is best for y."""
         if self.max_tau == 1:
