@@ -59,6 +59,7 @@ TABLE = {  # room: what it may import
         "estimators",
         "report",
     },
+    "ray": {*BASE, "estimators", "experiments", "tables"},
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
     "__main__": {"cli"},
     "cli": {
@@ -71,6 +72,7 @@ TABLE = {  # room: what it may import
         "report",
         "datasets",
         "experiments",
+        "ray",
         "bench",
     },
 }

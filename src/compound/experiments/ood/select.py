@@ -15,6 +15,7 @@ from compound.datasets import images
 from compound.experiments import ood, perform_all, plan
 from compound.experiments.base import Experiment
 from compound.experiments.identity import ONE_MEMBER, Run
+from compound.experiments.launch import Executor
 from compound.experiments.published import paper_lambdas
 from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import Method, build
@@ -72,7 +73,12 @@ class Selection(NamedTuple):
 
 
 def select_lambda(
-    runs: Sequence[Run], preset: str, root: Path, data_dir: Path | None = None, jobs: int | None = None
+    runs: Sequence[Run],
+    preset: str,
+    root: Path,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> Selection:
     """Fit the candidates for λ, and set λ of the runs of ml-cdn to the best one of their form.
 
@@ -84,7 +90,7 @@ def select_lambda(
             f"there is no λ of {METHOD} to select in this grid: leave --select out, "
             f"or run {METHOD} on {' or '.join(SELECTIONS)}"
         )
-    results = perform_all(plan(name, preset, 1), root, data_dir, jobs)
+    results = perform_all(plan(name, preset, 1), root, data_dir, jobs, executor)
     return Selection(with_best_lambdas(runs, best_lambdas(results)), results)
 
 

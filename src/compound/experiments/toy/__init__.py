@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from compound.datasets.toy import TOY_SETS, Toy, ToySet, cubic, true_function
 from compound.experiments.base import Experiment
 from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.run_memory import DataSize
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.toy.page import draw_page
 from compound.models import METHODS, VBCDN
@@ -131,6 +132,9 @@ class ToyExperiment(Experiment):
             metrics["variances"] = weight_variances(model, toy_set.view, generator)
         arrays = {name: column.squeeze(1).numpy() for name, column in columns.items()}
         return Outcome(metrics, {**arrays, "rows": torch.cat([toy.x, toy.y], 1).numpy()})
+
+    def data_size(self, run: Run) -> DataSize:
+        return DataSize(OOD_ROWS, 1, TASK)
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
