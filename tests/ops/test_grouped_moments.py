@@ -58,7 +58,7 @@ def test_groups_of_one_are_no_groups():
         grouped_moments(x, heads.clone(), basis, torch.ones(4), options), expected, strict=True
     ):
         assert_close(one, other)
-    assert torch.equal(repeat_heads(heads, torch.ones(4)), heads)
+    assert torch.equal(repeat_heads(heads, torch.ones(4), 4), heads)
 
 
 @pytest.mark.parametrize("counts", [[1.0, 3.0, 2.0], [1.0, 3.0, 2.0, 2.0]])

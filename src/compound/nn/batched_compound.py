@@ -121,7 +121,7 @@ class BatchedCompoundLinear(nn.Module):
         if self.counts is not None:
             if self.config.basis != "vmg":
                 return grouped_moments(x_aug, heads, self.basis, self.counts, options)
-            heads = repeat_heads(heads, self.counts)
+            heads = repeat_heads(heads, self.counts, self.inputs + 1)
         if self.config.basis != "vmg":
             return compound_moments(x_aug, heads, self.basis, options, overwrite_heads=True)
         # V's own posterior adds noise to s * h~, which rows that share ψ share as well
@@ -194,7 +194,7 @@ class BatchedCompoundLinear(nn.Module):
         """
         r = self.inputs + 1
         heads = self.hyper(append_ones(x), generator)
-        heads = heads if self.counts is None else repeat_heads(heads, self.counts)
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         scale, log_row, log_col = heads.split([r, r, self.outputs], -1)
         bound = self.config.bound
         row = (0.5 * log_row.clamp(-bound, bound)).exp() * self._prior_std()

@@ -31,10 +31,10 @@ def grouped_moments(
 
     Differentiable; compiled where possible. The memory of `heads` is reused.
     """
-    if float(counts.sum()) != basis.shape[-2]:
-        raise ValueError(f"the groups have {float(counts.sum()):g} inputs, the layer {basis.shape[-2]}")
     if not can_use_kernel(x_aug, heads, basis, counts):
         return reference(x_aug, heads, basis, counts, options)
+    if float(counts.sum()) != basis.shape[-2]:
+        raise ValueError(f"the groups have {float(counts.sum()):g} inputs, the layer {basis.shape[-2]}")
     if not torch.is_grad_enabled():
         return forward(x_aug.contiguous(), heads.contiguous(), basis, counts, options)[0]
     return Gaussian(*_GroupedMoments.apply(x_aug.contiguous(), heads.contiguous(), basis, counts, options))
@@ -44,17 +44,18 @@ def reference(
     x_aug: Tensor, heads: Tensor, basis: Tensor, counts: Tensor, options: MomentOptions
 ) -> Gaussian:
     """The definition of `grouped_moments`, for any dtype and device."""
-    return compound_moments.reference(x_aug, repeat_heads(heads, counts), basis, options)
+    return compound_moments.reference(x_aug, repeat_heads(heads, counts, x_aug.shape[-1]), basis, options)
 
 
-def repeat_heads(heads: Tensor, counts: Tensor) -> Tensor:  # (*members, rows, 2 r + c)
-    """Heads (*members, rows, 2 g + c) with the entries of s and lr repeated for each input of their group."""
+def repeat_heads(heads: Tensor, counts: Tensor, r: int) -> Tensor:  # (*members, rows, 2 r + c)
+    """Heads (*members, rows, 2 g + c) with the entries of s and lr repeated for each of the r inputs."""
     g = len(counts)
-    repeats = counts.long()
+    groups = torch.arange(g, device=counts.device)
+    index = groups.repeat_interleave(counts.long(), output_size=r)  # (r,) the group of each input
     return torch.cat(
         [
-            heads[..., :g].repeat_interleave(repeats, -1),
-            heads[..., g : 2 * g].repeat_interleave(repeats, -1),
+            heads[..., :g].index_select(-1, index),
+            heads[..., g : 2 * g].index_select(-1, index),
             heads[..., 2 * g :],
         ],
         -1,
