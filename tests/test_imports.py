@@ -44,6 +44,7 @@ TABLE = {  # room: what it may import
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
     "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "train", "estimators"},
+    "skpro": {"models", "predictive", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
         *BASE,

@@ -167,11 +167,13 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
 @click.option("--ood", type=_path, help="A table of out-of-distribution rows, to measure their detection.")
 @click.option("--target", help="The column with the true values.  [default: that of the fit]")
 @click.option(
+    "--by",
     "--slice",
     "slice_names",
     multiple=True,
     metavar="COLUMN",
-    help="Show all slices of a column; may be repeated.  [default: those of lowest coverage]",
+    help="Show all slices of a column of TABLE, also of one that the model does not read; may be repeated.  "
+    "[default: those of lowest coverage]",
 )
 @click.option("--out", type=_path, help="Also write a page (.html) with figures and all slices.")
 @click.option("--json", "json_path", type=_path, help="Also write all results to this file.")
@@ -189,9 +191,10 @@ def evaluate(
     """Compare a model's predictions for TABLE with the true values in it.
 
     Metrics have 95% confidence intervals. A slice is the set of rows with one value of a column, or with
-    values in one of five quantile bins: slices show where the model is badly calibrated.
+    values in one of five quantile bins: slices show where the model is badly calibrated. Those of fewer than
+    30 rows are not ranked.
 
-    Example: compound evaluate houses.model test.csv --ood boats.csv --slice city
+    Example: compound evaluate houses.model test.csv --ood boats.csv --by city --out test.html
     """
     from compound.io.paths import check_writable
     from compound.tables.evaluating import evaluate as evaluate_table
@@ -257,7 +260,58 @@ def export(model: Path, out: Path | None, rows: int) -> None:
     click.echo(f"program: {out}")
 
 
-COMMANDS = (fit, predict, evaluate, explain, export)
+@click.command()
+@_model
+@click.argument("table", type=_path, required=False)
+@click.option("--out", type=_path, help="The page.  [default: MODEL.explore.html]")
+@click.option("--serve", is_flag=True, help="Serve the page on this machine instead of writing it.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Of --serve.")
+@click.option(
+    "--no-prototypes",
+    is_flag=True,
+    help="Leave out the training rows; the OOD score is then a lower bound.",
+)
+def explore(
+    model: Path, table: Path | None, out: Path | None, serve: bool, port: int, no_prototypes: bool
+) -> None:
+    """Write a page to play with: sliders and menus for the columns, and the prediction that follows them.
+
+    The page is one HTML file that works anywhere without Python and without network. It HOLDS TRAINING ROWS,
+    the nearest of which it shows, unless --no-prototypes is given (averages of groups of rows remain, and a
+    group may be a single unusual row), and the first 200 rows of TABLE to start from. Of the methods,
+    ml-cdn is supported.
+
+    Example: compound explore houses.model --out houses.html
+    """
+    from compound.io.atomic import write_atomic
+    from compound.io.paths import check_writable
+    from compound.tables.explore.page import explore_page
+    from compound.tables.explore.server import page_server
+
+    out = out or Path(f"{_stem(model)}.explore.html")
+    if not serve:
+        check_writable(out)
+    page = explore_page(model, table, not no_prototypes)
+    if not serve:
+        write_atomic(out, page.encode())
+        click.echo(f"page: {out}, {len(page) / 1e6:.1f} MB, {_held_rows(no_prototypes)}")
+        return
+    server = page_server(page, port)
+    click.echo(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends)")
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("ended")
+
+
+def _held_rows(no_prototypes: bool) -> str:
+    return (
+        "without training rows" if no_prototypes else "holds training rows: share it as you would the table"
+    )
+
+
+COMMANDS = (fit, predict, evaluate, explain, explore, export)
 
 
 def _stem(path: Path) -> str:

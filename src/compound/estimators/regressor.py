@@ -40,7 +40,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
         options.
     max_epochs : int, default=None
-        Passes over the training rows, at most. None: 2,000 to 10,000 steps, depending on the number of rows.
+        Passes over the training rows, at most. None: 1,000 to 10,000 steps, depending on the number of rows.
     batch_size : int, default=None
         Rows per optimizer step. None: 100, or 200 from 20,000 rows on.
     lr : float, default=None

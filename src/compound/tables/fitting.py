@@ -19,6 +19,7 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -65,6 +66,7 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
+    effects: ColumnEffects
 
     @property
     def is_regression(self) -> bool:
@@ -94,7 +96,9 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
-    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
+    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
+    rows = np.flatnonzero(is_test)
+    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)
 
 
 def request_method(request: FitRequest) -> Method:
