@@ -58,6 +58,7 @@ LABEL = 16  # width in characters of the first column of the summary
     type=click.IntRange(1),
     help="Maximal number of epochs.  [default: set by the number of rows]",
 )
+@click.option("--batch-size", type=click.IntRange(1), help="Rows per step.  [default: 100 or 200]")
 @click.option(
     "--false-alarms",
     "false_positive_rate",
@@ -71,7 +72,18 @@ LABEL = 16  # width in characters of the first column of the summary
     "--checkpoint", type=_path, help="A file to save progress to; an interrupted fit goes on from it."
 )
 @options.seed
-def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **request: Any) -> None:
+@options.ray
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Processes on Ray.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Of each worker on Ray.")
+def fit(
+    table: Path,
+    out: Path | None,
+    method_options: tuple[str, ...],
+    ray_address: str | None,
+    workers: int,
+    cores: int,
+    **request: Any,
+) -> None:
     """Fit a model that predicts a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
 
     TABLE may be larger than memory, and a folder of parquet files: it is then read in a stream, and an
@@ -81,40 +93,28 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
     is also in report.html in the model's directory.
 
     Several processes fit together when torchrun starts them: torchrun --nproc-per-node 2 -m compound fit ...
+    With --ray they are workers of a Ray cluster, whose nodes share the folders of TABLE and of the model.
 
     Example: compound fit houses.csv --target price
     """
-    from compound.io.paths import check_writable
-    from compound.tables.fitting import FitRequest, check_model_path, save
-    from compound.tables.pages import fit_page, fit_summary
-    from compound.tables.stream_fitting import fit_path, is_streamed
+    from compound.tables.fit_command import prepare
+    from compound.tables.fitting import FitRequest
     from compound.train.processes import torchrun
 
     out = out or Path(f"{_stem(table)}.model")
-    check_model_path(out)
-    request["options"] = tuple(_parse_option(text) for text in method_options)
-    request["stream"] = is_streamed(table, request["stream"])
-    leftovers = []
-    if request["stream"]:
-        request["work"] = Path(f"{out}.rows.parquet")
-        leftovers = [request["work"]]
-    if request["stream"] and not request["checkpoint"]:
-        request["checkpoint"] = Path(f"{out}.checkpoint")
-        leftovers.append(request["checkpoint"])
-    if request["checkpoint"]:
-        check_writable(request["checkpoint"])
-    with ExitStack() as stack:
-        processes = stack.enter_context(torchrun())
-        progress = stack.enter_context(row_progress("rows read", show=processes.is_first))
-        callback = stack.enter_context(row_progress("rows evaluated", show=processes.is_first))
-        request |= {"distributed": processes.size > 1, "verbose": processes.is_first}
-        result = fit_path(table, FitRequest(**request), callback, progress)
-        if not processes.is_first:
-            return
-    save(result, out, fit_page(result).html())
-    for path in leftovers:
-        path.unlink(missing_ok=True)
-    for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
+    parsed = tuple(_parse_option(text) for text in method_options)
+    command = prepare(table, out, FitRequest(options=parsed, **request))
+    if ray_address:
+        from compound.ray.train import fit_on_ray
+
+        summary = fit_on_ray(ray_address, workers, cores, command)
+    else:
+        with ExitStack() as stack:
+            processes = stack.enter_context(torchrun())
+            progress = stack.enter_context(row_progress("rows read", show=processes.is_first))
+            callback = stack.enter_context(row_progress("rows evaluated", show=processes.is_first))
+            summary = command.run(processes, callback, progress)
+    for name, text in summary:
         click.echo(f"{name:<{LABEL}} {text}")
 
 

@@ -45,6 +45,7 @@ class FitRequest:
     keep: tuple[str, ...] = ()  # columns that are used although they seem to name the rows
     test_fraction: float = 0.1
     max_epochs: int | None = None
+    batch_size: int | None = None
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
@@ -139,6 +140,7 @@ def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
     return estimator_class(
         method,
         max_epochs=request.max_epochs,
+        batch_size=request.batch_size,
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
