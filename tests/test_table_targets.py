@@ -70,7 +70,11 @@ def test_inputs_of_a_group_share_scale_and_variance_in_the_first_layer_of_ml_cdn
     h_aug = torch.cat([h, h.new_ones((2, 7, 1))], -1)
     assert_close(out.mean, torch.einsum("mbi,mbio->mbo", h_aug, law.mean))
     assert_close(out.std, (h_aug * law.row).square().sum(-1, keepdim=True).sqrt() * law.col)
-    assert_close(first.forward_given(h, first.draw(named_generator(0))).mean, out.mean)
+    with torch.no_grad():
+        for compute in (first.forward_given, first.rows_given):
+            given = compute(h, first.draw(named_generator(0)))
+            assert_close(given.mean, out.mean)
+            assert_close(given.std, out.std)
     assert Method("vb-cdn", members=1).build(5, TASK, 0, encoding()).layers[0].counts is None
 
 

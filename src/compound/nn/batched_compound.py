@@ -163,13 +163,14 @@ class BatchedCompoundLinear(nn.Module):
     def rows_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """`forward_given` without gradients, for layers with `has_compiled_draws`: zeros cost nothing."""
         (hyper, heads), basis = psi
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return Gaussian(*compound_rows(x, hyper, heads, basis, options), x.new_empty(0))
 
     @property
     def has_compiled_draws(self) -> bool:
-        """Whether `draws_given` computes the layer: one hidden layer of ReLUs, and no groups of inputs."""
-        return self.config.activation == "relu" and len(self.hyper.maps) == 2 and self.counts is None
+        """Whether `draws_given` computes the layer: its hypernetwork has one hidden layer of ReLUs."""
+        return self.config.activation == "relu" and len(self.hyper.maps) == 2
 
     @full_precision
     def draws_given(
@@ -181,6 +182,7 @@ class BatchedCompoundLinear(nn.Module):
         (members, draws, in) that rows share; `psi` is the result of `draw`.
         """
         (hyper, heads), basis = psi
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return compound_draws(hidden.mean, hidden.std, noise, hyper, heads, basis, options)
 

@@ -48,7 +48,10 @@ def reference(
 
 
 def repeat_heads(heads: Tensor, counts: Tensor, r: int) -> Tensor:  # (*members, rows, 2 r + c)
-    """Heads (*members, rows, 2 g + c) with the entries of s and lr repeated for each of the r inputs."""
+    """Heads (*members, rows, 2 g + c) with the entries of s and lr repeated for each of the r inputs.
+
+    Given the weights of the map that computes heads, those of a map that computes the repeated ones.
+    """
     g = len(counts)
     groups = torch.arange(g, device=counts.device)
     index = groups.repeat_interleave(counts.long(), output_size=r)  # (r,) the group of each input
