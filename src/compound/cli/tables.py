@@ -101,11 +101,12 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
 
 @click.command()
 @_model
-@_table
+@click.argument("source", metavar="TABLE")
 @click.option(
     "--out",
-    type=_path,
-    help="A .csv, .tsv (also .gz) or .parquet file.  [default: TABLE.predicted.csv]",
+    "target",
+    metavar="PATH",
+    help="A .csv, .tsv (also .gz) or .parquet file, on Ray a folder.  [default: TABLE.predicted.csv]",
 )
 @click.option(
     "--coverage",
@@ -115,25 +116,32 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
     help="Coverage of the prediction intervals or sets.",
 )
 @click.option("--only", is_flag=True, help="Write the predictions without the columns of TABLE.")
-def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
+@options.ray
+def predict(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, ray_address: str | None
+) -> None:
     """Predict every row of TABLE; tables of any length take the same memory.
 
     Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
     epistemic uncertainty, ood_score and is_ood.
 
+    With --ray, TABLE is a Parquet file, a folder of them, or a pattern in quotes, also at a URL such as
+    s3://bucket/new. The answers are files of the same names in another folder; the same command goes on
+    where it was stopped.
+
     Example: compound predict houses.model new.csv --out predictions.csv
     """
+    if ray_address is not None:
+        _predict_on_ray(model, source, target, coverage, only, ray_address)
+        return
     from compound.tables.model_inputs import load_estimator
     from compound.tables.streaming import predict_file
 
-    out = out or Path(f"{_stem(table)}.predicted.csv")
+    table = Path(source)
+    out = Path(target or f"{_stem(table)}.predicted.csv")
     with row_progress("rows") as callback:
         summary = predict_file(load_estimator(model), table, out, coverage, only, callback)
-    speed = summary.rows / max(summary.seconds, 1e-9)
-    click.echo(
-        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
-        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
-    )
+    _echo_summary(summary, out)
 
 
 @click.command()
@@ -233,6 +241,29 @@ def export(model: Path, out: Path | None, rows: int) -> None:
 
 
 COMMANDS = (fit, predict, evaluate, explain, export)
+
+
+def _predict_on_ray(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, address: str
+) -> None:
+    """`compound predict --ray`."""
+    from compound.ray.cluster import connected
+    from compound.ray.parts import default_folder
+    from compound.ray.predict import predict_files
+    from compound.tables.model_inputs import load_estimator
+
+    estimator, out = load_estimator(model), target or default_folder(source)
+    with connected(address) as ray, row_progress("rows") as callback:
+        summary = predict_files(ray, estimator, source, out, coverage, only, callback)
+    _echo_summary(summary, out)
+
+
+def _echo_summary(summary: Any, out: Path | str) -> None:
+    speed = summary.rows / max(summary.seconds, 1e-9)
+    click.echo(
+        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
+        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+    )
 
 
 def _stem(path: Path) -> str:
