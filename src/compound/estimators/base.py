@@ -122,11 +122,14 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         """
 
     @abstractmethod
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+    def _calibrate(
+        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+    ) -> None:
         """Fit intervals, or temperature and sets, to the rows that the mask `held_out` marks.
 
         x (rows, width) is encoded, y is that of `_fit_target`, held_out is (rows,) or (members, rows) and
-        weights, the sample weights, (rows,).
+        weights, the sample weights, (rows,); drawn (rows,) marks the rows drawn to be held out, of which one
+        may be trained on nevertheless: those of `_holdout_weights` by default.
         """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -171,11 +174,26 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members)
         data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
+        self._finish(x, target, weight == 0, torch.from_numpy(table.weights), train_mask(data))
+        return self
+
+    def _finish(
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        trained_on: Tensor,
+        drawn: Tensor | None = None,
+    ) -> None:
+        """What follows training: calibration, and the detector of unusual rows.
+
+        Arguments are as in `_calibrate`; trained_on (rows,) is True for rows that some member trained on.
+        """
         for tensor in (*self.model_.parameters(), *self.model_.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
-        self._calibrate(x, target, weight == 0, torch.from_numpy(table.weights))
-        self.ood_detector_ = self._fit_detector(x, train_mask(data))
-        return self
+        self._calibrate(x, y, held_out, weights, drawn)
+        self.ood_detector_ = self._fit_detector(x, trained_on)
 
     @property
     @abstractmethod
@@ -231,10 +249,18 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             x, distances, lambda rows: epistemic(self, rows), self.false_positive_rate, generator
         )
 
-    def _fit_model(self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig) -> Batch:
+    def _fit_model(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        config: TrainConfig,
+        batches: Callable[[int], Batch] | None = None,
+    ) -> Batch:
         """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.
 
-        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows.
+        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows. `batches` maps
+        steps to batches where x is only a sample.
         """
         x_ood = None
         if self.model_.needs_ood_rows:
@@ -252,6 +278,7 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
                 self.checkpoint,
                 callback=_call_all(callbacks),
                 distributed=self.distributed,
+                batches=batches,
             )
         return data
 

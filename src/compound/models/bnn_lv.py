@@ -110,6 +110,7 @@ class BNNLV(Model):
     reference = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
     components = ("component", "mixing", "posterior")
     eval_inner = 5
+    rows_in_memory = "it keeps a posterior for every single training row"
 
     def __init__(self, inputs: int, task: Task, config: BNNLVConfig, seed: int = 0):
         super().__init__()

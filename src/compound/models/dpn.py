@@ -79,6 +79,7 @@ class DPN(Model):
     reference = "Malinin and Gales (2018)"
     components = ("component", "posterior")
     needs_ood_rows = True
+    rows_in_memory = "it trains with outliers made from all rows"
 
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
