@@ -19,6 +19,7 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -45,6 +46,7 @@ class FitRequest:
     keep: tuple[str, ...] = ()  # columns that are used although they seem to name the rows
     test_fraction: float = 0.1
     max_epochs: int | None = None
+    batch_size: int | None = None
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
@@ -66,6 +68,7 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
+    effects: ColumnEffects
 
     @property
     def is_regression(self) -> bool:
@@ -95,7 +98,9 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
-    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
+    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
+    rows = np.flatnonzero(is_test)
+    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)
 
 
 def request_method(request: FitRequest) -> Method:
@@ -136,6 +141,7 @@ def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
     return estimator_class(
         method,
         max_epochs=request.max_epochs,
+        batch_size=request.batch_size,
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,

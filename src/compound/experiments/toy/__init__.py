@@ -70,7 +70,7 @@ OPTIONS = {
 # the published learning rate; with ten times that, bnn-lv ends in a mean-field optimum that underfits
 LEARNING_RATES = {"bnn-lv": 1e-3}
 # methods that are given the noise: if they learn it from 20 rows, their posterior returns to the prior
-NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam")
+NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam", "hmc")
 
 
 def train_config(method: str, preset: str) -> TrainConfig:
@@ -231,6 +231,9 @@ def weight_variances(
 
 EXPERIMENTS = {
     "toy": ToyExperiment(
-        name="toy", title="Toy regression: aleatoric and epistemic uncertainty", methods=("ml-cdn", "vb-cdn")
+        name="toy",
+        title="Toy regression: aleatoric and epistemic uncertainty",
+        methods=("ml-cdn", "vb-cdn"),
+        all_methods=tuple(METHODS),
     )
 }
