@@ -330,7 +330,7 @@ def test_models_of_the_layout_before_have_the_same_bits(tmp_path):
     new = {"adaptive", "groups", "group_column", "roles", "target_names", "target_kind", "horizons"}
     saved = parts.frame["config"]
     config = {name: value for name, value in saved.items() if name not in new}
-    config["layout"] = 6
+    config["layout"] = 7
     config["parameters"] = {k: v for k, v in config["parameters"].items() if k != "target_kind"}
     config["model"] = {**config["model"], "task": {"kind": "regression", "size": 1}}
     put_together(tmp_path / "model", parts._replace(frame={**parts.frame, "config": config}))

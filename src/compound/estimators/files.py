@@ -43,8 +43,8 @@ from compound.train.history import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 7  # of the configuration; increased when an older library could not read it
-READABLE = (6, LAYOUT)  # 6 had no kinds of targets, groups or boxes
+LAYOUT = 8  # of the configuration; increased when an older library could not read it
+READABLE = (7, LAYOUT)  # 7 had no kinds of targets, groups or boxes
 MAX_LABEL_LENGTH = 10_000  # characters for which a dtype of labels may reserve memory
 
 

@@ -411,7 +411,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
             shift = columns.mean(0)
             scale = columns.std(0)
             extent = columns.max(0) - columns.min(0)
-        self.check_units(shift, scale, extent)
+        self._set_units(shift, scale, extent)
         self.target_kind_ = kind
         self.y_is_1d_ = table.y.ndim == 1
         self.horizons_ = np.zeros(0) if table.event is None else horizons(columns[table.event > 0])
@@ -426,7 +426,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
             target = torch.cat([target, torch.from_numpy(table.event[:, None]).float()], 1)
         return Task("regression", columns.shape[1], None if kind == "gaussian" else kind), target
 
-    def check_units(self, shift: Array, scale: Array, extent: Array) -> None:
+    def _set_units(self, shift: Array, scale: Array, extent: Array) -> None:
         """Set the units of the targets from means, standard deviations and ranges, (targets,) each.
 
         Raises ValueError where variances would over- or underflow.

@@ -40,7 +40,7 @@ class _LastLayer(LastLayerModel):
         std = last.std.expand_as(last.mean)
         return last.mean + (1 - mask) * std * noise, mask * std.square()
 
-    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor | None) -> None:
         """Does nothing: only Gaussian targets have a scale τ."""
 
 
