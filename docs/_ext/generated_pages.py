@@ -44,6 +44,8 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "results": "results/README.md",
     "truth": "results/truth.md",
     "posthoc": "results/posthoc.md",
+    "table-1": "results/table-1.md",
+    "pbp": "results/pbp.md",
     "measured-tables": "results/tables.md",
     "tables-trials": "results/tables-trials.md",
     "ood-tables": "results/ood-tables.md",
