@@ -120,10 +120,11 @@ def fit(
 
 @click.command()
 @_model
-@_table
+@click.argument("source", metavar="TABLE")
 @click.option(
     "--out",
-    type=_path,
+    "target",
+    metavar="PATH",
     help="A .csv, .tsv (also .gz) or .parquet file; for a folder, a folder.  [default: TABLE.predicted.csv]",
 )
 @click.option(
@@ -134,7 +135,10 @@ def fit(
     help="Coverage of the prediction intervals or sets.",
 )
 @click.option("--only", is_flag=True, help="Write the predictions without the columns of TABLE.")
-def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
+@options.ray
+def predict(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, ray_address: str | None
+) -> None:
     """Predict every row of TABLE; tables of any length take the same memory.
 
     For a folder of parquet files a folder of files with predictions is written. What an interrupted run has
@@ -143,22 +147,26 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
     Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
     epistemic uncertainty, ood_score and is_ood.
 
+    With --ray, TABLE is a Parquet file, a folder of them, or a pattern in quotes, also at a URL such as
+    s3://bucket/new. The answers are files of the same names in another folder; the same command goes on
+    where it was stopped.
+
     Example: compound predict houses.model new.csv --out predictions.csv
     """
+    if ray_address is not None:
+        _predict_on_ray(model, source, target, coverage, only, ray_address)
+        return
     from compound.tables.model_inputs import load_estimator
     from compound.tables.predicting_folders import predict_folder
     from compound.tables.streaming import predict_file
 
+    table = Path(source)
     is_folder = table.is_dir()
-    out = out or Path(f"{table.name}.predicted" if is_folder else f"{_stem(table)}.predicted.csv")
+    out = Path(target or (f"{table.name}.predicted" if is_folder else f"{_stem(table)}.predicted.csv"))
     run = predict_folder if is_folder else predict_file
     with row_progress("rows") as callback:
         summary = run(load_estimator(model), table, out, coverage, only, callback)
-    speed = summary.rows / max(summary.seconds, 1e-9)
-    click.echo(
-        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
-        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
-    )
+    _echo_summary(summary, out)
 
 
 @click.command()
@@ -312,6 +320,29 @@ def _held_rows(no_prototypes: bool) -> str:
 
 
 COMMANDS = (fit, predict, evaluate, explain, explore, export)
+
+
+def _predict_on_ray(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, address: str
+) -> None:
+    """`compound predict --ray`."""
+    from compound.ray.cluster import connected
+    from compound.ray.parts import default_folder
+    from compound.ray.predict import predict_files
+    from compound.tables.model_inputs import load_estimator
+
+    estimator, out = load_estimator(model), target or default_folder(source)
+    with connected(address) as ray, row_progress("rows") as callback:
+        summary = predict_files(ray, estimator, source, out, coverage, only, callback)
+    _echo_summary(summary, out)
+
+
+def _echo_summary(summary: Any, out: Path | str) -> None:
+    speed = summary.rows / max(summary.seconds, 1e-9)
+    click.echo(
+        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
+        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+    )
 
 
 def _stem(path: Path) -> str:
