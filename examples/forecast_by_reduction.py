@@ -1,7 +1,7 @@
 """A forecast with intervals, by reduction.
 
-sktime turns forecasting into regression on what is known of the future, here the hour and the day. With skpro's
-form of the regressor the forecast has calibrated intervals: demand is uncertain by day, and certain by night.
+sktime turns forecasting into regression on what is known of the future, here the hour and the day. With the
+regressor of `compound.skpro` the forecast has calibrated intervals: wide by day, narrow by night.
 """
 
 import warnings

@@ -14,7 +14,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from compound.ops.jit import is_tracing
+from compound.ops.jit import can_use_kernel, is_tracing
+from compound.ops.row_maps import row_maps
 
 RIDGE = 0.1  # in units of the rows' variance, which is about 1: they are whitened
 BLOCK = 8  # rows of one product with a precision root
@@ -69,6 +70,8 @@ class Clusters(NamedTuple):
 
 def cluster_whiten(differences: Tensor, index: Tensor, precision_roots: Tensor) -> Tensor:  # (rows, rank)
     """Each row of differences (rows, rank) times the precision root of its centre, number index (rows,)."""
+    if can_use_kernel(differences, precision_roots) and not torch.is_grad_enabled():
+        return row_maps(differences, index, precision_roots)
     if (
         len(index) < BLOCK or is_tracing()
     ):  # a trace may not depend on which centres these rows are nearest to
