@@ -35,6 +35,7 @@ EXAMPLES = (
     "convert_network",
     "compound_convolution",
     "compound_recurrence",
+    "forecast_by_reduction",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
