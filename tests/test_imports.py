@@ -61,7 +61,7 @@ TABLE = {  # room: what it may import
         "report",
     },
     "ray": {*BASE, "train", "estimators", "experiments", "tables"},
-    "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
+    "bench": {*BASE, "nn", "ood", "models", "train", "estimators", "report", "experiments"},
     "cli": {
         "io",
         "models",
