@@ -54,8 +54,8 @@ def load(data_dir: Path | None) -> Demand:
 def _windows(demand: Tensor, temperature: Tensor, workday: Tensor, starts: Tensor) -> Days:
     """Windows that start at half-hours `starts` (rows,).
 
-    A step holds a day's demand, its temperature every three hours, the working days of the day (at its first and
-    last half-hour) and of the day to predict, and the time of the day. No weather to come is known.
+    A step holds a day's demand, its temperature every three hours, whether its first and last half-hour, and
+    those of the day to predict, are on a working day, and the time of the day. No weather to come is known.
     """
     history = starts.unsqueeze(1) + torch.arange(-HISTORY * STEPS, 0)
     ahead = starts.unsqueeze(1) + torch.arange(STEPS)

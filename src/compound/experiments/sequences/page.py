@@ -18,8 +18,8 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     """Fill the page of the sequences experiment; return its claims."""
     page.text(
         "AUROC is the probability that an utterance of the speaker who was left out has a larger predictive "
-        "entropy than one of the others. Calibrated: temperature and far noise on the features, fitted to held-out "
-        "utterances. Demand is in gigawatts; 90% intervals are conformal to the 60 days before."
+        "entropy than one of the others. Calibrated: temperature and far noise on the features, fitted to "
+        "held-out utterances. Demand is in gigawatts; 90% intervals are conformal to the 60 days before."
     )
     claims: list[Claim] = []
     for data, title in TITLES.items():
