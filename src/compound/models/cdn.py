@@ -65,7 +65,8 @@ class _CDN(Model):
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
         )
-        self.far = ExtrapolationGuard(inputs, task, self.config.far, self.config.far_classes)
+        far = self.config.far, self.config.far_classes, self.config.far_distance
+        self.far = ExtrapolationGuard(inputs, task, *far)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
