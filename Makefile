@@ -1,23 +1,27 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test quick durations machines fuzz bench coverage lint docs wheel clean
+.PHONY: demo test test-cluster quick durations machines fuzz bench coverage lint docs wheel clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
 
 THREADS ?= 1
 test: lint
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/cluster
+
+# what runs on Ray, on a cluster of two nodes that the tests start here: within three minutes on two cores
+test-cluster: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/cluster -rs
 
 # the tests to run all day, under a minute on two cores: all that tests/slow.txt does not list
 quick: .venv/.stamp
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup -m 'not slow' --durations 5
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup -m 'not slow' --durations 5 --ignore tests/cluster
 
 # records in tests/slow.txt which tests are slow, by processor time; in one process, about seven minutes
 durations: .venv/.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow
-	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow --ignore tests/cluster
+	OMP_NUM_THREADS=1 $(BIN)/pytest --record-slow -m 'not slow' --ignore tests/cluster
 
 # the tests with the arithmetic of other processors, and with two threads
 machines:

@@ -1,8 +1,11 @@
-"""A small grid of real fits, some of which fail or are killed: python tests/grids.py FOLDER JOBS RUNS STEPS
+"""A small grid of real fits, some of which fail or are killed:
+
+    python tests/grids.py FOLDER JOBS RUNS STEPS [RAY_ADDRESS [STORAGE]]
 
 Workers are processes of their own, so what they do must be importable there.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -68,11 +71,44 @@ def alone(function: Callable[..., object], *arguments: object) -> None:
     function(*arguments)
 
 
+def fills(run: Run, context: RunContext) -> Outcome:
+    """Where the seed is 1, finds the disk full, as long as the folder has no file `fixed`."""
+    if run.seed == 1 and not (context.directory.parent / "fixed").exists():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(context.directory / "arrays.npz"))
+    return trains(run, context)
+
+
 def work_of(name: str) -> Work:
-    return {"trains": trains, "fails": fails, "dies": dies}[name]
+    return {"trains": trains, "fails": fails, "dies": dies, "fills": fills}[name]
+
+
+def memory_of(run: Run) -> int:
+    return 300 * 2**20
+
+
+def main(
+    folder: str, jobs: str, count: str, steps: str, address: str = "", storage: str = "", name: str = "trains"
+) -> int:
+    planned = grid(int(count), int(steps), name)
+    if not address:
+        return len(run_grid(planned, work_of, Path(folder), None, int(jobs)).failures)
+    from compound.ray.cluster import connected
+    from compound.ray.grid import RayExecutor
+    from compound.ray.storage import Storage
+
+    files = Storage(storage, copy_interval=0.3) if storage else None
+    with connected(address) as ray:
+        executor = RayExecutor(ray, memory_of, 1, files)
+        done = run_grid(planned, work_of, Path(folder), None, int(jobs), executor)
+    for run, reason in done.failures:
+        print(f"failed: {run}: {reason}", file=sys.stderr)
+    return len(done.failures)
 
 
 if __name__ == "__main__":
-    folder, jobs, count, steps = sys.argv[1:]
-    done = run_grid(grid(int(count), int(steps)), work_of, Path(folder), None, int(jobs))
-    sys.exit(bool(done.failures))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ValueError as error:
+        sys.exit(f"Error: {error}")

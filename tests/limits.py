@@ -50,6 +50,51 @@ def bnn_lv(task: Task) -> tuple[Model, MAP]:
     return model, plain
 
 
+def bayes_hypernet(task: Task) -> tuple[Model, MAP]:
+    """Scales are the norms of the columns of the network's weights, without noise."""
+    plain = network(task)
+    model = build(Method("bayes-hypernet", widths=(8,), flows=0, log_std=-40.0), 3, task, 0).double()
+    model.network.load_state_dict(plain.network.state_dict())
+    with torch.no_grad():
+        model.mean.copy_(torch.cat([layer.weight[0].norm(dim=0) for layer in plain.network.layers]) - 1)
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
+def implicit(task: Task) -> tuple[Model, MAP]:
+    """The generator's last map is 0: all draws are its mean."""
+    plain = network(task)
+    model = build(Method("implicit", widths=(8,)), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.layers, absorbed(plain), strict=True):
+            layer.mean.copy_(weight)
+            layer.heads.zero_()
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
+def hypernet(task: Task) -> tuple[Model, MAP]:
+    """Hypernetworks whose last map is 0: all scales are 1."""
+    plain = network(task)
+    model = build(Method("hypernet", widths=(8,)), 3, task, 0).double()
+    with torch.no_grad():
+        for layer, weight in zip(model.stack, absorbed(plain), strict=True):
+            layer.basis.copy_(weight)
+            layer.hyper.layers[-1].weight.zero_()
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
+def hmc(task: Task) -> tuple[Model, MAP]:
+    """All draws of the one chain are the weights of the network."""
+    plain = network(task)
+    model = build(Method("hmc", widths=(8,), members=1, draws=3), 3, task, 0).double()
+    model.samples.copy_(torch.cat([p.flatten(1) for p in plain.network.parameters()], 1))
+    model.sampled.fill_(True)
+    model.likelihood.load_state_dict(plain.likelihood.state_dict())
+    return model, plain
+
+
 def mdn(task: Task) -> tuple[Model, MAP]:
     """One component: the network with a variance for every row; the weight of that component is 1."""
     plain = network(task, variance="rows")

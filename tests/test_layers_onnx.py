@@ -1,4 +1,4 @@
-"""Networks with compound layers as ONNX programs: their mean, and a fixed set of draws, in another runtime."""
+"""Networks with compound layers as ONNX programs: the mean, and a fixed set of draws."""
 
 import warnings
 

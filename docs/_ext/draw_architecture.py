@@ -10,6 +10,7 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
     (
         "applications",
         {
+            "ray": "clusters",
             "tables": "files: read, stream, explain",
             "bench": "speed and memory",
             "experiments": "the paper's runs and pages",

@@ -8,6 +8,22 @@ from torch import Generator
 Generators = Generator | Sequence[Generator]  # one generator, or one per ensemble member
 
 
+class PartGenerator(Generator):
+    """A generator for a part of a batch: its rows get the noise that they would have in the whole batch.
+
+    All processes that share a batch seed theirs alike; noise of rows is drawn for the whole batch
+    (`compound.ops.gaussian_noise.row_normal`), other noise is the same in all parts.
+    """
+
+    rows = slice(0, 1)  # of the batch that this part has
+    total = 1  # rows of the whole batch
+
+    def take(self, rows: slice, total: int) -> None:
+        """Set the rows of this part, and how many the batch has."""
+        self.rows = rows
+        self.total = total
+
+
 def named_generator(seed: int, *path: str | int) -> Generator:
     """A generator that depends on a seed and on a name for its purpose.
 

@@ -1,7 +1,7 @@
 """The types that all modules share: what is predicted, and a batch of rows."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,21 @@ class Task:
             raise ValueError(f"task size is {self.size}: classes need at least 2, targets at least 1")
 
 
+class RowWeights(NamedTuple):
+    """Weights of the rows of a batch, and what a sum over them is divided by to be their mean."""
+
+    values: Tensor | None  # (rows,) or (members, rows); None: all 1
+    total: Tensor | float  # (members,), () or a number
+
+
+@dataclass(frozen=True)
+class Share:
+    """What sums over a part of a batch are divided by: the mean over parts is then the mean of the batch."""
+
+    rows: Tensor | float  # weight of the batch's rows, (members,), () or a number, by the number of parts
+    ood: float  # number of its out-of-distribution rows, by the number of parts
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows with all that a loss needs; `make_dataset` makes a checked one of a training set.
@@ -63,6 +78,8 @@ class Batch:
         Out-of-distribution rows.
     progress : float, default=1.0
         Part of training that is done, for options that change over training.
+    share : Share, optional
+        Where the rows are those of one of several processes.
 
     Examples
     --------
@@ -80,6 +97,7 @@ class Batch:
     weight: Tensor | None = None
     x_ood: Tensor | None = None
     progress: float = 1.0
+    share: Share | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -88,6 +106,36 @@ class Batch:
         """The rows with these indices; `size` and `x_ood` stay as they are."""
         weight = None if self.weight is None else self.weight[..., rows]
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
+
+    def part(self, index: int, parts: int) -> "Batch":
+        """The rows of one of `parts` processes, with `share`: its mean losses average to the batch's."""
+        weight, ood = self.weight, self.x_ood
+        rows = part_rows(len(self), index, parts)
+        total: Tensor | float = len(self) if weight is None else weight.sum(-1)
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            index=self.index[rows],
+            weight=None if weight is None else weight[..., rows],
+            x_ood=None if ood is None else ood[part_rows(len(ood), index, parts)],
+            share=Share(total / parts, 0.0 if ood is None else len(ood) / parts),
+        )
+
+    @property
+    def row_weights(self) -> "Tensor | RowWeights | None":
+        """What a loss gives to `weighted_row_mean`: the weights, in a part with the batch's total."""
+        return self.weight if self.share is None else RowWeights(self.weight, self.share.rows)
+
+    @property
+    def ood_weights(self) -> RowWeights | None:
+        """The same for the rows of `x_ood`, which have weight 1."""
+        return None if self.share is None else RowWeights(None, self.share.ood)
+
+
+def part_rows(rows: int, index: int, parts: int) -> slice:
+    """The rows that one of `parts` processes takes: contiguous, equally many up to one."""
+    return slice(rows * index // parts, rows * (index + 1) // parts)
 
 
 def make_dataset(

@@ -85,4 +85,4 @@ def test_selection_from_end_to_end(few, tmp_path: Path, monkeypatch: pytest.Monk
     results = experiments.perform_all(selection.runs[1:2], tmp_path / "runs", None, 1)
     publish([*results, *selection.results], tmp_path / "page")
     text = (tmp_path / "page" / "index.html").read_text()
-    assert "mnist, one member: λ = 1e-05" in text and "selected on held-out rows" in text
+    assert "mnist/55000, one member: λ = 1e-05" in text and "selected on held-out rows" in text

@@ -32,9 +32,11 @@ def test_weight_variances_are_those_of_the_layers():
     mixing = (200 * math.exp(-0.5) + 101 * math.exp(-1.7)) / 301  # 2 x 100 weights, then 101 x 1
     for name in ("mixing", "mixing_left", "mixing_right"):
         assert variances[name] == pytest.approx({"mean": mixing, "median": mixing}, rel=1e-5)
-    assert variances["posterior"] == pytest.approx(
-        {"mean": math.exp(-1.3), "median": math.exp(-1.3)}, rel=1e-5
+    hidden, heads = (2 + 101) * 10, 11 * (2 + 2 + 100 + 101 + 101 + 1)  # weights of the maps of both layers
+    assert variances["posterior"]["mean"] == pytest.approx(
+        math.exp(-1.3) * hidden / (hidden + heads), rel=1e-5
     )
+    assert variances["posterior"]["median"] == pytest.approx(math.exp(-80), rel=1e-4)
 
 
 def evaluate_known_band(name: str) -> dict[str, float]:

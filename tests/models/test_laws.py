@@ -121,7 +121,14 @@ TABLE: dict[str, Row] = {
         [SMALL, {"widths": (6, 5), "samples": 3, "prior": "scaled"}, SMALL | {"noise": 0.5, "log_std": -1.0}]
     ),
     "mdn": Row(
-        [SMALL, {"widths": (6, 5), "components": 3}, SMALL | {"components": 1}], random=False, prior=False
+        [
+            SMALL,
+            {"widths": (6, 5), "components": 3},
+            SMALL | {"components": 1},
+            SMALL | {"components": 2, "experts": True},
+        ],
+        random=False,
+        prior=False,
     ),
     "temperature": Row([SMALL, {"widths": (6, 5), "variance": "rows"}, SMALL | {"noise": 0.5}], random=False),
     "mc-dropout": Row(
@@ -153,6 +160,38 @@ TABLE: dict[str, Row] = {
             SMALL | {"lam": 0.1, "noise": 0.5, "kl_clip": 0.0},
         ],
         learns={"lam": 0.1},
+    ),
+    "hmc": Row(
+        [
+            SMALL | {"draws": 8, "members": 2, "warmup": 8, "leapfrog": 3},
+            {"widths": (6, 5), "draws": 3, "members": 1, "warmup": 4, "leapfrog": 2, "noise": 0.5},
+            SMALL | {"draws": 5, "members": 3, "warmup": 0, "leapfrog": 1, "precision": 3.0},
+        ],
+        random=False,
+        learns={"draws": 20, "members": 2, "warmup": 40, "leapfrog": 10},
+    ),
+    "bayes-hypernet": Row(
+        [
+            SMALL | {"flow_hidden": 5},
+            {"widths": (6, 5), "flow_hidden": 4, "samples": 2, "variance": "rows", "prior": 0.5},
+            SMALL | {"flows": 0, "noise": 0.5},
+        ]
+    ),
+    "implicit": Row(
+        [
+            SMALL | {"latent": 3, "hyper": 4},
+            {"widths": (6, 5), "latent": 2, "hyper": 3, "samples": 2, "variance": "rows", "prior": 0.5},
+            SMALL | {"samples": 3, "noise": 0.5},
+        ]
+    ),
+    "hypernet": Row(
+        [
+            HYPER,
+            {"widths": (6, 5), "hyper": (4, 3), "variance": "rows", "precision": 1.0},
+            HYPER | {"noise": 0.5, "precision": 0.5},
+        ],
+        random=False,
+        exact={"precision": 1.0},
     ),
 }
 CASES = [

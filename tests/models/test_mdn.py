@@ -238,3 +238,41 @@ def test_rows_held_out_do_not_count():
 def test_bad_option_is_named():
     with pytest.raises(ValueError, match="components is 0"):
         build(Method("mdn", components=0), 2, Task("classification", 2))
+
+
+@pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=lambda t: t.kind)
+def test_experts_start_at_quantiles_of_the_targets():
+    model = build(
+        Method("mdn", widths=(6,), components=4, experts=True), 3, Task("regression", 1), 1
+    ).double()
+    x, y = numbers(1, 200, 3), 2 * numbers(2, 200, 1)
+    model.on_fit_start(make_dataset(x, y, model.task), named_generator(0))
+    means = model.network.layers[-1].bias[:, 0, 0].detach()
+    assert_close(
+        means, y[:, 0].quantile(torch.tensor([0.125, 0.375, 0.625, 0.875], dtype=DOUBLE)), rtol=0, atol=0.1
+    )
+
+
+def test_experts_are_networks_of_their_own_behind_a_gate(task):
+    """Jacobs et al. (1991): sum_k softmax(gate(x))_k p(y | expert_k(x)), each network computed by hand."""
+    model = build(Method("mdn", widths=(6,), components=3, experts=True), 3, task, 1).double()
+    x = numbers(1, 9, 3)
+    y = 2 * numbers(2, 9, 2) if task.kind == "regression" else torch.arange(9) % 3
+    model.on_fit_start(make_dataset(x, y, task), named_generator(0))
+
+    def network(layers, member):
+        (a, b), (c, d) = [(layer.weight[member], layer.bias[member]) for layer in layers]
+        return (x @ a + b).relu() @ c + d
+
+    weights = network(model.gate.layers, 0).softmax(-1)
+    density = 0
+    for k in range(3):
+        f = network(model.network.layers, k)
+        if task.kind == "regression":
+            mean, variance = f[:, :2], functional.softplus(f[:, 2:]) + model.floor
+            log_prob = Independent(Normal(mean, variance.sqrt()), 1).log_prob(y)
+        else:
+            log_prob = f.log_softmax(-1)[torch.arange(9), y]
+        density = density + weights[:, k] * log_prob.exp()
+    p = model.predict(x, named_generator(0), 1, 1)
+    assert_close(p.log_prob(y), density.log().detach(), rtol=1e-10, atol=1e-10)

@@ -24,32 +24,40 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[An
 
 
 @contextmanager
-def row_progress(unit: str) -> Iterator[Callable[[int], None]]:
+def row_progress(unit: str, show: bool = True) -> Iterator[Callable[..., None]]:
     """Context with a callback that takes the number of rows done, and shows it with the speed on stderr.
 
-    `unit` is the text after the number. Nothing is shown in the first SILENT_SECONDS.
+    The callback may also be given the number of all rows, to show the time that is left.
+
+    `unit` is the text after the number. Nothing is shown in the first SILENT_SECONDS, or without `show`.
     """
     import time
 
     from rich import progress
     from rich.console import Console
 
-    text = progress.TextColumn("{task.completed:,.0f} " + unit + "  {task.fields[speed]:,.0f}/s")
+    text = progress.TextColumn(
+        "{task.completed:,.0f} " + unit + "  {task.fields[speed]:,.0f}/s{task.fields[left]}"
+    )
     display = progress.Progress(
         progress.SpinnerColumn(), text, console=Console(stderr=True), transient=True, auto_refresh=False
     )
-    task = display.add_task(unit, total=None, speed=0.0)
+    task = display.add_task(unit, total=None, speed=0.0, left="")
     start = 0.0
     refreshed = 0.0
 
-    def callback(rows: int) -> None:
+    def callback(rows: int, total: int | None = None) -> None:
         nonlocal start, refreshed
         now = time.monotonic()
         start = start or now
-        if now - start > SILENT_SECONDS and now - refreshed > REFRESH_SECONDS:
+        if show and now - start > SILENT_SECONDS and now - refreshed > REFRESH_SECONDS:
             display.start()
-            display.update(task, completed=rows, speed=rows / (now - start), refresh=True)
+            speed = rows / (now - start)
+            left = f"  {(total - rows) / max(speed, 1e-9) / 60:.1f} minutes left" if total else ""
+            display.update(task, completed=rows, speed=speed, left=left, refresh=True)
             refreshed = now
+        if total is not None and rows >= total:
+            display.stop()
 
     try:
         yield callback

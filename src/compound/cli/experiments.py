@@ -41,6 +41,9 @@ _page_directory = options.directory("--out", "report", "The page is written to i
 @options.json_file
 @options.data_dir
 @_jobs
+@options.ray
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Of each run on Ray.")
+@click.option("--storage", help="An fsspec URL for files of runs on Ray, where nodes share no folder.")
 def run(
     name: str,
     preset: str,
@@ -52,6 +55,9 @@ def run(
     json_path: Path | None,
     data_dir: Path | None,
     jobs: int | None,
+    ray_address: str | None,
+    cores: int,
+    storage: str | None,
 ) -> None:
     """Run an experiment and write its page.
 
@@ -61,6 +67,9 @@ def run(
     Finished runs are reused; after Ctrl-C, a crash or a power failure the same command resumes. A failed run
     is reported with its reason and does not stop the others: the page shows the rest, the exit code is 1.
 
+    With --ray the runs are tasks of a Ray cluster; --runs is a folder that its nodes share, or --storage
+    names where they exchange files.
+
     Example: compound run toy --preset paper --seeds 3 --jobs 2
     """
     from compound import experiments
@@ -69,9 +78,13 @@ def run(
     planned = experiments.plan(name, preset, seeds, _split_names(methods))
     options.check_outputs(out / name, runs, json_path=json_path)
     experiments.check_data(planned, runs, data_dir)
-    with _exit_on_interrupt():
-        selection = select_lambda(planned, preset, runs, data_dir, jobs) if select else Selection(planned, [])
-        grid = experiments.run_grid(selection.runs, runs, data_dir, jobs)
+    if storage and not ray_address:
+        raise ValueError("--storage is for runs on Ray: give --ray, or leave it out")
+    with _exit_on_interrupt(), _executor(ray_address, cores, storage, jobs) as executor:
+        selection = Selection(planned, [])
+        if select:
+            selection = select_lambda(planned, preset, runs, data_dir, jobs, executor)
+        grid = experiments.run_grid(selection.runs, runs, data_dir, jobs, executor)
     _publish([*grid.results, *selection.results], grid.failures, out / name, "", json_path)
 
 
@@ -174,6 +187,24 @@ COMMANDS = (run, demo, status, report, bench)
 def _split_names(text: str) -> list[str]:
     """Names separated by commas, as a list."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@contextmanager
+def _executor(address: str | None, cores: int, storage: str | None, jobs: int | None) -> Iterator[Any]:
+    """Context: what performs the runs on a Ray cluster; None without an address."""
+    if address is None:
+        yield None
+        return
+    from compound.experiments import memory_of
+    from compound.ray import cluster
+    from compound.ray.grid import RayExecutor
+    from compound.ray.storage import Storage
+
+    files = Storage(storage) if storage else None
+    if files:
+        files.check()
+    with cluster.connected(address, jobs and jobs * cores) as ray:
+        yield RayExecutor(ray, memory_of, cores, files)
 
 
 @contextmanager

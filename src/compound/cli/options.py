@@ -14,6 +14,15 @@ json_file = click.option(
     help="Also write all results to this file.",
 )
 
+ray = click.option(
+    "--ray",
+    "ray_address",
+    is_flag=False,
+    flag_value="local",
+    metavar="[ADDRESS]",
+    help="Work on a Ray cluster: HOST:PORT, auto, or, without a value, one started here for the command.",
+)
+
 
 def directory(name: str, default: str | None, text: str, env: str | None = None) -> Callable[[Any], Any]:
     """A click option whose value is a directory; `text` is its help, `env` its environment variable."""

@@ -1,5 +1,6 @@
 """Commands for table files: fit, predict, evaluate, explain, export."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,54 @@ LABEL = 16  # width in characters of the first column of the summary
     show_default=True,
     help="False positive rate of is_ood: fraction of in-distribution rows that are flagged.",
 )
+@click.option("--stream", is_flag=True, help="Read TABLE in a stream even if it fits in memory.")
+@click.option(
+    "--checkpoint", type=_path, help="A file to save progress to; an interrupted fit goes on from it."
+)
 @options.seed
 def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **request: Any) -> None:
     """Fit a model that predicts a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
 
+    TABLE may be larger than memory, and a folder of parquet files: it is then read in a stream, and an
+    interrupted fit goes on when the command is given again.
+
     Some rows are held out to evaluate the model. The summary, with figures and the rows of highest OOD score,
     is also in report.html in the model's directory.
 
+    Several processes fit together when torchrun starts them: torchrun --nproc-per-node 2 -m compound fit ...
+
     Example: compound fit houses.csv --target price
     """
-    from compound.tables.fitting import FitRequest, check_model_path, fit_table, save
+    from compound.io.paths import check_writable
+    from compound.tables.fitting import FitRequest, check_model_path, save
     from compound.tables.pages import fit_page, fit_summary
+    from compound.tables.stream_fitting import fit_path, is_streamed
+    from compound.train.processes import torchrun
 
     out = out or Path(f"{_stem(table)}.model")
     check_model_path(out)
-    parsed = tuple(_parse_option(text) for text in method_options)
-    with row_progress("rows evaluated") as callback:
-        result = fit_table(table, FitRequest(options=parsed, **request), callback)
+    request["options"] = tuple(_parse_option(text) for text in method_options)
+    request["stream"] = is_streamed(table, request["stream"])
+    leftovers = []
+    if request["stream"]:
+        request["work"] = Path(f"{out}.rows.parquet")
+        leftovers = [request["work"]]
+    if request["stream"] and not request["checkpoint"]:
+        request["checkpoint"] = Path(f"{out}.checkpoint")
+        leftovers.append(request["checkpoint"])
+    if request["checkpoint"]:
+        check_writable(request["checkpoint"])
+    with ExitStack() as stack:
+        processes = stack.enter_context(torchrun())
+        progress = stack.enter_context(row_progress("rows read", show=processes.is_first))
+        callback = stack.enter_context(row_progress("rows evaluated", show=processes.is_first))
+        request |= {"distributed": processes.size > 1, "verbose": processes.is_first}
+        result = fit_path(table, FitRequest(**request), callback, progress)
+        if not processes.is_first:
+            return
     save(result, out, fit_page(result).html())
+    for path in leftovers:
+        path.unlink(missing_ok=True)
     for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
         click.echo(f"{name:<{LABEL}} {text}")
 
@@ -93,7 +124,7 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
 @click.option(
     "--out",
     type=_path,
-    help="A .csv, .tsv (also .gz) or .parquet file.  [default: TABLE.predicted.csv]",
+    help="A .csv, .tsv (also .gz) or .parquet file; for a folder, a folder.  [default: TABLE.predicted.csv]",
 )
 @click.option(
     "--coverage",
@@ -106,17 +137,23 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
 def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
     """Predict every row of TABLE; tables of any length take the same memory.
 
+    For a folder of parquet files a folder of files with predictions is written. What an interrupted run has
+    done is kept, and the same command goes on with the rest.
+
     Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
     epistemic uncertainty, ood_score and is_ood.
 
     Example: compound predict houses.model new.csv --out predictions.csv
     """
     from compound.tables.model_inputs import load_estimator
+    from compound.tables.predicting_folders import predict_folder
     from compound.tables.streaming import predict_file
 
-    out = out or Path(f"{_stem(table)}.predicted.csv")
+    is_folder = table.is_dir()
+    out = out or Path(f"{table.name}.predicted" if is_folder else f"{_stem(table)}.predicted.csv")
+    run = predict_folder if is_folder else predict_file
     with row_progress("rows") as callback:
-        summary = predict_file(load_estimator(model), table, out, coverage, only, callback)
+        summary = run(load_estimator(model), table, out, coverage, only, callback)
     speed = summary.rows / max(summary.seconds, 1e-9)
     click.echo(
         f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "

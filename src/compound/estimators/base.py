@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ from compound.random import named_generator
 from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
 from compound.train.loop import fit
+from compound.train.processes import Processes
 from compound.train.progress import FitCallback, FitProgress, progress_bar
 from compound.types import Batch, Task, make_dataset
 
@@ -59,6 +61,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         device: str = "auto",
         verbose: bool = False,
         callbacks: Sequence[FitCallback] | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = False,
     ):
         self.method = method
         self.max_epochs = max_epochs
@@ -72,6 +76,8 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         self.device = device
         self.verbose = verbose
         self.callbacks = callbacks
+        self.checkpoint = checkpoint
+        self.distributed = distributed
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, as in scikit-learn; options of the method as `method__lam`.
@@ -116,11 +122,14 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         """
 
     @abstractmethod
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+    def _calibrate(
+        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+    ) -> None:
         """Fit intervals, or temperature and sets, to the rows that the mask `held_out` marks.
 
         x (rows, width) is encoded, y is that of `_fit_target`, held_out is (rows,) or (members, rows) and
-        weights, the sample weights, (rows,).
+        weights, the sample weights, (rows,); drawn (rows,) marks the rows drawn to be held out, of which one
+        may be trained on nevertheless: those of `_holdout_weights` by default.
         """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -147,7 +156,9 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         task, target = self._fit_target(table.y)
         method = method.with_limits() if task.kind == "regression" else method
         config = self._train_config(task, len(target))
-        members = memory.skeleton(method, 1, 0, task).members
+        skeleton = memory.skeleton(method, 1, 0, task)
+        members = skeleton.members
+        Processes.of(self.distributed).check(skeleton, min(config.batch_size, len(target)))
         limits = (task, config.batch_size, members)
         # a lower bound: encoding adds columns
         memory.check(method, len(target), table.x.shape[1], 0, *limits)
@@ -163,11 +174,26 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members)
         data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
+        self._finish(x, target, weight == 0, torch.from_numpy(table.weights), train_mask(data))
+        return self
+
+    def _finish(
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        trained_on: Tensor,
+        drawn: Tensor | None = None,
+    ) -> None:
+        """What follows training: calibration, and the detector of unusual rows.
+
+        Arguments are as in `_calibrate`; trained_on (rows,) is True for rows that some member trained on.
+        """
         for tensor in (*self.model_.parameters(), *self.model_.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
-        self._calibrate(x, target, weight == 0, torch.from_numpy(table.weights))
-        self.ood_detector_ = self._fit_detector(x, train_mask(data))
-        return self
+        self._calibrate(x, y, held_out, weights, drawn)
+        self.ood_detector_ = self._fit_detector(x, trained_on)
 
     @property
     @abstractmethod
@@ -223,10 +249,18 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             x, distances, lambda rows: epistemic(self, rows), self.false_positive_rate, generator
         )
 
-    def _fit_model(self, x: Tensor, y: Tensor, weight: Tensor, config: TrainConfig) -> Batch:
+    def _fit_model(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        config: TrainConfig,
+        batches: Callable[[int], Batch] | None = None,
+    ) -> Batch:
         """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.
 
-        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows.
+        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows. `batches` maps
+        steps to batches where x is only a sample.
         """
         x_ood = None
         if self.model_.needs_ood_rows:
@@ -236,7 +270,16 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             callbacks = list(self.callbacks or ())
             if self.verbose:
                 callbacks.append(stack.enter_context(progress_bar("fit")))
-            self.history_ = fit(self.model_, data, config, self.seed_, callback=_call_all(callbacks))
+            self.history_ = fit(
+                self.model_,
+                data,
+                config,
+                self.seed_,
+                self.checkpoint,
+                callback=_call_all(callbacks),
+                distributed=self.distributed,
+                batches=batches,
+            )
         return data
 
 

@@ -56,6 +56,11 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         Whether to show a progress bar.
     callbacks : sequence of callable, default=None
         Functions that are called with a `FitProgress` during `fit`.
+    checkpoint : str or Path, default=None
+        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
+        bits.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------
@@ -255,13 +260,15 @@ class CompoundClassifier(ClassifierMixin, Estimator):
         drawn = self._drawn_rows(y)
         return 1.0 - (drawn & ~last_of_class(y, drawn)).float()
 
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+    def _calibrate(
+        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+    ) -> None:
         """Fit temperature and sets; a row drawn but trained on (see `last_of_class`) has the score 1.
 
         A model trained without that row would not know its class. Nor does the model know classes that are
         missing from the table; among new rows, these are about as frequent as such rows among those drawn.
         """
-        rows = (held_out | self._drawn_rows(y)).nonzero().squeeze(1)
+        rows = (held_out | (self._drawn_rows(y) if drawn is None else drawn)).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=named_generator(self.seed_, "calibrate"))
         rows = rows[order[:MAX_ROWS]]
         is_held_out = held_out[rows]

@@ -3,7 +3,8 @@
 Numeric columns: missing values become the median, with an indicator column where training had missing values;
 then they are standardised in float64. Dates and times become several numbers (`time_column`). Text,
 categories and other objects are one-hot encoded; rare values, unseen ones and those beyond the most frequent
-share a last column. Medians, means, scales and categories are fitted by scikit-learn's transformers.
+share a last column. Medians, means and scales are fitted by scikit-learn's transformers; `streamed_columns`
+fits the same encoder to a table that does not fit in memory.
 
 A last number, the surprise, is 0 for all training rows. It is SURE for a value that new rows of the same
 distribution would hardly bring: an unseen category, a missing value in a column that had none, a number
@@ -12,7 +13,8 @@ from it, but the out-of-distribution distance sees it.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -209,19 +211,26 @@ def _fit_categorical(name: str, labels: Array, remember: bool) -> CategoricalCol
 
     With `remember` the other values are remembered, unless they are too many, so that new ones are known.
     """
-    from sklearn.preprocessing import OneHotEncoder
+    return choose_categories(name, Counter(labels.tolist()), len(labels), remember)
 
-    least = min(max(len(labels) // 500, MIN_FREQUENCY[0]), MIN_FREQUENCY[1])
-    encoder = OneHotEncoder(
-        handle_unknown="infrequent_if_exist", min_frequency=least, max_categories=MAX_CATEGORIES
-    )
-    encoder.fit(labels[:, None])
-    infrequent = encoder.infrequent_categories_[0]
-    rare = () if infrequent is None else tuple(infrequent.tolist())
-    values = tuple(value for value in encoder.categories_[0].tolist() if value not in set(rare))
+
+def choose_categories(
+    name: str, counts: Mapping[str | None, int], rows: int, remember: bool
+) -> CategoricalColumn:
+    """The encoding of a column whose labels occur so often in `rows` rows, as by scikit-learn's encoder.
+
+    Of equally frequent labels those first in the alphabet are left to the last column.
+    """
+    least = min(max(rows // 500, MIN_FREQUENCY[0]), MIN_FREQUENCY[1])
+    labels = sorted(counts, key=lambda label: (label is None, label))  # a missing one is the last
+    frequency = np.array([counts[label] for label in labels])
+    infrequent = frequency < least
+    if len(labels) - int(infrequent.sum()) + bool(infrequent.any()) > MAX_CATEGORIES:
+        infrequent[np.argsort(frequency, kind="stable")[: -(MAX_CATEGORIES - 1)]] = True
+    rare = tuple(label for label, is_rare in zip(labels, infrequent, strict=True) if is_rare)
+    values = tuple(label for label, is_rare in zip(labels, infrequent, strict=True) if not is_rare)
     known = remember and len(rare) <= MAX_RARE
-    has_missing = None in values or None in rare
-    return CategoricalColumn(name, values, infrequent is not None, rare if known else None, has_missing)
+    return CategoricalColumn(name, values, bool(rare), rare if known else None, None in counts)
 
 
 def _fit_numeric(names: Sequence[str], values: Array) -> list[NumericColumn]:

@@ -168,13 +168,13 @@ def _tensors(estimator: Any) -> dict[str, Tensor]:
 
 
 def _parameters(estimator: "Estimator") -> dict[str, Any]:
-    """The constructor's parameters; callbacks and RandomState objects are not saved."""
+    """The constructor's parameters but those of one run; RandomState objects are not saved."""
     params = estimator.get_params(deep=False)
     method = params["method"] if isinstance(params["method"], Method) else Method(params["method"])
     saved = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in params.items()
-        if name not in ("callbacks", "method")
+        if name not in ("callbacks", "checkpoint", "distributed", "method")
     }
     if not isinstance(saved["random_state"], int | None):
         saved["random_state"] = None

@@ -10,6 +10,7 @@ from compound.nn import PiecewiseLinearEncoding
 from compound.types import Task
 
 GB = 1e9
+LARGE = 10**6  # rows of a large table
 
 
 def n_numbers(method: Method, inputs: int, bins: int, task: Task) -> int:

@@ -61,6 +61,11 @@ class CompoundRegressor(RegressorMixin, Estimator):
         Whether to show a progress bar.
     callbacks : sequence of callable, default=None
         Functions that are called with a `FitProgress` during `fit`.
+    checkpoint : str or Path, default=None
+        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
+        bits.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------
@@ -249,6 +254,16 @@ class CompoundRegressor(RegressorMixin, Estimator):
             shift = columns.mean(0)
             scale = columns.std(0)
             extent = columns.max(0) - columns.min(0)
+        self.check_units(shift, scale, extent)
+        self.y_is_1d_ = y.ndim == 1
+        standardised = ((columns - shift) / self.scale_).astype(np.float32)
+        return Task("regression", columns.shape[1]), torch.from_numpy(standardised)
+
+    def check_units(self, shift: Array, scale: Array, extent: Array) -> None:
+        """Set the units of the targets from means, standard deviations and ranges, (targets,) each.
+
+        Raises ValueError where variances would over- or underflow.
+        """
         if not (np.isfinite(shift) & np.isfinite(scale) & (extent < MAX_RANGE)).all():
             raise ValueError("y holds numbers too large to square: divide it by a constant")
         if ((extent > 0) & (extent < 1 / MAX_RANGE)).any():
@@ -259,15 +274,14 @@ class CompoundRegressor(RegressorMixin, Estimator):
         is_constant = scale <= 1e-12 * np.abs(shift)
         self.shift_ = shift
         self.scale_ = np.where(is_constant, 1.0, scale)
-        self.y_is_1d_ = y.ndim == 1
-        standardised = ((columns - shift) / self.scale_).astype(np.float32)
-        return Task("regression", columns.shape[1]), torch.from_numpy(standardised)
 
     def _holdout_weights(self, y: Tensor, members: int) -> Tensor:
         seed = derive_seed(self.seed_, "hold out")
         return member_holdout_weights(len(y), members, self.validation_fraction, seed)
 
-    def _calibrate(self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor) -> None:
+    def _calibrate(
+        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+    ) -> None:
         _, rows = calibration_rows(held_out, self.seed_)
         scores = calibration_scores(self.model_, x, y, held_out, self.seed_)
         self.intervals_ = ConformalIntervals.fit(scores, len(self.shift_), weights[rows])

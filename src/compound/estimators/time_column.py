@@ -7,6 +7,7 @@ December is next to January. Whatever did not vary in training is left out: the 
 time of day, the year where all are of one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,16 +84,30 @@ class TimeColumn:
 def fit_time(elapsed: NumericColumn, values: Array) -> TimeColumn:
     """The encoding of days (rows,), NaN where missing; `elapsed` is that of the days as numbers."""
     filled = np.where(np.isnan(values), elapsed.fill, values)
-    numbers = calendar(filled)
+    moments = {
+        kind: (float(numbers.mean()), float(numbers.std()), float(np.ptp(numbers)))
+        for kind, numbers in calendar(filled).items()
+    }
+    return choose_parts(elapsed, moments, float(filled.min()), float(filled.max()))
+
+
+def choose_parts(
+    elapsed: NumericColumn, moments: Mapping[str, tuple[float, float, float]], first: float, last: float
+) -> TimeColumn:
+    """The encoding with those parts of the calendar that varied.
+
+    `moments` holds mean, standard deviation and range of each kind of number, `first` and `last` the range of
+    the days.
+    """
     parts = tuple(
-        CalendarPart(kind, float(numbers[kind].mean()), float(numbers[kind].std()))
+        CalendarPart(kind, *moments[kind][:2])
         for part, circle in PARTS.items()
-        if np.ptp(numbers[part]) > 0
+        if moments[part][2] > 0
         for kind in (part, *circle)
-        if np.ptp(numbers[kind]) > MIN_RANGE
+        if moments[kind][2] > MIN_RANGE
     )
-    low = float(min(elapsed.low, filled.min() - MIN_MARGIN))
-    high = float(max(elapsed.high, filled.max() + MIN_MARGIN))
+    low = min(elapsed.low, first - MIN_MARGIN)
+    high = max(elapsed.high, last + MIN_MARGIN)
     return TimeColumn(elapsed.name, replace(elapsed, low=low, high=high), parts)
 
 

@@ -2,7 +2,7 @@
 
 registry, interface    __init__, base, forms, published (numbers of the paper)
 one run                identity, runs, run_files, locks, progress, provenance
-many runs              launch, scheduler, workers, memory, status
+many runs              launch, scheduler, workers, memory, run_memory, status
 pages                  pages, times, means, overview, paper_comparison
 experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci, tables, images,
                        sequences
@@ -16,7 +16,8 @@ from compound.datasets.catalogue import require
 from compound.experiments import launch
 from compound.experiments.base import PRESETS, Experiment
 from compound.experiments.identity import Run
-from compound.experiments.launch import GridResult
+from compound.experiments.launch import Executor, GridResult
+from compound.experiments.run_memory import run_bytes
 from compound.experiments.runs import Result, Work, is_finished
 
 # name -> module whose dictionary EXPERIMENTS holds it; imported when it is asked for
@@ -85,21 +86,35 @@ def work_of(name: str) -> Work:
     return load(name).work
 
 
+def memory_of(run: Run) -> int:
+    """Estimated peak memory of a run, in bytes."""
+    return run_bytes(run, load(run.experiment).data_size(run))
+
+
 def run_grid(
-    runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
+    runs: Sequence[Run],
+    root: Path,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> GridResult:
     """Perform the runs that are not finished, `jobs` at once; results and failures of all runs.
 
-    Run directories are in `root`. Progress is shown on the terminal.
+    Run directories are in `root`. Progress is shown on the terminal. Without an `executor`, the runs are
+    performed by processes of this machine.
     """
-    return launch.run_grid(runs, work_of, root, data_dir, jobs)
+    return launch.run_grid(runs, work_of, root, data_dir, jobs, executor)
 
 
 def perform_all(
-    runs: Sequence[Run], root: Path, data_dir: Path | None = None, jobs: int | None = None
+    runs: Sequence[Run],
+    root: Path,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> list[Result]:
     """The results of `run_grid`, in the order of runs; ValueError, after all have ended, if one failed."""
-    grid = run_grid(runs, root, data_dir, jobs)
+    grid = run_grid(runs, root, data_dir, jobs, executor)
     if grid.failures:
         run, reason = grid.failures[0]
         raise ValueError(

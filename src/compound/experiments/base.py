@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compound.experiments.identity import Run
+from compound.experiments.run_memory import IMAGES, DataSize
 from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import METHODS
 from compound.report.page import Claim, Page
 
 PRESETS = ("quick", "paper")  # paper trains as long as the paper does, quick at most a tenth of that
-ALL_METHODS = tuple(METHODS)
+ALL_METHODS = tuple(name for name, method in METHODS.items() if method.max_rows is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,10 @@ class Experiment(ABC):
     @abstractmethod
     def work(self, run: Run, context: RunContext) -> Outcome:
         """Train the model of one run and evaluate it; the metrics and arrays to save."""
+
+    def data_size(self, run: Run) -> DataSize:
+        """The size of the data of a run, from which the memory that it needs is estimated."""
+        return IMAGES
 
     @abstractmethod
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:

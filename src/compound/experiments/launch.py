@@ -1,11 +1,11 @@
 """Perform a grid of runs, several at once. If one fails or its process is killed, the others go on.
 
 Runs that another command is working on come last. With one job the runs are performed one after another in
-this process, with more in worker processes.
+this process, with more in worker processes; or wherever another executor performs them, such as a cluster.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,9 @@ from compound.experiments.run_files import Damaged
 from compound.experiments.runs import Result, read
 from compound.experiments.scheduler import POLL_INTERVAL, Scheduler, WorkOf, attempt
 from compound.experiments.workers import n_cores, run_in_workers, threads_per_job, torch_threads
+
+# performs the unfinished runs of a scheduler: (scheduler, work of experiments, folder of data sets, jobs)
+Executor = Callable[[Scheduler, WorkOf, Path | None, int], None]
 
 
 class Failure(NamedTuple):
@@ -29,16 +32,25 @@ class GridResult(NamedTuple):
 
 
 def run_grid(
-    runs: Sequence[Run], work_of: WorkOf, root: Path, data_dir: Path | None = None, jobs: int | None = None
+    runs: Sequence[Run],
+    work_of: WorkOf,
+    root: Path,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> GridResult:
     """Perform the unfinished runs, `jobs` at once (default: one per core); results and failures of all runs.
 
-    `work_of` gives the work of an experiment by its name. Progress is shown on the terminal.
+    `work_of` gives the work of an experiment by its name. Progress is shown on the terminal. An `executor`
+    performs the runs elsewhere; it takes as many jobs as it has room for, unless `jobs` is given.
     """
     root.mkdir(parents=True, exist_ok=True)
-    jobs = max(1, min(jobs or n_cores(), len(runs)))
+    limit = len(runs) if executor else n_cores()
+    jobs = max(1, min(jobs or limit, len(runs)))
     with Scheduler(runs, root) as scheduler:
-        if jobs == 1:
+        if executor is not None:
+            executor(scheduler, work_of, data_dir, jobs)
+        elif jobs == 1:
             with torch_threads(threads_per_job(1)):
                 _run_in_process(scheduler, work_of, data_dir)
         else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from compound.models.base import Loss as Loss
 from compound.models.base import Model as Model
+from compound.models.bayes_hypernet import BayesHypernet as BayesHypernet
 from compound.models.bbb import BBB as BBB
 from compound.models.bnn_lv import BNNLV as BNNLV
 from compound.models.cdn import MLCDN as MLCDN
@@ -15,6 +16,9 @@ from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
 from compound.models.encoded import Encoded as Encoded
 from compound.models.extrapolation import FarClasses, FarDistance
+from compound.models.hmc import HMC as HMC
+from compound.models.hypernet import Hypernet as Hypernet
+from compound.models.implicit import Implicit as Implicit
 from compound.models.laplace import Laplace as Laplace
 from compound.models.map import MAP as MAP
 from compound.models.mc_dropout import MCDropout as MCDropout
@@ -46,6 +50,10 @@ METHODS: dict[str, type[Model]] = {
     "bnn-lv": BNNLV,
     "noisy-kfac": NoisyKFAC,
     "noisy-adam": NoisyAdam,
+    "hmc": HMC,
+    "bayes-hypernet": BayesHypernet,
+    "implicit": Implicit,
+    "hypernet": Hypernet,
 }
 FAR_OPTIONS: dict[str, Any] = {"far": float, "far_distance": FarDistance}  # of every method
 

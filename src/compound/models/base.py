@@ -14,7 +14,7 @@ from compound.ood.distance import Distance
 from compound.precision import full_precision
 from compound.predictive import Predictive
 from compound.random import Generators
-from compound.types import Batch, Task, check_inputs
+from compound.types import Batch, RowWeights, Task, check_inputs
 
 C = TypeVar("C")
 MEMORY = 256 * 2**20  # bytes of intermediate arrays while predicting
@@ -50,7 +50,10 @@ class Model(nn.Module, ABC):
     stratified: bool = False  # draws of a prediction are stratified: fewer suffice
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     eval_mixture: ClassVar[bool] = False  # early stopping by the NLL of all members' mixture, not of each
+    max_rows: ClassVar[int | None] = None  # training rows at most
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
+    rows_in_memory: ClassVar[str] = ""  # why all training rows must be in memory; "": they need not
+    whole_batches: ClassVar[str] = ""  # why several processes cannot share a batch; "": they can
     config: Any  # the options of this model, an instance of Config
     inputs: int
     task: Task
@@ -191,13 +194,18 @@ class Model(nn.Module, ABC):
         return self.task.size if self.task.kind == "classification" else 2 * self.task.size
 
 
-def weighted_row_mean(values: Tensor, weight: Tensor | None) -> Tensor:  # (members,)
+def weighted_row_mean(values: Tensor, weight: Tensor | RowWeights | None) -> Tensor:  # (members,)
     """Weighted mean over the last axis of values (members, rows) or (rows,).
 
     `weight` is (rows,) or (members, rows), 0 for rows that a member holds out; None weighs all rows equally.
+    In a part of a batch `RowWeights` say what the sum is divided by (`Batch.row_weights`).
     """
     if weight is None:
         return values.mean(-1)
+    if isinstance(weight, RowWeights):
+        total = torch.as_tensor(weight.total, dtype=values.dtype, device=values.device)
+        weighted = values if weight.values is None else weight.values.to(values.dtype) * values
+        return weighted.sum(-1) / total.clamp_min(torch.finfo(values.dtype).tiny)
     weight = weight.to(values.dtype)
     return (weight * values).sum(-1) / weight.sum(-1).clamp_min(torch.finfo(values.dtype).tiny)
 

@@ -37,7 +37,7 @@ from compound.models.network_model import NetworkConfig
 from compound.models.observation import HomoscedasticGaussian, observation_model
 from compound.models.row_adam import RowAdam
 from compound.ops.clamp import clamp_inputs, clipped_relu
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
@@ -110,6 +110,7 @@ class BNNLV(Model):
     reference = "Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018)"
     components = ("component", "mixing", "posterior")
     eval_inner = 5
+    rows_in_memory = "it keeps a posterior for every single training row"
 
     def __init__(self, inputs: int, task: Task, config: BNNLVConfig, seed: int = 0):
         super().__init__()
@@ -151,7 +152,7 @@ class BNNLV(Model):
         """Draw the noise behind S draws of W, and S draws of z for each of `rows` rows."""
         like, samples = self.layers[0].mean, self.config.samples
         weights = [standard_normal(generator, (samples, *layer.mean.shape), like) for layer in self.layers]
-        return Noise(weights, standard_normal(generator, (samples, rows, self.config.latents), like))
+        return Noise(weights, row_normal(generator, (samples, rows, self.config.latents), like))
 
     def pairs(self, batch: Batch, noise: Noise) -> Pairs:
         """Log-likelihoods, and log-ratios of prior to posterior, of the pairs (W, z) that `noise` gives."""
@@ -169,17 +170,17 @@ class BNNLV(Model):
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         alpha = self.config.alpha
         pairs = self.pairs(batch, self.noise(len(batch), only_generator(generator)))
-        nll = weighted_row_mean(energy(pairs.log_prob, alpha), batch.weight)
+        nll = weighted_row_mean(energy(pairs.log_prob, alpha), batch.row_weights)
         if alpha == 0:  # the ratios' means in closed form
             weights = torch.stack([layer.posterior.kl().sum() for layer in self.layers]).sum()
             total = (
                 nll
                 + weights / batch.size
-                + weighted_row_mean(self.latents.select(batch.index).kl().sum(-1), batch.weight)
+                + weighted_row_mean(self.latents.select(batch.index).kl().sum(-1), batch.row_weights)
             )
         else:
             exponents = pairs.log_prob + (pairs.weights / batch.size).unsqueeze(-1) + pairs.latents
-            total = weighted_row_mean(energy(exponents, alpha), batch.weight)
+            total = weighted_row_mean(energy(exponents, alpha), batch.row_weights)
         return Loss(total.sum(), nll.detach(), (total - nll).detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:

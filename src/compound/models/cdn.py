@@ -25,7 +25,7 @@ from compound.models.observation.last_layer import LastLayerCategorical, LastLay
 from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
-from compound.ops.gaussian_noise import standard_normal, stratified_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
@@ -136,7 +136,7 @@ class _CDN(Model):
             mean, std = (
                 v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std)
             )  # (members, 1 or S, rows, width)
-            noise = standard_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
+            noise = row_normal(generator, (self.members, samples, rows, mean.shape[-1]), mean)
             out = layer.forward_augmented(sample_hidden(mean, std, noise), generator, shared, kl)
             total = total + self._mean_draw(out.kl, rows) if kl else total
         mean, std = (v.view(self.members, -1, rows, v.shape[-1]) for v in (out.mean, out.std))
@@ -149,7 +149,7 @@ class _CDN(Model):
     def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
         """Mean over rows of -log 1/S sum_s p(y; f(x; θ_s)), for `last` from `_last_layer`."""
         log_prob = log_mean_exp(self.likelihood.last_log_prob(last, batch.y, generator), 1)
-        return -weighted_row_mean(log_prob, batch.weight)
+        return -weighted_row_mean(log_prob, batch.row_weights)
 
     @property
     def stratified(self) -> bool:  # type: ignore[override]
@@ -175,14 +175,7 @@ class _CDN(Model):
         outer = []
         for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
-            noises = []
-            for layer in rest:
-                if groups:
-                    shape = (self.members, groups, n_inner // groups, layer.inputs)
-                    noises.append(stratified_normal(generator, shape, x).flatten(1, 2).unsqueeze(2))
-                else:
-                    noises.append(standard_normal(generator, (self.members, n_inner, 1, layer.inputs), x))
-            last = self.likelihood.sample_noise(self.members, n_inner, generator, x)
+            noises, last = self.draw_noise(n_inner, generator, x, groups)
             start = first.forward_given(x, psi[0])
             if groups and len(rest) == 1 and rest[0].has_compiled_draws:
                 out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
@@ -207,6 +200,23 @@ class _CDN(Model):
         means, variances = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, variances
 
+    def draw_noise(
+        self, n_inner: int, generator: Generator, like: Tensor, groups: int = 0
+    ) -> tuple[list[Tensor], Tensor]:
+        """Standard normal noise of n_inner draws of θ, which all rows share.
+
+        It is (members, n_inner, 1, width) for the hidden units of each layer, stratified if `groups` is not
+        0, and that of the observation model's `sample_noise`.
+        """
+        noises = []
+        for layer in self.layers[1:]:
+            if groups:
+                shape = (self.members, groups, n_inner // groups, layer.inputs)
+                noises.append(stratified_normal(generator, shape, like).flatten(1, 2).unsqueeze(2))
+            else:
+                noises.append(standard_normal(generator, (self.members, n_inner, 1, layer.inputs), like))
+        return noises, self.likelihood.sample_noise(self.members, n_inner, generator, like)
+
     def _draws_per_member(self, n_samples: int, n_inner: int) -> tuple[int, int]:
         """Numbers of draws for each member: of ψ, and of θ for each ψ.
 
@@ -215,14 +225,18 @@ class _CDN(Model):
         each = math.ceil(n_samples / self.members)
         return (each, n_inner) if self.bayes else (1, each * n_inner)
 
-    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+    def draw_counts(self, n_samples: int, n_inner: int) -> tuple[int, int, int]:
+        """What `predict` draws: ψ of each member, θ for each ψ, and groups of stratified θ (0: none)."""
         n_samples, n_inner = self._draws_per_member(n_samples, n_inner)
         if not self.stratified:
-            draws = self._draws(x, n_samples, n_inner, generator)
-            return self.far(self.likelihood.draws_predictive(draws), x)  # type: ignore[no-any-return]
-        size = 2 * math.ceil(n_inner / (2 * GROUPS))
-        draws = self._draws(x, n_samples, GROUPS * size, generator, GROUPS)
-        return self.far(self.likelihood.draws_predictive(draws, size), x)  # type: ignore[no-any-return]
+            return n_samples, n_inner, 0
+        return n_samples, 2 * GROUPS * math.ceil(n_inner / (2 * GROUPS)), GROUPS
+
+    def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
+        n_samples, n_inner, groups = self.draw_counts(n_samples, n_inner)
+        draws = self._draws(x, n_samples, n_inner, generator, groups)
+        predictive = self.likelihood.draws_predictive(draws, n_inner // groups if groups else 1)
+        return self.far(predictive, x)  # type: ignore[no-any-return]
 
     @property
     def hidden_units(self) -> int:
@@ -290,7 +304,7 @@ class MLCDN(_CDN):
         lam = first * (last / first) ** batch.progress if first else 0.0
         out, kl = self._last_layer(batch.x, generator, lam > 0)
         nll = self._nll(out, batch, generator)
-        divergence = weighted_row_mean(kl, batch.weight) if lam > 0 else torch.zeros_like(nll)
+        divergence = weighted_row_mean(kl, batch.row_weights) if lam > 0 else torch.zeros_like(nll)
         total = nll + lam * divergence
         if self.config.basis == "map":
             total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size

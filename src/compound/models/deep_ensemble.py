@@ -82,12 +82,12 @@ class DeepEnsemble(NetworkModel):
         return self.likelihood.log_prob(self.network(x), y)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.weight)  # (members,)
+        nll = -weighted_row_mean(self.log_prob(batch.x, batch.y), batch.row_weights)  # (members,)
         total = nll
         if self.config.adversarial:
             x = clamp_inputs(batch.x).expand(self.members, -1, -1)
             attacked = fgsm(lambda x: -self.log_prob(x, batch.y), x, self.fgsm_eps)  # (members, rows, inputs)
-            total = total - weighted_row_mean(self.log_prob(attacked, batch.y), batch.weight)
+            total = total - weighted_row_mean(self.log_prob(attacked, batch.y), batch.row_weights)
         if not self.config.precision:
             return Loss(total.sum(), nll.detach(), torch.zeros_like(nll))
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (members,)

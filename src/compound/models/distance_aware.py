@@ -31,6 +31,8 @@ class DistanceAware(Model):
         self.members = inner.members
         self.method = inner.method  # type: ignore[misc]
         self.needs_ood_rows = inner.needs_ood_rows  # type: ignore[misc]
+        self.whole_batches = inner.whole_batches  # type: ignore[misc]
+        self.rows_in_memory = inner.rows_in_memory  # type: ignore[misc]
         self.config = inner.config
         self.far = ExtrapolationGuard(inner.inputs, inner.task, far, far_classes, far_distance)
 

@@ -79,6 +79,7 @@ class DPN(Model):
     reference = "Malinin and Gales (2018)"
     components = ("component", "posterior")
     needs_ood_rows = True
+    rows_in_memory = "it trains with outliers made from all rows"
 
     def __init__(self, inputs: int, task: Task, config: DPNConfig, seed: int = 0):
         super().__init__()
@@ -106,9 +107,10 @@ class DPN(Model):
         f = self.network.forward_clamped(x)  # (1, rows + OOD rows, outputs)
         each, divergence = self.likelihood.nll_and_kl(f, batch.y)
         in_dist, ood = divergence.tensor_split([len(batch)], -1)
-        nll = weighted_row_mean(each, batch.weight)  # (1,)
+        nll = weighted_row_mean(each, batch.row_weights)  # (1,)
         kl = (
-            weighted_row_mean(in_dist, batch.weight) + self.config.ood_weight * ood.mean(-1)
+            weighted_row_mean(in_dist, batch.row_weights)
+            + self.config.ood_weight * weighted_row_mean(ood, batch.ood_weights)
         ) / self.config.concentration
         return Loss((self.likelihood.nll_weight * nll + kl).sum(), nll.detach(), kl.detach())
 

@@ -27,6 +27,8 @@ class Encoded(Model):
         self.components = inner.components  # type: ignore[misc]
         self.eval_inner = inner.eval_inner  # type: ignore[misc]
         self.needs_ood_rows = inner.needs_ood_rows  # type: ignore[misc]
+        self.whole_batches = inner.whole_batches  # type: ignore[misc]
+        self.rows_in_memory = inner.rows_in_memory  # type: ignore[misc]
         self.config = inner.config
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:

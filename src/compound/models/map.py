@@ -47,7 +47,7 @@ class MAP(NetworkModel):
         self.network = Network(self.widths, [named_generator(seed, "weights")])
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = self.likelihood.nll(self.network(batch.x).squeeze(0), batch.y, batch.weight)  # () or (1,)
+        nll = self.likelihood.nll(self.network(batch.x).squeeze(0), batch.y, batch.row_weights)  # () or (1,)
         penalty = l2_penalty(self.network.parameters(), self.config.precision / batch.size)  # (1,)
         return Loss((nll + penalty).sum(), nll.detach(), penalty.detach())
 

@@ -23,7 +23,7 @@ from compound.models.network_model import NetworkModel, NetworkVarianceConfig
 from compound.nn.networks import Linear, Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.predictive import Predictive
-from compound.random import Generators, named_generator, only_generator
+from compound.random import Generators, PartGenerator, named_generator, only_generator
 from compound.types import Batch, Task
 
 TOGETHER = 2048  # rows times draws computed at once: their arrays fit into the cache
@@ -88,8 +88,8 @@ class MCDropout(NetworkModel):
         stream, h = only_generator(generator), clamp_inputs(batch.x)  # (rows, inputs)
         for k, (layer, rate) in enumerate(zip(self.network.layers, self.rates, strict=True)):
             h = clipped_relu(h) if k else h
-            h = layer.forward_single(h * mask(rate, h.shape, h, stream) if rate else h)
-        nll = self.likelihood.nll(h, batch.y, batch.weight)
+            h = layer.forward_single(h * row_mask(rate, h.shape, h, stream) if rate else h)
+        nll = self.likelihood.nll(h, batch.y, batch.row_weights)
         if not self.config.length_scale:
             return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll))
         kl = self.kl() / batch.size
@@ -118,6 +118,13 @@ def mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) 
     )
     keep = bits.view(kind)[:count].view(*shape) >= round(2**size * rate) - 2 ** (size - 1)
     return keep.to(like).mul_(1 / (1 - rate))
+
+
+def row_mask(rate: float, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    """`mask` of shape (rows, units) in training: a part of a batch takes its rows of the batch's mask."""
+    if not isinstance(generator, PartGenerator):
+        return mask(rate, shape, like, generator)
+    return mask(rate, (generator.total, *shape[1:]), like, generator)[generator.rows]
 
 
 def forward_masked(

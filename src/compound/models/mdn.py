@@ -3,8 +3,10 @@
     targets:  p(y | x) = sum_k π_k(x) N(y; μ_k(x), diag v_k(x)),    π = softmax(l),  v = softplus(ρ) + floor
     classes:  p(y | x) = sum_k π_k(x) softmax(f_k(x))_y
 
-Bishop (1994). Fitted by maximum likelihood; the floor, a thousandth of the target's standard deviation, keeps
-a component from collapsing onto a single row, where the likelihood is unbounded.
+Bishop (1994). With `experts` every component has a network of its own, and the weights another one: a
+mixture of experts (Jacobs, Jordan, Nowlan and Hinton 1991). Fitted by maximum likelihood; the floor, a
+thousandth of the target's standard deviation, keeps a component from collapsing onto a single row, where the
+likelihood is unbounded.
 
 A draw: there is none. All uncertainty is aleatoric: within components (component) and between them (mixing).
 """
@@ -20,7 +22,7 @@ from compound.models.base import WIDTHS, Loss, Model, train_mask, weighted_row_m
 from compound.models.observation import noise_floor
 from compound.nn.networks import Network
 from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive, entropy
-from compound.random import Generators, named_generator
+from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
 
 
@@ -34,10 +36,13 @@ class MDNConfig:
         Units of the hidden layers; None: (100,) for classes, (50,) for targets.
     components : int, default=5
         K, components of the mixture.
+    experts : bool, default=False
+        Whether every component, and their weights, have a network of their own.
     """
 
     widths: tuple[int, ...] | None = None
     components: int = 5
+    experts: bool = False
 
 
 class MDN(Model):
@@ -55,8 +60,14 @@ class MDN(Model):
             raise ValueError(f"components is {config.components}: give at least one")
         self.inputs, self.task = inputs, task
         self.config = with_defaults(config, {"widths": WIDTHS[task.kind]})
-        widths = (inputs, *self.config.widths, self.outputs)
-        self.network = Network(widths, [named_generator(seed, "weights")])
+        stream = named_generator(seed, "weights")
+        if config.experts:
+            per_expert = self.outputs // config.components - 1
+            streams = [named_generator(member_seed(seed, k), "weights") for k in range(config.components)]
+            self.gate = Network((inputs, *self.config.widths, config.components), [stream])
+            self.network = Network((inputs, *self.config.widths, per_expert), streams)
+        else:
+            self.network = Network((inputs, *self.config.widths, self.outputs), [stream])
         if task.kind == "regression":
             self.register_buffer("floor", torch.full((task.size,), 1e-6, dtype=torch.float32))
 
@@ -80,8 +91,18 @@ class MDN(Model):
         means = torch.where(descending, means.flip(0), means)
         variance = (torch.where(std > 0, std, 1.0) / count).square()
         rho = variance + (-torch.expm1(-variance)).log()  # softplus(ρ) = variance
-        bias = self.network.layers[-1].bias[0, 0]  # a view
-        bias[count:] = torch.cat([means, rho.expand_as(means)], 1).flatten()
+        bias = self.network.layers[-1].bias  # (networks, 1, outputs)
+        start = torch.cat([means, rho.expand_as(means)], 1)  # (K, 2 targets)
+        if self.config.experts:
+            bias.copy_(start.unsqueeze(1))
+        else:
+            bias[0, 0, count:] = start.flatten()
+
+    def network_outputs(self, x: Tensor) -> Tensor:  # (rows, K + K n)
+        """Outputs of all networks: K logits of the weights, then the n outputs of each component."""
+        if not self.config.experts:
+            return self.network(x)[0]
+        return torch.cat([self.gate(x)[0], self.network(x).transpose(0, 1).flatten(1)], 1)
 
     def mixture(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (rows, K + K n) as log-weights (K, rows, 1) and each component's outputs (K, rows, n)."""
@@ -105,11 +126,11 @@ class MDN(Model):
         return weighted_log_sum(picked, log_weights).squeeze(-1)
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
-        nll = -weighted_row_mean(self.log_prob(self.network(batch.x)[0], batch.y), batch.weight)
+        nll = -weighted_row_mean(self.log_prob(self.network_outputs(batch.x), batch.y), batch.row_weights)
         return Loss(nll.sum(), nll.detach(), torch.zeros_like(nll.detach()))
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:
-        log_weights, components = self.mixture(self.network(x)[0])
+        log_weights, components = self.mixture(self.network_outputs(x))
         if self.task.kind == "regression":
             means, variances = self.gaussians(components)
             within = weighted_mean(variances, log_weights)  # (rows, targets)
@@ -126,3 +147,8 @@ class MDN(Model):
     def outputs(self) -> int:
         """Outputs of the network per row: for every component a weight, and logits or means and ρ."""
         return self.config.components * (1 + super().outputs)  # type: ignore[no-any-return]
+
+    @property
+    def hidden_units(self) -> int:
+        networks = 1 + self.config.components if self.config.experts else 1
+        return networks * super().hidden_units  # type: ignore[operator]

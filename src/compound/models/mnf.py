@@ -68,6 +68,7 @@ class MNF(NetworkModel):
     Config = MNFConfig
     reference = "Louizos and Welling (2017)"
     components = ("component", "posterior")
+    whole_batches = "the draw of a row depends on its position in the batch"
 
     def __init__(self, inputs: int, task: Task, config: MNFConfig, seed: int = 0):
         for name, low in (("flows_q", 0), ("flows_r", 0), ("flow_hidden", 1), ("groups", 1), ("samples", 1)):
@@ -98,7 +99,9 @@ class MNF(NetworkModel):
             h, more = layer(clipped_relu(h), self.config.groups, generator)
             bound = bound + more
         # () or (S,) or (1,)
-        nll = self.likelihood.nll(h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.weight)
+        nll = self.likelihood.nll(
+            h if samples == 1 else h.view(samples, len(x), -1), batch.y, batch.row_weights
+        )
         nll = nll.mean() if nll.ndim else nll
         kl = bound.mean() * ((min(1.0, batch.progress / anneal) if anneal else 1.0) / batch.size)
         return Loss(nll + kl, nll.detach(), kl.detach())

@@ -81,6 +81,7 @@ class Noisy(NetworkModel):
 
     reference = "Zhang, Sun, Duvenaud and Grosse (2018)"
     components = ("component", "posterior")
+    whole_batches = "it keeps statistics of gradients of single rows, which processes would have to exchange"
     count: Tensor  # () steps taken
     size: Tensor  # () N
 

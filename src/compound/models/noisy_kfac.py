@@ -107,6 +107,7 @@ class NoisyKFAC(Noisy):
     """A network with matrix-Gaussian posteriors over its weights."""
 
     method = "noisy-kfac"
+    rows_in_memory = "it keeps all rows in the basis of their covariance"
     Config = NoisyKFACConfig
     rotation: Tensor  # (in + 1, in + 1) Q_a of the first layer
 

@@ -18,7 +18,7 @@ from compound.models.base import Loss
 from compound.models.network_model import NetworkConfig, NetworkModel
 from compound.nn.networks import Network
 from compound.ops.clamp import clamp_inputs, clipped_relu
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.predictive import Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
@@ -83,13 +83,13 @@ class Variational(NetworkModel):
         first, *rest = self.layers
         x = clamp_inputs(batch.x)
         # (S, rows, width)
-        h, kl = first.sample(x, standard_normal(stream, (samples, rows, first.mean.shape[1]), x))
+        h, kl = first.sample(x, row_normal(stream, (samples, rows, first.mean.shape[1]), x))
         for layer in rest:
-            noise = standard_normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
+            noise = row_normal(stream, (1, samples * rows, layer.mean.shape[1]), x)
             h, more = layer.sample(clipped_relu(h).flatten(0, 1), noise)  # (1, S rows, width)
             kl = kl + more
         f = h.squeeze(0) if samples == 1 else h.view(samples, rows, -1)
-        nll = self.likelihood.nll(f, batch.y, batch.weight)  # () or (S,) or (1,)
+        nll = self.likelihood.nll(f, batch.y, batch.row_weights)  # () or (S,) or (1,)
         nll, kl = nll.mean() if nll.ndim else nll, kl / batch.size
         return Loss(nll + kl, nll.detach(), kl.detach())
 

@@ -24,7 +24,7 @@ from compound.models.base import Loss, weighted_row_mean, with_defaults
 from compound.models.network_model import NetworkConfig, NetworkModel
 from compound.models.observation import HomoscedasticGaussian
 from compound.nn.networks import Linear, Network
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators, named_generator, only_generator
 from compound.types import Batch, Task
@@ -77,11 +77,11 @@ class VIB(NetworkModel):
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         mean, std = self.encode(batch.x)
-        noise = standard_normal(only_generator(generator), (self.config.samples, *mean.shape[1:]), mean)
+        noise = row_normal(only_generator(generator), (self.config.samples, *mean.shape[1:]), mean)
         z = torch.addcmul(mean, std, noise)  # (S, rows, latent)
         f = self.decoder(z.view(1, -1, z.shape[-1])).view(1, *z.shape[:2], -1)
-        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y).mean(1), batch.weight)  # (1,)
-        kl = self.config.beta * weighted_row_mean(code_kl(mean, std), batch.weight)
+        nll = -weighted_row_mean(self.likelihood.log_prob(f, batch.y).mean(1), batch.row_weights)  # (1,)
+        kl = self.config.beta * weighted_row_mean(code_kl(mean, std), batch.row_weights)
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())
 
     def predict_chunk(self, x: Tensor, n_samples: int, n_inner: int, generator: Generator) -> Predictive:

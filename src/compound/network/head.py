@@ -24,6 +24,7 @@ from compound.network.features import Collected, check_disjoint, collect, evalua
 from compound.network.training import train_head
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators, derive_seed, member_seed, named_generator
+from compound.train.processes import Processes
 from compound.types import Batch, Task, make_dataset
 
 FAR = 3.0  # strength of far noise where the method has no option `far`
@@ -157,6 +158,11 @@ class Head(nn.Module):
         -------
         Tensor of shape ()
         """
+        batch = self.batch(features, targets, weight, progress)
+        return self.batch_loss(batch, self.noise() if generator is None else generator)
+
+    def batch(self, features: Tensor, targets: Tensor, weight: Tensor | None, progress: float) -> Batch:
+        """Features, targets and weights, shaped as those of `forward`, as the model takes them."""
         if not self.started:
             raise ValueError("the units of the targets are not known: call start with the training targets")
         x = self._standard_features(features)
@@ -164,8 +170,11 @@ class Head(nn.Module):
         if len(y) != len(x):
             raise ValueError(f"{len(x)} rows of features and {len(y)} of targets: give as many")
         w = None if weight is None else weight.reshape(-1).to(x.dtype)
-        batch = Batch(x, self._standard_targets(y), self.rows, torch.arange(len(x)), w, None, progress)
-        loss = _loss(self.model, batch, self._noise() if generator is None else generator)
+        return Batch(x, self._standard_targets(y), self.rows, torch.arange(len(x)), w, None, progress)
+
+    def batch_loss(self, batch: Batch, generator: Generators) -> Tensor:  # ()
+        """The mean loss of a batch of `batch`, averaged over members."""
+        loss = _loss(self.model, batch, generator)
         if bool(self.rows.isnan()) and bool(loss.total.isnan()):
             raise ValueError(
                 f"rows is not known: {self.model.method} needs the number of training rows, Head(rows=...)"
@@ -173,12 +182,12 @@ class Head(nn.Module):
         return loss.total / self.model.members
 
     @uncompiled
-    def _noise(self) -> Generators:
+    def noise(self, kind: type[Generator] = Generator) -> Generators:
         """Generators for the next loss, one per member."""
         step = int(self.steps)
         self.steps += 1
         seeds = [member_seed(self.seed, k) for k in range(self.model.members)]
-        return [Generator().manual_seed(derive_seed(seed, "noise", step)) for seed in seeds]
+        return [kind().manual_seed(derive_seed(seed, "noise", step)) for seed in seeds]
 
     def _standard_features(self, features: Tensor) -> Tensor:  # (rows, features)
         if features.shape[-1:] != (self.features,):
@@ -199,6 +208,7 @@ class Head(nn.Module):
         epochs: int = 10,
         lr: float = 1e-3,
         frozen: bool = False,
+        distributed: bool = False,
     ) -> list[float]:
         """Train backbone and head together with Adam, then `finish`.
 
@@ -214,13 +224,17 @@ class Head(nn.Module):
         lr : float, default=1e-3
         frozen : bool, default=False
             Leave the backbone as it is: its features are computed once and standardised.
+        distributed : bool, default=False
+            Whether the processes of torch.distributed train one network. Every process gives the same
+            loaders and takes its part of every batch; gradients are averaged here, so the backbone need not
+            be wrapped in DistributedDataParallel.
 
         Returns
         -------
         list of float
             Mean loss of every epoch.
         """
-        losses, train = train_head(self, backbone, loader, epochs, lr, frozen)
+        losses, train = train_head(self, backbone, loader, epochs, lr, frozen, Processes.of(distributed))
         self.finish(backbone, loader, val_loader, train)
         return losses
 

@@ -1,15 +1,18 @@
 """The training of a head, with its backbone or on features that stay."""
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from compound.network.batches import Loader, Network, call, device_of, to_device, unpack, with_targets
 from compound.network.features import Collected, collect, flat_inputs, no_inputs
-from compound.random import named_generator
+from compound.random import PartGenerator, named_generator
+from compound.train.processes import Processes
+from compound.types import Share, part_rows
 
 if TYPE_CHECKING:
     from compound.network.head import Head
@@ -18,9 +21,18 @@ CLIP_NORM = 5.0
 
 
 def train_head(
-    head: "Head", backbone: Network, loader: Loader, epochs: int, lr: float, frozen: bool
+    head: "Head",
+    backbone: Network,
+    loader: Loader,
+    epochs: int,
+    lr: float,
+    frozen: bool,
+    processes: Processes,
 ) -> tuple[list[float], Collected | None]:
-    """Mean loss of every epoch, and the features of all training rows where they stay (`frozen`)."""
+    """Mean loss of every epoch, and the features of all training rows where they stay (`frozen`).
+
+    Of several processes each computes its part of every batch.
+    """
     if iter(loader) is loader:
         raise ValueError("the loader can be passed through once only: give a DataLoader or a list")
     _start(head, loader)
@@ -38,16 +50,57 @@ def train_head(
         sums = []
         for k, batch in enumerate(batches):
             inputs, y, weight = with_targets(batch)
-            features = inputs.to(device) if frozen else call(backbone, inputs, device)
             progress = (epoch + k / len(batches)) / epochs if hasattr(batches, "__len__") else 1.0
-            loss = head(features, y.to(device), to_device(weight, device), progress=progress)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            if processes.size > 1:
+                loss = _part_gradients(head, backbone, batch, frozen, progress, parameters, processes)
+            else:
+                features = inputs.to(device) if frozen else call(backbone, inputs, device)
+                loss = head(features, y.to(device), to_device(weight, device), progress=progress)
+                loss.backward()
             nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
             optimizer.step()
             sums.append(float(loss.detach()))
         losses.append(sum(sums) / len(sums))
     return losses, train
+
+
+def _part_gradients(
+    head: "Head",
+    backbone: Network,
+    batch: Any,
+    frozen: bool,
+    progress: float,
+    parameters: list[Tensor],
+    processes: Processes,
+) -> Tensor:  # ()
+    """The loss of a batch of which every process computes a part, and its gradients in all of them."""
+    inputs, y, weight = with_targets(batch)
+    device, count = device_of(head), len(y)
+    processes.check(head.model, count)
+    rows = part_rows(count, processes.rank, processes.size)
+    features = inputs[rows].to(device) if frozen else call(backbone, _rows_of(inputs, rows, count), device)
+    per_row = len(features.reshape(-1, head.features)) // (rows.stop - rows.start)  # tokens, say
+    part = head.batch(
+        features, y[rows].to(device), None if weight is None else weight[rows].to(device), progress
+    )
+    total = float(count * per_row) if weight is None else float(weight.sum())
+    share = Share(total / processes.size, 0.0)
+    generators = head.noise(PartGenerator)
+    for generator in cast(list[PartGenerator], generators):
+        generator.take(slice(rows.start * per_row, rows.stop * per_row), count * per_row)
+    loss = head.batch_loss(replace(part, share=share), generators)
+    loss.backward()  # type: ignore[no-untyped-call]
+    mean = loss.detach().clone()
+    processes.mean_gradients(parameters, [mean], failed=False)
+    return mean
+
+
+def _rows_of(inputs: Any, rows: slice, count: int) -> Any:
+    """Some rows of a batch's inputs: of a tensor, or of those entries of a dictionary that have all rows."""
+    if isinstance(inputs, Mapping):
+        return {key: _rows_of(value, rows, count) for key, value in inputs.items()}
+    return inputs[rows] if isinstance(inputs, Tensor) and inputs.ndim and len(inputs) == count else inputs
 
 
 def _start(head: "Head", loader: Loader) -> None:

@@ -18,7 +18,7 @@ from compound.ops import matrix_normal
 from compound.ops.affine import append_ones
 from compound.ops.compound_draws import compound_draws
 from compound.ops.compound_moments import Gaussian, MomentOptions, compound_moments
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.noisy_affine import scaled_noise
 from compound.precision import full_precision
 from compound.random import Generators
@@ -114,7 +114,7 @@ class BatchedCompoundLinear(nn.Module):
         # V's own posterior adds noise to s * h~, which rows that share ψ share as well
         out = compound_moments(x_aug, heads, self.basis, options)
         scaled = heads[..., : self.inputs + 1] * x_aug
-        noise = standard_normal(generator, out.mean.shape, out.mean)
+        noise = row_normal(generator, out.mean.shape, out.mean)
         noise = scaled_noise(scaled, self.log_row.exp(), noise, shared[1])
         mean = torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2))
         return out._replace(mean=mean)

@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 
 from compound.distributions import MatrixNormal
 from compound.ops.affine import affine, linear
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.matrix_normal import matrix_normal_kl
 from compound.ops.matrix_normal_linear import matrix_normal_linear, row_scale
 from compound.ops.noisy_affine import noisy_affine
@@ -145,7 +145,7 @@ class MatrixGaussianLinear(nn.Module):
         Tensor of shape (*members, rows, out)
         """
         *members, _, outputs = self.mean.shape
-        noise = standard_normal(generator, (*members, x_aug.shape[-2], outputs), self.mean)
+        noise = row_normal(generator, (*members, x_aug.shape[-2], outputs), self.mean)
         return noisy_affine(x_aug, self.mean, self.log_row, self.log_col, noise, self.blocks, shared)
 
     @full_precision

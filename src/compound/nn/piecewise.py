@@ -10,12 +10,14 @@ within ±CLIP. Columns that were constant in training are left out.
 """
 
 import math
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+Array = np.ndarray[Any, Any]
 CLIP = 4.0  # in standard deviations
 MAX_BINS = {"regression": 48, "classification": 64}  # of one column
 MAX_TOTAL = {"regression": 256, "classification": 512}  # of all columns together
@@ -71,19 +73,29 @@ class PiecewiseLinearEncoding(nn.Module):
 
         Their largest number depends on the `kind` of task.
         """
-        rows, inputs = x.shape
-        values = [np.unique(column) for column in x.numpy().T]
+        return cls.from_counts(
+            [np.unique(column, return_counts=True) for column in x.numpy().T], len(x), kind
+        )
+
+    @classmethod
+    def from_counts(cls, columns: Sequence[tuple[Array, Array]], rows: int, kind: str = "regression") -> Self:
+        """`fit` to columns that are given by their distinct values, in ascending order, and their counts.
+
+        Values that stand for others beside them, as in a sketch of many rows, do as well.
+        """
+        inputs = len(columns)
+        values = [each for each, _ in columns]
         numeric = sum(len(each) > 2 for each in values)
         limit = min(MAX_BINS[kind], rows // ROWS_PER_BIN, MAX_TOTAL[kind] // max(1, numeric))
-        edges = [_edges(column, each, limit) for column, each in zip(x.numpy().T, values, strict=True)]
+        edges = [_edges(each, counts, limit) for each, counts in columns]
         binned = [(j, len(each) - 1) for j, each in enumerate(edges) if len(each) > 2]
-        columns = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
+        sources = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
         kept = [torch.from_numpy(each) for each in edges if len(each) > 2]
         changing = torch.tensor([j for j, each in enumerate(values) if len(each) > 1], dtype=torch.int64)
-        encoding = cls(inputs, len(changing), sum(len(each) for each in columns))
+        encoding = cls(inputs, len(changing), sum(len(each) for each in sources))
         encoding.kept = changing
-        if columns:
-            encoding.column = torch.cat(columns)
+        if sources:
+            encoding.column = torch.cat(sources)
             encoding.left = torch.cat([each[:-1] for each in kept]).float()
             encoding.slope = torch.cat([1 / each.diff() for each in kept]).float()
             encoding.unit = torch.bincount(encoding.column)[encoding.column].float().rsqrt()
@@ -123,14 +135,13 @@ class PiecewiseLinearEncoding(nn.Module):
         return torch.cat([clipped, bins], -1)
 
 
-def _edges(column: np.ndarray, values: np.ndarray, limit: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Edges of at most `limit` bins for a column (rows,) whose sorted distinct values are `values`."""
+def _edges(values: Array, counts: Array, limit: int) -> Array:
+    """Edges of at most `limit` bins for a column of these sorted distinct values, (distinct,) each."""
     if len(values) - 1 <= limit:
         return values.astype(np.float64)
     if limit < MIN_BINS:
         return values[:0].astype(np.float64)
-    counts = np.unique(column, return_counts=True)[1]
-    weights = np.minimum(counts, len(column) / limit)
+    weights = np.minimum(counts, counts.sum() / limit)
     levels = (np.cumsum(weights) - 0.5 * weights) / weights.sum()  # of the values, from 0 to 1
     quantiles = np.interp(np.linspace(0, 1, limit + 1), levels, values)
     return np.unique(quantiles.astype(np.float32)).astype(np.float64)  # distinct as the buffers hold them

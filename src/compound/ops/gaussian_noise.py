@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.ops.jit import ROUND, F, array, kernel, launch, log, loop
-from compound.random import Generators
+from compound.random import Generators, PartGenerator
 
 
 def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -31,6 +31,24 @@ def standard_normal(generator: Generators, shape: Sequence[int], like: Tensor) -
         )
     draws = [standard_normal(stream, shape[1:], like) for stream in generator]
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
+
+
+def row_normal(generator: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Standard normal numbers (..., draws rows, width), other ones for every row of a batch.
+
+    They are those of `standard_normal`, unless the generator is that of a part of a batch: then they are the
+    part's rows of the noise of the whole batch. Of several draws, all rows of the first come first.
+    """
+    if not isinstance(generator, Generator):
+        if not any(isinstance(stream, PartGenerator) for stream in generator):
+            return standard_normal(generator, shape, like)
+        return torch.stack([row_normal(stream, shape[1:], like) for stream in generator])
+    if not isinstance(generator, PartGenerator):
+        return standard_normal(generator, shape, like)
+    *lead, rows, width = shape
+    draws = rows // (generator.rows.stop - generator.rows.start)
+    whole = standard_normal(generator, (*lead, draws * generator.total, width), like)
+    return whole.unflatten(-2, (draws, -1))[..., generator.rows, :].reshape(tuple(shape))
 
 
 def stratified_normal(generator: Generator, shape: Sequence[int], like: Tensor) -> Tensor:

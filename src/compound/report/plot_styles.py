@@ -45,6 +45,10 @@ FAMILIES: dict[str, dict[str, MethodStyle]] = {
         "mdn": MethodStyle("#66a61e", DASHES["dash dot dot"], "D"),
         "vib": MethodStyle("#e7298a", DASHES["sparse dashes"], "P"),
         "bnn-lv": MethodStyle("#2166ac", DASHES["sparse dots"], "*"),
+        "hmc": MethodStyle("#1a1a1a", DASHES["full"], "<"),
+        "bayes-hypernet": MethodStyle("#c51b7d", DASHES["long"], ">"),
+        "implicit": MethodStyle("#4d9221", DASHES["short"], "h"),
+        "hypernet": MethodStyle("#80735a", DASHES["dash dot"], "p"),
     },
 }
 METHOD_STYLES = {method: style for family in FAMILIES.values() for method, style in family.items()}

@@ -47,6 +47,10 @@ class FitRequest:
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
+    checkpoint: Path | None = None  # from which an interrupted fit goes on
+    stream: bool = False  # read the table in a stream, even if it fits in memory
+    work: Path | None = None  # for a copy of the rows of a text file that is read in a stream
+    distributed: bool = False  # the processes of torch.distributed fit together
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,12 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
 
     `callback` receives the number of test rows evaluated so far.
     """
-    if not 0 < request.test_fraction < 1:
-        raise ValueError(
-            f"--held-out is {request.test_fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
-        )
-    method = Method(request.method or str(CompoundRegressor().method), **dict(request.options))
+    check_fraction(request.test_fraction)
+    method = request_method(request)
     table = read_training_table(path, request.target, request.drop, request.keep)
     task = infer_task(path, table.y, request.task)
     is_test = _test_mask(table, task == "classification", request)
-    estimator = _make_estimator(task, method, request)
+    estimator = make_estimator(task, method, request)
     start = time.monotonic()
     estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
     seconds = time.monotonic() - start
@@ -94,6 +95,19 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
     return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
+
+
+def request_method(request: FitRequest) -> Method:
+    """The method asked for, with its options; that of the estimators by default."""
+    return Method(request.method or str(CompoundRegressor().method), **dict(request.options))
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise ValueError for an impossible fraction of test rows."""
+    if not 0 < fraction < 1:
+        raise ValueError(
+            f"--held-out is {fraction}: give a fraction of the rows between 0 and 1, such as 0.1"
+        )
 
 
 def check_model_path(out: Path) -> None:
@@ -116,7 +130,7 @@ def save(result: FitResult, out: Path, page: str) -> None:
     files.save(result.estimator, out, page.encode())
 
 
-def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
+def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
     estimator_class = CompoundRegressor if task == "regression" else CompoundClassifier
     return estimator_class(
         method,
@@ -124,6 +138,8 @@ def _make_estimator(task: str, method: Method, request: FitRequest) -> Estimator
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
+        checkpoint=request.checkpoint,
+        distributed=request.distributed,
     )
 
 

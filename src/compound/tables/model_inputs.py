@@ -54,17 +54,8 @@ def read_training_table(
 
     Columns that seem to name the rows are left out, unless they are in `keep`.
     """
-    names = column_names(path)
-    for name in (target, *drop, *keep):
-        if name not in names:
-            raise missing_column(path, name, names)
-    if target in drop:
-        raise ValueError(f"column {target!r} is both target and dropped: drop another one")
-    if both := [name for name in keep if name in drop]:
-        raise ValueError(f"column {both[0]!r} is both kept and dropped: give --keep or --drop")
-    dropped = set(drop)
-    columns = [name for name in names if name not in dropped]
-    max_bytes = _check_n_features(path, target, len(columns) - 1)
+    columns = check_columns(path, column_names(path), target, drop, keep)
+    max_bytes = memory.available()
     table, forms = infer_table(path, columns, max_bytes)
     if types.is_datetime64_any_dtype(table[target]):
         raise ValueError(
@@ -82,8 +73,25 @@ def read_training_table(
     return LabelledTable(path, x.drop(columns=list(ids)), table[target], forms, ids)
 
 
-def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
-    """Raise ValueError for too few or too many features; returns the free memory in bytes, if known."""
+def check_columns(
+    path: Path, names: Sequence[str], target: str, drop: Sequence[str], keep: Sequence[str]
+) -> list[str]:
+    """The columns to read of those in `names`; ValueError if one is missing, or for too few or too many."""
+    for name in (target, *drop, *keep):
+        if name not in names:
+            raise missing_column(path, name, names)
+    if target in drop:
+        raise ValueError(f"column {target!r} is both target and dropped: drop another one")
+    if both := [name for name in keep if name in drop]:
+        raise ValueError(f"column {both[0]!r} is both kept and dropped: give --keep or --drop")
+    dropped = set(drop)
+    columns = [name for name in names if name not in dropped]
+    _check_n_features(path, target, len(columns) - 1)
+    return columns
+
+
+def _check_n_features(path: Path, target: str, n_features: int) -> None:
+    """Raise ValueError for too few or too many features."""
     if n_features < 1:
         raise ValueError(f"{path} has no feature column besides the target {target!r}: give at least one")
     if n_features > MAX_FEATURES:
@@ -98,7 +106,6 @@ def _check_n_features(path: Path, target: str, n_features: int) -> int | None:
             f"{path} has {n_features:,} feature columns, which need at least {needed / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free: leave some out with --drop"
         )
-    return free
 
 
 def infer_task(path: Path, y: "pd.Series[Any]", task: TaskOption) -> Literal["regression", "classification"]:
@@ -233,12 +240,12 @@ def check_finite(path: Path, table: pd.DataFrame, offset: int = 0) -> None:
             )
 
 
-def check_not_missing(path: Path, y: "pd.Series[Any]", target: str) -> None:
-    """Raise ValueError at a row without target."""
+def check_not_missing(path: Path, y: "pd.Series[Any]", target: str, offset: int = 0) -> None:
+    """Raise ValueError at a row without target; `offset` rows of the file precede the first row of `y`."""
     missing = np.flatnonzero(y.isna())
     if len(missing):
         total = f", {len(missing):,} rows in all" if len(missing) > 1 else ""
-        where = file_location(path, int(missing[0]))
+        where = file_location(path, offset + int(missing[0]))
         raise ValueError(f"{path}, {where}, column {target!r} is empty{total}: fill it or remove such rows")
 
 

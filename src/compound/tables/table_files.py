@@ -64,7 +64,7 @@ def _read_arrow(path: Path, columns: Collection[str] | None, max_bytes: int | No
     batches: list[pa.Table] = []
     rows = 0
     table_bytes = 0
-    for batch, fraction in _read_batches(path, names, names_read, BATCH_ROWS):
+    for batch, fraction in read_batches(path, names, names_read, BATCH_ROWS):
         batches.append(batch.select(names_read))
         rows += len(batch)
         table_bytes += batches[-1].nbytes
@@ -89,7 +89,7 @@ def read_chunks(
     names = column_names(path)
     _check_present(path, dtypes, names)
     n_read = 0
-    for batch, _ in _read_batches(path, names, names if all_columns else [*dtypes], rows):
+    for batch, _ in read_batches(path, names, names if all_columns else [*dtypes], rows):
         for start in range(0, len(batch), rows):
             part = batch.slice(start, rows)
             yield Chunk(part, cast_frame(path, part, dtypes, n_read))
@@ -106,7 +106,7 @@ def lossless_types(path: str | Path) -> dict[str, pa.DataType]:
     names = column_names(path)
     candidates = dict.fromkeys(names, LOSSLESS_TYPES)
     non_empty = set()
-    for batch, _ in _read_batches(path, names, names, BATCH_ROWS):
+    for batch, _ in read_batches(path, names, names, BATCH_ROWS):
         for name, dtypes in candidates.items():
             column = to_array(batch[name])
             candidates[name] = tuple(dtype for dtype in dtypes if cast_lossless(column, dtype) is not None)
@@ -141,7 +141,7 @@ def column_names(path: str | Path) -> list[str]:
     return names
 
 
-def _read_batches(
+def read_batches(
     path: Path, names: Sequence[str], names_read: Collection[str], rows: int
 ) -> Iterator[tuple[pa.Table, float]]:
     """Batches in file order, each with the fraction of the file read so far (0 to 1).

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from compound.models.base import Model
 from compound.random import named_generator
 from compound.train.config import TrainConfig
+from compound.train.processes import Processes
 from compound.train.state import TrainState, copy_tensors
 from compound.types import Batch
 
+ONE = Processes()
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # of a matrix with NaN
 
 
@@ -35,29 +38,49 @@ def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
-def held_out_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> float:
+def held_out_nll(
+    model: Model, batch: Batch, config: TrainConfig, seed: int, processes: Processes = ONE
+) -> float:
     """Mean over members of their NLL on their own held-out rows, a batch of `held_out_batch`.
 
     With `Model.eval_mixture`, where all members hold out the same rows, it is that of their mixture. NaN
-    where a matrix cannot be factorised (LinAlgError), as after divergence.
+    where a matrix cannot be factorised (LinAlgError), as after divergence. Each process evaluates its part
+    of the rows.
     """
+    part = batch if processes.size == 1 else replace(batch.part(processes.rank, processes.size), share=None)
     if model.eval_mixture and batch.weight is not None and batch.weight.ndim == 1:
-        return _mixture_nll(model, batch, batch.weight, config, seed)
+        nll = _mixture_nll(model, part, config, seed) if len(part) else torch.zeros(())
+        return float(_mean_over_processes(nll, part, batch, processes))
     try:
-        values = model.nll(batch, config.eval_samples, named_generator(seed, "check"))  # (members,)
+        if len(part):
+            values = model.nll(part, config.eval_samples, named_generator(seed, "check"))  # (members,)
+        else:
+            values = torch.zeros(model.members, dtype=batch.x.dtype)
     except LinAlgError:
         values = torch.full((model.members,), math.nan, dtype=torch.float32)
+    values = _mean_over_processes(values, part, batch, processes)
     if batch.weight is not None and batch.weight.ndim == 2:
         values = values[batch.weight.any(1)]  # members without held-out rows do not count
     return float(values.mean())
 
 
+def _mean_over_processes(values: Tensor, part: Batch, batch: Batch, processes: Processes) -> Tensor:
+    """Means over the rows of a batch, (members,) or (), from those over the rows of this process's part."""
+    if processes.size == 1:
+        return values
+    assert part.weight is not None and batch.weight is not None
+    weight = part.weight.sum(-1).to(values.dtype)
+    share = torch.where(weight > 0, weight * values, 0.0)  # the mean over no rows is NaN
+    return processes.sum(share) / batch.weight.sum(-1).to(values.dtype)
+
+
 @torch.no_grad()
-def _mixture_nll(model: Model, batch: Batch, weight: Tensor, config: TrainConfig, seed: int) -> float:
+def _mixture_nll(model: Model, batch: Batch, config: TrainConfig, seed: int) -> Tensor:  # ()
     """NLL of the predictive of all members, with weights (rows,)."""
+    weight = cast(Tensor, batch.weight)
     n_samples = config.eval_samples * model.members
     predictive = model.predict(batch.x, named_generator(seed, "check"), n_samples, model.eval_inner)
-    return -float((weight * predictive.log_prob(batch.y)).sum() / weight.sum())
+    return -(weight * predictive.log_prob(batch.y)).sum() / weight.sum()
 
 
 def update_best(state: TrainState, tensors: list[Tensor], nll: float) -> None:

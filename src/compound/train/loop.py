@@ -6,14 +6,17 @@ with the same bits.
 
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from compound.compat import foreach_lerp_
 from compound.models.base import Loss, Model
-from compound.random import derive_seed, member_seed, named_generator
+from compound.random import PartGenerator, derive_seed, member_seed, named_generator
 from compound.train.batches import batch_sampler, training_rows
 from compound.train.checkpoint import Checkpoint
 from compound.train.config import TrainConfig
@@ -27,9 +30,10 @@ from compound.train.evaluation import (
 )
 from compound.train.gradients import flush_denormals, make_clipper
 from compound.train.history import History
+from compound.train.processes import Processes
 from compound.train.progress import FitCallback, ProgressReporter
 from compound.train.state import TrainState, copy_tensors, model_tensors, trained_parameters
-from compound.types import Batch
+from compound.types import Batch, part_rows
 
 FLUSH_EVERY = 50  # steps between calls of `flush_denormals`
 DEFAULT_EVALS = 50  # entries of the history where `n_evals` is 0
@@ -43,6 +47,8 @@ def fit(
     checkpoint: str | Path | None = None,
     save_every: float = 30.0,
     callback: FitCallback | None = None,
+    distributed: bool = False,
+    batches: Callable[[int], Batch] | None = None,
 ) -> History:
     """Train a model.
 
@@ -64,6 +70,12 @@ def fit(
         Seconds between saves of the checkpoint.
     callback : callable, default=None
         Called with a `FitProgress` about ten times a second.
+    distributed : bool, default=False
+        Whether the processes of torch.distributed fit one model: each computes a part of every batch, and
+        all end with the same weights. Every process calls `fit` with the same arguments.
+    batches : callable, default=None
+        Maps a step to its batch, where the training rows do not fit in memory; `data` is then a sample of
+        the rows, whose `size` is the weight of all rows. By default batches are drawn from `data`.
 
     Returns
     -------
@@ -86,9 +98,11 @@ def fit(
     >>> history["nll"][-1] < history["nll"][0]
     True
     """
+    processes = Processes.of(distributed)
     rows = training_rows(model, data)
+    processes.check(model, min(config.batch_size, len(rows)))
     file = None if checkpoint is None else Checkpoint(checkpoint, model, data, config, seed)
-    content = None if file is None else file.load()
+    content = None if file is None else processes.from_first(file.load)
     if content is None or not content["finished"]:
         model.on_fit_start(data, named_generator(seed, "start"))  # also sets sizes that depend on the data
     if file is not None and content is not None:
@@ -100,8 +114,12 @@ def fit(
     state = TrainState.initial(model, config, data.x.device)
     if file is not None and content is not None:
         state = file.restore_state(content, optimizer, state)
-    trainer = _Trainer(model, data, rows, config, seed, optimizer, state)
-    trainer.run(file, save_every, callback)
+    batch_at = batches or batch_sampler(data, rows, config, seed)
+    trainer = _Trainer(model, data, batch_at, config, seed, optimizer, state, processes)
+    if processes.is_first:
+        trainer.run(file, save_every, callback)
+    else:
+        trainer.run(None, save_every, None)
     trainer.restore_best()
     model.on_fit_end(data, named_generator(seed, "finish"))
     check_not_diverged(model, data, config, seed, state.step)
@@ -109,25 +127,26 @@ def fit(
     if file is not None:
         if content is not None:
             file.check_result()
-        file.save_finished(history)
+        processes.from_first(partial(file.save_finished, history))
     return history
 
 
 class _Trainer:
     """A fit in progress: model, optimizer and state, and the methods that change them.
 
-    `rows` (training rows,) are indices into `data`.
+    `batch_at` maps a step to its batch.
     """
 
     def __init__(
         self,
         model: Model,
         data: Batch,
-        rows: Tensor,
+        batch_at: Callable[[int], Batch],
         config: TrainConfig,
         seed: int,
         optimizer: torch.optim.Optimizer,
         state: TrainState,
+        processes: Processes,
     ):
         self.model = model
         self.data = data
@@ -137,13 +156,14 @@ class _Trainer:
         self.state = state
         self.parameters = trained_parameters(model)
         self.tensors = model_tensors(model)
-        self.batch_at = batch_sampler(data, rows, config, seed)
+        self.batch_at = batch_at
+        self.processes = processes
         self.clip = make_clipper(self.parameters, model.members, config.clip_value, config.clip_norm)
         self.eval_batch = held_out_batch(data, config, seed)
         self.eval_every = max(1, config.steps // (config.n_evals or DEFAULT_EVALS))
         self.seeds = [member_seed(seed, k) for k in range(model.members)]
         # seeded at every step: cheaper than new ones
-        self.generators = tuple(Generator() for _ in self.seeds)
+        self.generators = tuple(Generator() if processes.size == 1 else PartGenerator() for _ in self.seeds)
         self.nll_sum, self.kl_sum = state.sums.unbind()  # views, (members,) each
 
     def run(self, file: Checkpoint | None, save_every: float, callback: FitCallback | None) -> None:
@@ -184,8 +204,7 @@ class _Trainer:
         for generator, seed in zip(self.generators, self.seeds, strict=True):
             generator.manual_seed(derive_seed(seed, "noise", step))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model.loss(self.batch_at(step), self.generators)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss = self.gradients(self.batch_at(step))
         state.skipped += self.clip()
         self.optimizer.step()
         if state.ema:
@@ -199,11 +218,34 @@ class _Trainer:
             flush_denormals(self.parameters, self.optimizer, state.ema)
         return loss
 
+    def gradients(self, batch: Batch) -> Loss:
+        """Compute the gradients of a batch's loss, and return the loss, of all processes together."""
+        size = self.processes.size
+        if size == 1:
+            loss = self.model.loss(batch, self.generators)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            return loss
+        for generator in self.generators:
+            cast(PartGenerator, generator).take(part_rows(len(batch), self.processes.rank, size), len(batch))
+        failed = False
+        try:
+            loss = self.model.loss(batch.part(self.processes.rank, size), self.generators)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+        except LinAlgError:
+            failed = True
+            loss = Loss(
+                *[torch.zeros(n, dtype=batch.x.dtype) for n in ((), self.model.members, self.model.members)]
+            )
+        total, nll, kl = (value.detach().clone() for value in loss)
+        if self.processes.mean_gradients(self.parameters, (total, nll, kl), failed):
+            raise LinAlgError("a process cannot factorise a matrix")
+        return Loss(total, nll, kl)
+
     def evaluate(self) -> None:
         """Evaluate the averaged weights on the held-out rows, if there are any, and extend the history."""
         if self.eval_batch is not None:
             with swapped(self.parameters, self.state.ema):
-                nll = held_out_nll(self.model, self.eval_batch, self.config, self.seed)
+                nll = held_out_nll(self.model, self.eval_batch, self.config, self.seed, self.processes)
                 update_best(self.state, self.tensors, nll)
         self.state.record(self.config.lr_at((self.state.step - 1) / self.config.steps))
 

@@ -30,7 +30,8 @@ from compound.train.config import TrainConfig
 from compound.types import Task, make_dataset
 
 TASK = Task("classification", 10)
-HELD_OUT = 5000  # the last training rows
+N_TRAIN = 55_000  # training rows
+HELD_OUT = 5000  # the rows before them, as published
 STEPS = {"quick": 1000, "paper": 20_000}
 OOD_ROWS = {"quick": 2000, "paper": None}  # of each out-of-distribution set; None: all
 
@@ -44,7 +45,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "deep-ensemble": {**BASE_OPTIONS, "far": 3.0},
     "bnn-lv": {**BASE_OPTIONS, "samples": 3},
 }
-PAPER_OPTIONS: dict[str, Any] = {**ONE_MEMBER_OPTIONS, "parametrization": "paper", "far": 0.0}
+# S = 1 is one draw of everything: the logits, too, are drawn once
+PAPER_OPTIONS: dict[str, Any] = {
+    **ONE_MEMBER_OPTIONS,
+    "parametrization": "paper",
+    "last_draws": 1,
+    "far": 0.0,
+}
 PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
     "ml-cdn": {**PAPER_OPTIONS, "hyper": (50,), "lam": 1e-5},
     "vb-cdn": {**PAPER_OPTIONS, "hyper": (100,), "objective": "official"},
@@ -86,7 +93,8 @@ class OodExperiment(Experiment):
         for seed in range(seeds):
             for method in methods:
                 config = asdict(train_config(method, min(steps, MAX_STEPS.get(method, steps))))
-                run = Run(self.name, method, self.in_dist, seed, OPTIONS.get(method, BASE_OPTIONS), config)
+                options = OPTIONS.get(method, BASE_OPTIONS)
+                run = Run(self.name, method, self.in_dist, seed, options, config, n_train=N_TRAIN)
                 runs.append(run)
                 if method == "ml-cdn":
                     runs.append(replace(run, variant=ONE_MEMBER, options=ONE_MEMBER_OPTIONS))
@@ -99,7 +107,7 @@ class OodExperiment(Experiment):
         """The trained model of a run, and the in-distribution test set."""
         train, test = (images.load(self.in_dist, part, context.data_dir) for part in ("train", "test"))
         weight = torch.ones(len(train.x))
-        weight[-HELD_OUT:] = 0  # the first 55,000 train, as published
+        weight[:HELD_OUT] = 0
         x_ood = None
         if METHODS[run.method].needs_ood_rows:
             x_ood = images.load(self.outliers, "train", context.data_dir).x

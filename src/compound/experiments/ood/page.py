@@ -109,8 +109,14 @@ def _main_paths(main: str) -> list[tuple[str, ...]]:
 
 
 def _paper_cells(form: ModelForm, in_paper: bool) -> list[Cell]:
-    """The row of a method in table 1 of the paper, of None if it is not there; empty without `in_paper`."""
-    return [*paper_table_1().get(form.method, [None] * len(PAPER_METRICS))] if in_paper else []
+    """The row of a method in table 1 of the paper, of None if it is not there; empty without `in_paper`.
+
+    The paper's CDN is compared with the published form alone.
+    """
+    if not in_paper:
+        return []
+    row = None if form.is_cdn and not form.is_published else paper_table_1().get(form.method)
+    return [None] * len(PAPER_METRICS) if row is None else [*row]
 
 
 def _main_table(groups: Groups, main: str, in_paper: bool) -> tuple[list[str], list[list[Cell]]]:

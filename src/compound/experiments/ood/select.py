@@ -15,6 +15,7 @@ from compound.datasets import images
 from compound.experiments import ood, perform_all, plan
 from compound.experiments.base import Experiment
 from compound.experiments.identity import ONE_MEMBER, Run
+from compound.experiments.launch import Executor
 from compound.experiments.published import paper_lambdas
 from compound.experiments.runs import Outcome, Result, RunContext
 from compound.models import Method, build
@@ -39,9 +40,8 @@ class SelectExperiment(Experiment):
     def work(self, run: Run, context: RunContext) -> Outcome:
         model, _ = self.source.fit(run, context)
         train = images.load(self.source.in_dist, "train", context.data_dir)
-        held_out = slice(-ood.HELD_OUT, None)
-        predictive = ood.predict(model, train.x[held_out], run.seed, "validation")
-        y = train.y[held_out]
+        predictive = ood.predict(model, train.x[: ood.HELD_OUT], run.seed, "validation")
+        y = train.y[: ood.HELD_OUT]
         accuracy = metrics.accuracy(predictive, y)
         return Outcome({"lam": lambda_of(run), "accuracy": accuracy, "nll": metrics.nll(predictive, y)}, {})
 
@@ -73,7 +73,12 @@ class Selection(NamedTuple):
 
 
 def select_lambda(
-    runs: Sequence[Run], preset: str, root: Path, data_dir: Path | None = None, jobs: int | None = None
+    runs: Sequence[Run],
+    preset: str,
+    root: Path,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> Selection:
     """Fit the candidates for λ, and set λ of the runs of ml-cdn to the best one of their form.
 
@@ -85,7 +90,7 @@ def select_lambda(
             f"there is no λ of {METHOD} to select in this grid: leave --select out, "
             f"or run {METHOD} on {' or '.join(SELECTIONS)}"
         )
-    results = perform_all(plan(name, preset, 1), root, data_dir, jobs)
+    results = perform_all(plan(name, preset, 1), root, data_dir, jobs, executor)
     return Selection(with_best_lambdas(runs, best_lambdas(results)), results)
 
 

@@ -25,6 +25,7 @@ from compound.estimators.classifier import CompoundClassifier
 from compound.estimators.regressor import CompoundRegressor
 from compound.experiments.base import ALL_METHODS, PRESETS, Experiment
 from compound.experiments.identity import Run
+from compound.experiments.run_memory import DataSize
 from compound.experiments.runs import Outcome, Result, RunContext
 from compound.experiments.tables import baselines
 from compound.experiments.tables.baselines import BASELINES, Moments, Rows
@@ -40,6 +41,7 @@ QUICK_ROWS = 1000  # of a table, at most
 QUICK_EPOCHS = 20
 HELD_OUT = 0.1  # of the training rows, by baselines; the estimators' default is the same
 COVERAGE = 0.9
+MAX_WIDTH = 200  # numbers per row after encoding: categories have a column for each of their values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,10 @@ class TablesExperiment(Experiment):
         fit_and_predict = _baseline if run.method in BASELINES else _estimator
         return evaluate(fit_and_predict(run, context, split), split)
 
+    def data_size(self, run: Run) -> DataSize:
+        table = TABLES[run.data]
+        return DataSize(min(table.rows, run.settings.get("max_rows", table.rows)), MAX_WIDTH, _task(run.data))
+
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page, self.not_installed)
 
@@ -80,9 +86,12 @@ def settings(method: str, data: str, preset: str) -> dict[str, Any]:
     limits = {"max_rows": QUICK_ROWS} if preset == QUICK else {}
     if method in BASELINES:
         return {**baselines.settings(method), **limits}
-    task = Task(TABLES[data].kind, TABLES[data].classes)
-    config = table_train_config(task, rows - math.ceil(TEST_FRACTION * rows))
+    config = table_train_config(_task(data), rows - math.ceil(TEST_FRACTION * rows))
     return {**asdict(config), **limits, **({"max_epochs": QUICK_EPOCHS} if preset == QUICK else {})}
+
+
+def _task(data: str) -> Task:
+    return Task(TABLES[data].kind, TABLES[data].classes)
 
 
 class Prediction(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from compound.datasets.toy import TOY_SETS, Toy, ToySet, cubic, true_function
 from compound.experiments.base import Experiment
 from compound.experiments.identity import PUBLISHED, Run
+from compound.experiments.run_memory import DataSize
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.toy.page import draw_page
 from compound.models import METHODS, VBCDN
@@ -69,7 +70,7 @@ OPTIONS = {
 # the published learning rate; with ten times that, bnn-lv ends in a mean-field optimum that underfits
 LEARNING_RATES = {"bnn-lv": 1e-3}
 # methods that are given the noise: if they learn it from 20 rows, their posterior returns to the prior
-NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam")
+NOISE_IS_GIVEN = ("bbb", "vmg", "mnf", "noisy-kfac", "noisy-adam", "hmc")
 
 
 def train_config(method: str, preset: str) -> TrainConfig:
@@ -131,6 +132,9 @@ class ToyExperiment(Experiment):
             metrics["variances"] = weight_variances(model, toy_set.view, generator)
         arrays = {name: column.squeeze(1).numpy() for name, column in columns.items()}
         return Outcome(metrics, {**arrays, "rows": torch.cat([toy.x, toy.y], 1).numpy()})
+
+    def data_size(self, run: Run) -> DataSize:
+        return DataSize(OOD_ROWS, 1, TASK)
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
@@ -194,7 +198,7 @@ def weight_variances(
 
     "mixing", also for x < 0 and x >= 0 alone: of the predictive network's weights given x and ψ, averaged
     over weights and over `points` inputs in [-view, view]; mean and median are over draws of ψ. "posterior":
-    of the weights of the first layer of each hypernetwork; mean and median are over weights.
+    of the weights of all maps of the hypernetworks; mean and median are over weights.
     """
     x = torch.linspace(-view, view, points).unsqueeze(1)
     rows = []
@@ -219,14 +223,17 @@ def weight_variances(
     mixing = torch.stack(rows)  # (draws, points)
     sides = {"mixing": x[:, 0] <= view, "mixing_left": x[:, 0] < 0, "mixing_right": x[:, 0] >= 0}
     samples = {name: mixing[:, side].mean(1) for name, side in sides.items()}  # (draws,)
-    maps = [cast(MatrixGaussianLinear, layer.hyper.maps[0]) for layer in layers]
-    log_variances = [(first.log_row[0, 0, :, None] + first.log_col[0]).double().flatten() for first in maps]
-    samples["posterior"] = torch.cat(log_variances).exp()  # (entries,): the median is over entries
+    maps = [cast(MatrixGaussianLinear, each) for layer in layers for each in layer.hyper.maps]
+    posteriors = [posterior for each in maps for posterior in each.posterior()]
+    samples["posterior"] = torch.cat([posterior.variance.double().flatten() for posterior in posteriors])
     return {name: {"mean": v.mean().item(), "median": v.median().item()} for name, v in samples.items()}
 
 
 EXPERIMENTS = {
     "toy": ToyExperiment(
-        name="toy", title="Toy regression: aleatoric and epistemic uncertainty", methods=("ml-cdn", "vb-cdn")
+        name="toy",
+        title="Toy regression: aleatoric and epistemic uncertainty",
+        methods=("ml-cdn", "vb-cdn"),
+        all_methods=tuple(METHODS),
     )
 }

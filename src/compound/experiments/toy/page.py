@@ -13,7 +13,7 @@ from compound.experiments.runs import Result
 from compound.report.page import Cell, Claim, Page
 
 # baselines of which the paper says that their variance grows outside the data
-GROWS_OUTSIDE = ("noisy-kfac", "noisy-adam", "vmg", "bbb", "mnf", "mc-dropout", "laplace", "bnn-lv")
+GROWS_OUTSIDE = ("noisy-kfac", "noisy-adam", "vmg", "bbb", "mnf", "mc-dropout", "laplace", "bnn-lv", "hmc")
 HETEROSCEDASTIC = ("deep-ensemble", "mdn", "bnn-lv")  # baselines that learn where the noise is
 N_COLUMNS = 6  # of panels
 Y_LIMITS = {"set 1": 250, "set 2": 125}
@@ -25,7 +25,7 @@ METRICS = {
     ),
 }
 SETTINGS = (
-    "Not all of them run in the common setting. bbb, vmg, mnf, noisy-kfac and noisy-adam are given the "
+    "Not all of them run in the common setting. bbb, vmg, mnf, noisy-kfac, noisy-adam and hmc are given the "
     "noise of set 1, on both sets; a homoscedastic method has nearly even bands on set 2 by construction. "
     "bnn-lv trains at a tenth of the common learning rate, the one it was published with: this was set "
     "after its bands on set 2 had been seen at the common rate, where the left is not wider than the right. "

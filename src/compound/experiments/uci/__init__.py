@@ -24,6 +24,7 @@ from compound.estimators.member_holdout import calibration_scores, member_holdou
 from compound.estimators.prediction import to_float64
 from compound.experiments.base import ALL_METHODS, PRESETS, Experiment
 from compound.experiments.identity import REGION, Run
+from compound.experiments.run_memory import DataSize
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.experiments.uci import baselines
 from compound.experiments.uci.baselines import BASELINES, Predict
@@ -63,6 +64,7 @@ QUICK_STEPS = 200
 QUICK_REGION_ROWS = 500  # the quick preset has the variant "region" only for tables with at most as many rows
 QUICK_BASELINE_ROWS = 1000  # and baselines, whose training is not shortened, for at most as many
 TASK = Task("regression", 1)
+MAX_INPUTS = 20  # of a table
 HELD_OUT = 0.1
 N_SAMPLES = 40  # of `Model.predict`
 FALSE_POSITIVE_RATE = 0.01
@@ -104,6 +106,9 @@ class UciExperiment(Experiment):
         split = datasets.load(TABLES[run.data].file, run.seed, context.data_dir)
         evaluate = evaluate_region if run.variant == REGION else evaluate_split
         return evaluate(run, context, split)
+
+    def data_size(self, run: Run) -> DataSize:
+        return DataSize(2 * TABLES[run.data].n_train, MAX_INPUTS, TASK)  # training and test rows
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from compound.models.base import weighted_row_mean
 from compound.predictive import Predictive
+from compound.types import RowWeights
 
 
 class ObservationModel(nn.Module, ABC):
@@ -20,10 +21,10 @@ class ObservationModel(nn.Module, ABC):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:  # (members, ..., rows)
         """log p(y | f) of each row, for outputs f (members, ..., rows, outputs)."""
 
-    def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:  # (members,) or ()
+    def nll(self, f: Tensor, y: Tensor, weight: Tensor | RowWeights | None) -> Tensor:  # (members,) or ()
         """Mean over rows of -log p(y | f), for f (members, rows, outputs) or (rows, outputs).
 
-        `weight` holds the weights of the rows, (rows,) or (members, rows); None weighs them equally.
+        `weight` is as in `weighted_row_mean`: that of the rows, (rows,) or (members, rows), or None.
         """
         return -weighted_row_mean(self.log_prob(f, y), weight)
 

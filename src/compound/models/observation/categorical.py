@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from compound.models.observation.base import ObservationModel
 from compound.predictive import CategoricalPredictive
+from compound.types import RowWeights
 
 
 class Categorical(ObservationModel):
@@ -20,7 +21,7 @@ class Categorical(ObservationModel):
         logits = f.reshape(-1, self.outputs)
         return -functional.cross_entropy(logits, labels, reduction="none").view(f.shape[:-1])
 
-    def nll(self, f: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    def nll(self, f: Tensor, y: Tensor, weight: Tensor | RowWeights | None) -> Tensor:
         # one call where possible: every small autograd operation costs as much as its arithmetic
         return functional.cross_entropy(f, y) if weight is None and f.ndim == 2 else super().nll(f, y, weight)
 

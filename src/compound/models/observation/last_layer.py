@@ -19,7 +19,7 @@ from compound.distributions import gaussian_log_prob, log_mean_exp
 from compound.models.observation.categorical import Categorical
 from compound.models.observation.gaussian import HomoscedasticGaussian
 from compound.nn import Gaussian
-from compound.ops.gaussian_noise import standard_normal
+from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.softmax import expected_entropy, expected_softmax
 from compound.predictive import (
     CategoricalPredictive,
@@ -117,7 +117,7 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         if self.integrate:
             variance = last.std.square() + self._variance_like(last.mean)
             return gaussian_log_prob(y, last.mean, variance).sum(-1)
-        return self.log_prob(last.draw(standard_normal(generator, last.mean.shape, last.mean)), y)
+        return self.log_prob(last.draw(row_normal(generator, last.mean.shape, last.mean)), y)
 
     def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
         return standard_normal(generator, (members, draws, 1, self.outputs), like)
@@ -189,9 +189,7 @@ class LastLayerCategorical(Categorical, LastLayerModel):
     def _noise(self, draws: tuple[int, int], rows: int, generator: Generators, like: Tensor) -> Tensor:
         """Antithetic standard normal noise (*draws, last_draws, rows, classes)."""
         pairs = (self.last_draws + 1) // 2
-        return antithetic(
-            standard_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws
-        )
+        return antithetic(row_normal(generator, (*draws, pairs, rows, self.outputs), like), self.last_draws)
 
     def sample(self, last: Gaussian, noise: Tensor) -> Draws:
         """Means and standard deviations of the logits; sampled logits are means with standard deviation 0."""
