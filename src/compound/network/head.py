@@ -282,8 +282,8 @@ class Head(nn.Module):
         y = self.target_rows(held_out.targets)
         y = y.long() if self.task.kind == "classification" else y.float()
         generator = named_generator(self.seed, "far")
-        views = [self._views(rows.features, rows.inputs) for rows in (train, held_out)]
-        self.calibrator.fit(predictive, y, held_out.weight, *views, std, generator)
+        seen, new = (self._views(rows.features, rows.inputs) for rows in (train, held_out))
+        self.calibrator.fit(predictive, y, held_out.weight, seen, new, std, generator)
 
     def _views(self, features: Tensor, inputs: Tensor) -> list[Tensor]:
         """Where distances are measured: features, and inputs (rows, numbers) if `inputs` says so."""

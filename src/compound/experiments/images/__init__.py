@@ -71,7 +71,7 @@ class ImagesExperiment(Experiment):
         x, y, held_out = x[:rows], y[:rows], min(HELD_OUT[run.data], rows // 4)
         with torch.random.fork_rng():  # torch's layers draw their initial weights from its own generator
             torch.manual_seed(derive_seed(run.seed, "backbone"))
-            network = backbone(run.data).to(memory_format=torch.channels_last)
+            network = backbone(run.data)
         channels, side = SIDES[run.data]
         head = Head(
             Method(run.method, **run.options),

@@ -9,7 +9,7 @@ the first conformal intervals of all.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from compound.experiments.base import Experiment
 from compound.experiments.identity import Run
 from compound.experiments.runs import Outcome, Result, RunContext
 from compound.experiments.sequences import days
-from compound.experiments.sequences.networks import Sequences, SequenceTraining, draws_of, trained
+from compound.experiments.sequences.networks import Loss, Sequences, SequenceTraining, draws_of, trained
 from compound.experiments.sequences.page import draw_page
 from compound.network import posthoc
 from compound.predictive import CategoricalPredictive, GaussianPredictive
@@ -67,10 +67,13 @@ class SequencesExperiment(Experiment):
         return draw_page(results, page)
 
 
-def networks(run: Run, how: SequenceTraining, *data: Any, seed: int) -> list[Sequences]:
+def networks(
+    run: Run, how: SequenceTraining, rows: datasets.Vowels | days.Days, outputs: int, loss: Loss, seed: int
+) -> list[Sequences]:
     """The trained networks of a run."""
     form = "compound-gru" if run.method == "compound-gru" else "gru"
-    return [trained(form, *data, seed=10 * seed + k, how=how) for k in range(FORMS[run.method])]
+    data = rows.x, rows.lengths, rows.y
+    return [trained(form, outputs, *data, loss, 10 * seed + k, how) for k in range(FORMS[run.method])]
 
 
 def _vowels(run: Run, how: SequenceTraining, context: RunContext) -> dict[str, Any]:
@@ -92,10 +95,8 @@ def _vowels(run: Run, how: SequenceTraining, context: RunContext) -> dict[str, A
         fit, held_out = (
             datasets.Vowels(*(v[part] for v in known)) for part in (order[HELD_OUT:], order[:HELD_OUT])
         )
-        sizes = fit.x.shape[2], SPEAKERS - 1
-        members = networks(
-            run, how, *sizes, *fit, functional.cross_entropy, seed=SPEAKERS * run.seed + speaker
-        )
+        seed = SPEAKERS * run.seed + speaker
+        members = networks(run, how, fit, SPEAKERS - 1, functional.cross_entropy, seed)
 
         def predict(rows: datasets.Vowels, members: list[Sequences] = members) -> CategoricalPredictive:
             draws = draws_of(members, rows.x, rows.lengths, N_SAMPLES, run.seed)
@@ -103,7 +104,8 @@ def _vowels(run: Run, how: SequenceTraining, context: RunContext) -> dict[str, A
 
         scores = _scores(predict(new), new.y, predict(strange))
         if run.method == "compound-gru":
-            model = posthoc(members[0], members[0].last, Task("classification", SPEAKERS - 1), seed=run.seed)
+            last = cast(Callable[..., Tensor], members[0].last)
+            model = posthoc(members[0], last, Task("classification", SPEAKERS - 1), seed=run.seed)
             model.fit([_batch(fit)], [_batch(held_out)])
             p, q = (cast(CategoricalPredictive, model.predict(_batch(part))) for part in (new, strange))
             scores |= {f"{name}, calibrated": value for name, value in _scores(p, new.y, q).items()}
@@ -141,8 +143,7 @@ def _scores(p: CategoricalPredictive, y: Tensor, strange: CategoricalPredictive)
 def _demand(run: Run, how: SequenceTraining, context: RunContext) -> dict[str, Any]:
     """CRPS, and coverage and width of 90% intervals that are conformal to the days before."""
     data = days.load(context.data_dir)
-    sizes = data.train.x.shape[2], 2 * days.STEPS
-    members = networks(run, how, *sizes, *data.train, days.gaussian_nll, seed=run.seed)
+    members = networks(run, how, data.train, 2 * days.STEPS, days.gaussian_nll, run.seed)
 
     def predict(rows: days.Days) -> GaussianPredictive:
         draws = draws_of(members, rows.x, rows.lengths, N_SAMPLES, run.seed).double().unsqueeze(1)

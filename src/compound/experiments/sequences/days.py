@@ -47,8 +47,8 @@ def load(data_dir: Path | None) -> Demand:
         torch.arange(HELD_OUT, TEST) * STEPS,
         torch.arange(TEST, len(demand) // STEPS) * STEPS,
     )
-    windows = (_windows(demand, temperature, raw.workday, starts) for starts in parts)
-    return Demand(*windows, float(scale))
+    train, held_out, test = (_windows(demand, temperature, raw.workday, starts) for starts in parts)
+    return Demand(train, held_out, test, float(scale))
 
 
 def _windows(demand: Tensor, temperature: Tensor, workday: Tensor, starts: Tensor) -> Days:

@@ -61,7 +61,6 @@ class SequenceTraining:
 
 def trained(
     form: str,
-    inputs: int,
     outputs: int,
     x: Tensor,
     lengths: Tensor,
@@ -74,9 +73,9 @@ def trained(
     with torch.random.fork_rng():  # torch's layers draw their initial weights from its own generator
         torch.manual_seed(derive_seed(seed, "weights"))
         if form == "gru":
-            network = Sequences(inputs, how.hidden, outputs)
+            network = Sequences(x.shape[2], how.hidden, outputs)
         else:
-            network = CompoundSequences(inputs, how.hidden, outputs, how.bayes)
+            network = CompoundSequences(x.shape[2], how.hidden, outputs, how.bayes)
     optimizer = torch.optim.Adam(network.parameters(), lr=how.lr)
     weight = how.kl / len(x) if how.bayes else how.kl
     generator = named_generator(seed, "training")
