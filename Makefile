@@ -61,7 +61,7 @@ clean:
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf
 
 # torch first and by its exact version: a looser wish brings several gigabytes of CUDA packages
-# oracles without what they wish for: that would bring torchvision, whose presence breaks laplace-torch
+# oracles without what they wish for: that would bring torchvision, whose presence breaks laplace-torch, and an older pandas
 .venv/.stamp: pyproject.toml constraints.txt constraints-oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch==2.13.0

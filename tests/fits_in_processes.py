@@ -12,6 +12,7 @@ import torch
 from torch.distributed import destroy_process_group, init_process_group
 
 from compound.models import METHODS, Method
+from compound.network import Head
 from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.holdout import holdout_weights
@@ -19,6 +20,7 @@ from compound.train.loop import fit
 from compound.types import Task, make_dataset
 
 ROWS, STEPS = 120, 8
+HEADS = ("ml-cdn", "vb-cdn", "map")
 OPTIONS: dict[str, dict[str, Any]] = {  # that reach further draws, weights and terms than the defaults
     "ml-cdn": {"members": 3, "samples": 2, "lam": 1e-3},
     "vb-cdn": {"members": 2, "samples": 3, "objective": "official"},
@@ -54,6 +56,23 @@ def fit_one(
     return values.numpy(), torch.cat([p.detach().flatten().double() for p in model.parameters()]).numpy()
 
 
+def fit_head(name: str, distributed: bool) -> Any:
+    """The losses of a network with a head, and all parameters: with weights, or two tokens per row."""
+    task = Task("classification", 3)
+    torch.manual_seed(0)
+    backbone = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()).double()
+    head = Head(Method(name, widths=(5,)), features=6, task=task, rows=100.0, seed=1)
+    x = torch.randn(35, 2, 4, generator=named_generator(0, "x"), dtype=torch.float64)
+    y = (x[..., 0] > 0).long() + (x[..., 1] > 0)
+    weight = torch.rand(35, generator=named_generator(0, "w"), dtype=torch.float64)
+    loader: Any = list(zip(x.split(9), y.split(9), strict=True))
+    if name == "map":
+        loader = list(zip(x[:, 0].split(9), y[:, 0].split(9), weight.split(9), strict=True))
+    losses = head.fit(backbone, loader, epochs=3, lr=0.01, distributed=distributed)
+    parameters = [*head.model.parameters(), *backbone.parameters()]
+    return np.array(losses), torch.cat([p.detach().flatten().double() for p in parameters]).numpy()
+
+
 def cases() -> list[tuple[str, str, torch.dtype]]:
     regression = [(name, "regression", torch.float64) for name in methods()]
     classes = [(name, "classification", torch.float64) for name in ("ml-cdn", "vb-cdn", "map")]
@@ -64,6 +83,8 @@ def work(rank: int, folder: str, queue: Any) -> None:
     init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for case in cases():
         queue.put((rank, case, fit_one(*case, distributed=True)))
+    for name in HEADS:
+        queue.put((rank, name, fit_head(name, distributed=True)))
     try:
         fit_one("noisy-adam", "regression", torch.float32, distributed=True)
     except ValueError as error:
@@ -109,7 +130,7 @@ def run(target: Any, *arguments: Any, answers: int) -> list[Any]:
 
 def compare(folder: str) -> None:
     """Losses, and weights, of both processes against those of one."""
-    answers = run(work, folder, answers=2 * len(cases()) + 2)
+    answers = run(work, folder, answers=2 * (len(cases()) + len(HEADS) + 1))
     for case in cases():
         tolerance = 1e-9 if case[2] == torch.float64 else 1e-4
         values, parameters = fit_one(*case, distributed=False)
@@ -120,7 +141,13 @@ def compare(folder: str) -> None:
         print(*case, f"losses {worst:.1e}, weights {apart:.1e}")
         assert worst < tolerance and (np.isnan(a) == np.isnan(values)).all(), case
         assert apart < 10 * tolerance, case
-    refusals = [text for _, kind, text in answers if isinstance(kind, str)]
+    for name in HEADS:
+        (a, first), (b, second) = (answer for _, other, answer in answers if other == name)
+        losses, parameters = fit_head(name, distributed=False)
+        assert (first == second).all() and (a == b).all()
+        print("head", name, f"losses {np.abs(a - losses).max():.1e}")
+        assert np.abs(a - losses).max() < 1e-4 and np.abs(first - parameters).max() < 1e-3
+    refusals = [text for _, kind, text in answers if kind == "refused"]
     assert len(refusals) == 2 and all("noisy-adam cannot be trained by 2 processes" in t for t in refusals)
 
 

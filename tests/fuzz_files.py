@@ -191,7 +191,9 @@ def subjects(folder: Path, few: bool = False) -> list[Subject]:
         subjects.append(estimator(folder, method, ("regression", "classification")[k % 2], text=k % 3 == 0))
     subjects.append(estimator(folder, "ml-cdn", "classification", text=True))
     for k, method in enumerate(METHODS):
-        subjects.append(library_model(folder, method, ("classification", "regression")[k % 2]))
+        subjects.append(
+            library_model(folder, method, METHODS[method].kinds[(k + 1) % len(METHODS[method].kinds)])
+        )
     for method, kind, finished in (
         ("ml-cdn", "classification", False),
         ("vb-cdn", "regression", False),

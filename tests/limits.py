@@ -85,6 +85,20 @@ def hypernet(task: Task) -> tuple[Model, MAP]:
     return model, plain
 
 
+def pbp(task: Task) -> tuple[Model, MAP] | None:
+    """Weights without variance, scaled by the root of their number; there are no classes."""
+    if task.kind == "classification":
+        return None
+    plain = network(task)
+    model = build(Method("pbp", widths=(8,)), 3, task, 0).double()
+    with torch.no_grad():
+        weights = [len(weight) ** 0.5 * weight for weight in absorbed(plain)]
+        model.mean.copy_(torch.cat([weight.flatten() for weight in weights]))
+        model.variance.fill_(1e-20)
+        model.noise_gamma[:, 1] = (model.noise_gamma[:, 0] - 1) * plain.likelihood.variance()[0]
+    return model, plain
+
+
 def hmc(task: Task) -> tuple[Model, MAP]:
     """All draws of the one chain are the weights of the network."""
     plain = network(task)

@@ -45,6 +45,12 @@ def started() -> list[str]:
     return sorted(optimizer.state[parameter])
 
 
+def grouped() -> int:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(ONE.clone())])
+    compat.add_param_group(optimizer, {"params": torch.nn.Parameter(TWO.clone())})
+    return len(optimizer.param_groups)
+
+
 def retained(retain: bool) -> bool:
     seen = []
     x = ONE.clone().requires_grad_()
@@ -115,6 +121,12 @@ BREAKS = {  # what breaks without it, or where it has another meaning
     ),
     "torch._fused_adam_": ("every step of Adam", fused_adam, ONE - 0.1 * TWO.sign()),
     "torch.optim.Adam._init_group": ("the first step of Adam", started, ["exp_avg", "exp_avg_sq", "step"]),
+    "torch.optim.Optimizer.add_param_group.__wrapped__": ("Adam begins without the compiler", grouped, 2),
+    "torch.ops.mkldnn._linear_pointwise.default": (
+        "large products",
+        lambda: compat.onednn_linear(ONE.unsqueeze(0), torch.stack([ONE, TWO])),
+        (torch.stack([ONE, TWO]) @ ONE).unsqueeze(0),
+    ),
     "torch._disable_dynamo": ("compiled networks have heads", runs_uncompiled, [False]),
     "torch._C._len_torch_dispatch_stack": ("loops run inside traces, which do not see them", trace_depth, 1),
     "torch._C._functorch.peek_interpreter_stack": (

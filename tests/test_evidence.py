@@ -7,7 +7,7 @@ import torch
 from compound import named_generator
 from compound.metrics import auroc
 from compound.ood import CombinedDetector, Distance
-from compound.ood.evidence import SURPRISE, TAIL, WEIGHTS, log_p_value, p_value_table
+from compound.ood.evidence import SIGNIFICANT, SURPRISE, TAIL, WEIGHTS, log_p_value, p_value_table
 from compound.ood.neighbours import NEIGHBOURS, leave_one_out, neighbour_distance
 
 
@@ -50,6 +50,20 @@ def test_farther_is_always_more_and_p_falls_with_the_square_beyond_all_rows():
     assert 100 < log_p_value(torch.ones(1, dtype=torch.float64), *none) < torch.inf
 
 
+def test_only_significant_witnesses_change_the_ranking_of_neighbours():
+    detector = fitted(torch.randn(1000, 3, generator=named_generator(0)), 0.01)
+    near = torch.linspace(0.1, 3.0, 50).double()
+    quiet = torch.zeros(50, dtype=torch.float64)
+    for j in (1, 2):
+        sure = detector.values[j, -1] * torch.ones(50, dtype=torch.float64)
+        witnesses = [near, quiet, quiet]
+        alone = detector.combine(torch.stack(witnesses, -1))
+        witnesses[j] = detector.values[j, detector.logs[j] < 1.0][-1] * torch.ones(50, dtype=torch.float64)
+        torch.testing.assert_close(detector.combine(torch.stack(witnesses, -1)), alone, rtol=0, atol=0)
+        witnesses[j] = 1e3 * sure
+        assert bool((detector.combine(torch.stack(witnesses, -1)) > alone).any())
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4, 300])
 def test_distances_from_neighbours_are_those_of_loops(rows):
     g = named_generator(rows)
@@ -85,9 +99,14 @@ def test_score_is_the_largest_of_its_witnesses():
     new = 2 * torch.randn(100, 3, generator=named_generator(1))
     witnesses = [neighbour_distance(new, detector.sample), detector.distance(new), spread(new)]
     expected = torch.zeros(100, dtype=torch.float64)
-    for witness, values, logs, weight in zip(witnesses, detector.values, detector.logs, WEIGHTS, strict=True):
-        expected = torch.maximum(expected, log_p_value(witness.double(), values, logs) + np.log10(weight))
-    torch.testing.assert_close(scores(detector, new), expected)
+    raised = 0
+    for j, (weight, witness) in enumerate(zip(WEIGHTS, witnesses, strict=True)):
+        score = log_p_value(witness.double(), detector.values[j], detector.logs[j]) + np.log10(weight)
+        counts = score >= (SIGNIFICANT if j else 0)  # neighbours always, the others where they are sure
+        raised += int((counts & (score > expected)).sum()) if j else 0
+        expected = torch.where(counts, torch.maximum(expected, score), expected)
+    assert 0 < raised < 100
+    torch.testing.assert_close(scores(detector, new), expected, rtol=1e-5, atol=1e-6)
     sure = detector.scores(new[:1] * 0, torch.zeros(1), torch.ones(1))
     assert sure == SURPRISE and detector.threshold < SURPRISE
 

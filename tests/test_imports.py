@@ -44,6 +44,7 @@ TABLE = {  # room: what it may import
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
     "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "train", "estimators"},
+    "skpro": {"models", "predictive", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
         *BASE,
@@ -59,9 +60,8 @@ TABLE = {  # room: what it may import
         "estimators",
         "report",
     },
-    "ray": {*BASE, "estimators", "experiments", "tables"},
+    "ray": {*BASE, "train", "estimators", "experiments", "tables"},
     "bench": {*BASE, "nn", "ood", "models", "train", "experiments"},
-    "__main__": {"cli"},
     "cli": {
         "io",
         "models",
@@ -111,7 +111,7 @@ def test_rooms_import_only_what_the_table_allows():
             ".__init__"
         )
         here = "__init__" if module == "compound" else room(module)
-        if here == "__init__":
+        if here in ("__init__", "__main__"):
             continue  # the public list names every room, lazily
         home = "models" if here == "models.base" else here
         allowed = {home, here, *TABLE[home]} | (

@@ -6,6 +6,7 @@ is imported.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,8 @@ foreach_mul_: Callable[..., None] = private("torch._foreach_mul_")
 # The kernel of torch.optim.Adam(fused=True), and the function that creates a parameter group's state.
 fused_adam_: Callable[..., None] = private("torch._fused_adam_")
 adam_states: Callable[..., Any] = private("torch.optim.Adam._init_group")
+# Without the decorator that keeps torch.compile out: it imports the compiler, which takes more than a second.
+add_param_group: Callable[..., None] = private("torch.optim.Optimizer.add_param_group.__wrapped__")
 
 # The number of active dispatch modes: traces and fake tensors.
 dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
@@ -50,6 +53,18 @@ retains_graph: Callable[[], bool] = private("torch._C._autograd._get_current_gra
 
 # Decorator: torch.compile leaves the function alone. The public one imports the compiler at once: a second.
 uncompiled: Callable[..., Any] = private("torch._disable_dynamo")
+
+
+@cache
+def onednn() -> Callable[..., torch.Tensor]:
+    """oneDNN's x (rows, in) times the transpose of weight (out, in); there are builds of torch without it."""
+    return private("torch.ops.mkldnn._linear_pointwise.default")  # type: ignore[no-any-return]
+
+
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # (rows, out)
+    """x (rows, in) times the transpose of weight (out, in) by oneDNN, in float32, without a gradient."""
+    return onednn()(x, weight, None, "none", [], "")
+
 
 TRACING = "torch.fx.experimental.proxy_tensor"  # looked up on first use: importing it takes half a second
 

@@ -66,7 +66,12 @@ def confidence_bins(confidence: Tensor, bins: int) -> Tensor:  # (rows,)
 
 
 def crps(predictive: GaussianPredictive, y: Tensor) -> float:
-    """Continuous ranked probability score of the mixture, mean over rows and targets, in the unit of y.
+    """Continuous ranked probability score of the mixture, mean over rows and targets, in the unit of y."""
+    return crps_scores(predictive, y).mean().item()
+
+
+def crps_scores(predictive: GaussianPredictive, y: Tensor) -> Tensor:  # (rows, targets)
+    """Continuous ranked probability score of each row of y (rows, targets), in float64.
 
     E|X - y| - ½ E|X - X'| with E|N(m, v)| in closed form. Grimit et al. (2006).
     """
@@ -80,7 +85,7 @@ def crps(predictive: GaussianPredictive, y: Tensor) -> float:
     for i in range(n):  # one draw against itself and all later ones: memory stays that of the predictive
         pairs = weights[i:] * _mean_absolute(means[i] - means[i:], variances[i] + variances[i:])
         between += weights[i] * (2 * pairs.sum(0) - pairs[0])
-    return (to_y - 0.5 * between).mean().item()
+    return to_y - 0.5 * between
 
 
 def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
@@ -102,11 +107,16 @@ def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.9) 
 
     It is lowest in expectation for the central interval of probability `level`. Gneiting and Raftery (2007).
     """
+    return interval_scores(lower, upper, y, level).mean().item()
+
+
+def interval_scores(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.9) -> Tensor:
+    """`interval_score` of each entry, in float64."""
     if not 0 < level < 1:
         raise ValueError(f"level is {level}: it must lie between 0 and 1, such as 0.9")
     lower, upper, y = lower.double(), upper.double(), y.double()
     outside = (lower - y).clamp_min(0) + (y - upper).clamp_min(0)
-    return (upper - lower + 2 / (1 - level) * outside).mean().item()
+    return upper - lower + 2 / (1 - level) * outside
 
 
 def auroc(in_dist: Tensor, ood: Tensor) -> float:

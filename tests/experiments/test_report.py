@@ -163,7 +163,19 @@ def test_provenance_command_has_no_folders():
 
 @pytest.mark.parametrize(
     "value,text",
-    [(0.123456, "0.1235"), (-0.0, "0"), (20561.3, "20,561"), (2.5e7, "2.5e+07"), (12, "12"), (None, "–")],
+    [
+        (0.123456, "0.1235"),
+        (-0.0, "0"),
+        (20561.3, "20,561"),
+        (2.5e7, "25,000,000"),
+        (2.5e13, "2.50 × 10¹³"),
+        (9.987e-07, "9.99 × 10⁻⁷"),
+        (-3e-5, "-3.00 × 10⁻⁵"),
+        (0.0001, "0.0001"),
+        (float("inf"), "inf"),
+        (12, "12"),
+        (None, "–"),
+    ],
 )
 def test_cells_are_formatted(value, text):
     assert format_cell(value) == text

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 FILE_ROWS = 1_000_000
 GROUP_ROWS = 250_000
-CITIES = 3000
+CITIES = 40
 
 
 def piece(first: int, rows: int, seed: int) -> pa.Table:

@@ -193,14 +193,18 @@ TABLE: dict[str, Row] = {
         random=False,
         exact={"precision": 1.0},
     ),
+    "pbp": Row([SMALL, {"widths": (6, 5)}], random=False, prior=False),
 }
 CASES = [
     pytest.param(
-        name, options, id=f"{name}-{i}", marks=pytest.mark.xdist_group(name)
+        name, options, task, id=f"{task.kind}-{name}-{i}", marks=pytest.mark.xdist_group(name)
     )  # one worker, so that fits are shared
+    for task in (CLASSES, TARGETS)
     for name, row in TABLE.items()
+    if task.kind in METHODS[name].kinds
     for i, options in enumerate(row.cases)
 ]
+CLASSIFIERS = [name for name, method in METHODS.items() if "classification" in method.kinds]
 ROUNDING = 32 * torch.finfo(torch.float32).eps  # of a sum of 64 terms of size 1, in whatever order
 FAST = TrainConfig(steps=10, batch_size=16, lr=1e-2, n_evals=2)
 
@@ -248,8 +252,7 @@ def numbers(predictive) -> list[torch.Tensor]:
     )
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-@pytest.mark.parametrize("task", [CLASSES, TARGETS], ids=lambda t: t.kind)
+@pytest.mark.parametrize(("name", "options", "task"), CASES)
 class TestLaws:
     def test_equal_seeds_give_equal_bits_and_leave_the_global_stream_alone(self, name, options, task):
         before = torch.get_rng_state()
@@ -461,9 +464,10 @@ class LiveBytes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "task", [Task("classification", 10), Task("regression", 2)], ids=["classes", "targets"]
+    ("name", "task"),
+    [pytest.param(name, Task("classification", 10), id=f"{name}-classes") for name in CLASSIFIERS]
+    + [pytest.param(name, Task("regression", 2), id=f"{name}-targets") for name in METHODS],
 )
-@pytest.mark.parametrize("name", METHODS)
 def test_floats_per_row_bound_the_memory_of_a_prediction(name, task):
     rows, inputs = 2048, 100  # from 2048 rows on draws are computed one by one
     model = floored(build(name, inputs, task))
@@ -474,7 +478,7 @@ def test_floats_per_row_bound_the_memory_of_a_prediction(name, task):
         assert memory.peak < 4 * rows * model.floats_per_row(*counts) < 40 * memory.peak
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_learns_a_separable_problem(name):
     g = named_generator(3)
     y = torch.randint(3, (300,), generator=g)

@@ -1,8 +1,11 @@
 """Fixtures of the tests of table commands."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browser import chromium
 from table_commands import TINY, houses, run_ok
 
 
@@ -19,6 +22,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     predicted = run_ok("predict", folder / "price.model", folder / "new.csv", "--out", folder / "plain.csv")
     (folder / "plain.txt").write_text(predicted.output)
     return folder
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser; tests that use it are of the xdist group "browser", so that there is one."""
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @pytest.fixture

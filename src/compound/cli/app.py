@@ -3,7 +3,7 @@
 import click
 
 from compound import __version__
-from compound.cli import catalogue, experiments, tables
+from compound.cli import catalogue, experiments, tables, tune
 from compound.cli.errors import Commands
 
 
@@ -16,5 +16,5 @@ def main() -> None:
     """
 
 
-for command in (*tables.COMMANDS, *experiments.COMMANDS, *catalogue.COMMANDS):
+for command in (*tables.COMMANDS, *tune.COMMANDS, *experiments.COMMANDS, *catalogue.COMMANDS):
     main.add_command(command)

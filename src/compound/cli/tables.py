@@ -58,6 +58,7 @@ LABEL = 16  # width in characters of the first column of the summary
     type=click.IntRange(1),
     help="Maximal number of epochs.  [default: set by the number of rows]",
 )
+@click.option("--batch-size", type=click.IntRange(1), help="Rows per step.  [default: 100 or 200]")
 @click.option(
     "--false-alarms",
     "false_positive_rate",
@@ -71,7 +72,18 @@ LABEL = 16  # width in characters of the first column of the summary
     "--checkpoint", type=_path, help="A file to save progress to; an interrupted fit goes on from it."
 )
 @options.seed
-def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **request: Any) -> None:
+@options.ray
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Processes on Ray.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Of each worker on Ray.")
+def fit(
+    table: Path,
+    out: Path | None,
+    method_options: tuple[str, ...],
+    ray_address: str | None,
+    workers: int,
+    cores: int,
+    **request: Any,
+) -> None:
     """Fit a model that predicts a column of TABLE (.csv, .tsv, .parquet; csv and tsv may end in .gz).
 
     TABLE may be larger than memory, and a folder of parquet files: it is then read in a stream, and an
@@ -81,49 +93,38 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
     is also in report.html in the model's directory.
 
     Several processes fit together when torchrun starts them: torchrun --nproc-per-node 2 -m compound fit ...
+    With --ray they are workers of a Ray cluster, whose nodes share the folders of TABLE and of the model.
 
     Example: compound fit houses.csv --target price
     """
-    from compound.io.paths import check_writable
-    from compound.tables.fitting import FitRequest, check_model_path, save
-    from compound.tables.pages import fit_page, fit_summary
-    from compound.tables.stream_fitting import fit_path, is_streamed
+    from compound.tables.fit_command import prepare
+    from compound.tables.fitting import FitRequest
     from compound.train.processes import torchrun
 
     out = out or Path(f"{_stem(table)}.model")
-    check_model_path(out)
-    request["options"] = tuple(_parse_option(text) for text in method_options)
-    request["stream"] = is_streamed(table, request["stream"])
-    leftovers = []
-    if request["stream"]:
-        request["work"] = Path(f"{out}.rows.parquet")
-        leftovers = [request["work"]]
-    if request["stream"] and not request["checkpoint"]:
-        request["checkpoint"] = Path(f"{out}.checkpoint")
-        leftovers.append(request["checkpoint"])
-    if request["checkpoint"]:
-        check_writable(request["checkpoint"])
-    with ExitStack() as stack:
-        processes = stack.enter_context(torchrun())
-        progress = stack.enter_context(row_progress("rows read", show=processes.is_first))
-        callback = stack.enter_context(row_progress("rows evaluated", show=processes.is_first))
-        request |= {"distributed": processes.size > 1, "verbose": processes.is_first}
-        result = fit_path(table, FitRequest(**request), callback, progress)
-        if not processes.is_first:
-            return
-    save(result, out, fit_page(result).html())
-    for path in leftovers:
-        path.unlink(missing_ok=True)
-    for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
+    parsed = tuple(_parse_option(text) for text in method_options)
+    command = prepare(table, out, FitRequest(options=parsed, **request))
+    if ray_address:
+        from compound.ray.train import fit_on_ray
+
+        summary = fit_on_ray(ray_address, workers, cores, command)
+    else:
+        with ExitStack() as stack:
+            processes = stack.enter_context(torchrun())
+            progress = stack.enter_context(row_progress("rows read", show=processes.is_first))
+            callback = stack.enter_context(row_progress("rows evaluated", show=processes.is_first))
+            summary = command.run(processes, callback, progress)
+    for name, text in summary:
         click.echo(f"{name:<{LABEL}} {text}")
 
 
 @click.command()
 @_model
-@_table
+@click.argument("source", metavar="TABLE")
 @click.option(
     "--out",
-    type=_path,
+    "target",
+    metavar="PATH",
     help="A .csv, .tsv (also .gz) or .parquet file; for a folder, a folder.  [default: TABLE.predicted.csv]",
 )
 @click.option(
@@ -134,7 +135,10 @@ def fit(table: Path, out: Path | None, method_options: tuple[str, ...], **reques
     help="Coverage of the prediction intervals or sets.",
 )
 @click.option("--only", is_flag=True, help="Write the predictions without the columns of TABLE.")
-def predict(model: Path, table: Path, out: Path | None, coverage: float, only: bool) -> None:
+@options.ray
+def predict(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, ray_address: str | None
+) -> None:
     """Predict every row of TABLE; tables of any length take the same memory.
 
     For a folder of parquet files a folder of files with predictions is written. What an interrupted run has
@@ -143,22 +147,26 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
     Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
     epistemic uncertainty, ood_score and is_ood.
 
+    With --ray, TABLE is a Parquet file, a folder of them, or a pattern in quotes, also at a URL such as
+    s3://bucket/new. The answers are files of the same names in another folder; the same command goes on
+    where it was stopped.
+
     Example: compound predict houses.model new.csv --out predictions.csv
     """
+    if ray_address is not None:
+        _predict_on_ray(model, source, target, coverage, only, ray_address)
+        return
     from compound.tables.model_inputs import load_estimator
     from compound.tables.predicting_folders import predict_folder
     from compound.tables.streaming import predict_file
 
+    table = Path(source)
     is_folder = table.is_dir()
-    out = out or Path(f"{table.name}.predicted" if is_folder else f"{_stem(table)}.predicted.csv")
+    out = Path(target or (f"{table.name}.predicted" if is_folder else f"{_stem(table)}.predicted.csv"))
     run = predict_folder if is_folder else predict_file
     with row_progress("rows") as callback:
         summary = run(load_estimator(model), table, out, coverage, only, callback)
-    speed = summary.rows / max(summary.seconds, 1e-9)
-    click.echo(
-        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
-        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
-    )
+    _echo_summary(summary, out)
 
 
 @click.command()
@@ -167,11 +175,13 @@ def predict(model: Path, table: Path, out: Path | None, coverage: float, only: b
 @click.option("--ood", type=_path, help="A table of out-of-distribution rows, to measure their detection.")
 @click.option("--target", help="The column with the true values.  [default: that of the fit]")
 @click.option(
+    "--by",
     "--slice",
     "slice_names",
     multiple=True,
     metavar="COLUMN",
-    help="Show all slices of a column; may be repeated.  [default: those of lowest coverage]",
+    help="Show all slices of a column of TABLE, also of one that the model does not read; may be repeated.  "
+    "[default: those of lowest coverage]",
 )
 @click.option("--out", type=_path, help="Also write a page (.html) with figures and all slices.")
 @click.option("--json", "json_path", type=_path, help="Also write all results to this file.")
@@ -189,9 +199,10 @@ def evaluate(
     """Compare a model's predictions for TABLE with the true values in it.
 
     Metrics have 95% confidence intervals. A slice is the set of rows with one value of a column, or with
-    values in one of five quantile bins: slices show where the model is badly calibrated.
+    values in one of five quantile bins: slices show where the model is badly calibrated. Those of fewer than
+    30 rows are not ranked.
 
-    Example: compound evaluate houses.model test.csv --ood boats.csv --slice city
+    Example: compound evaluate houses.model test.csv --ood boats.csv --by city --out test.html
     """
     from compound.io.paths import check_writable
     from compound.tables.evaluating import evaluate as evaluate_table
@@ -257,7 +268,81 @@ def export(model: Path, out: Path | None, rows: int) -> None:
     click.echo(f"program: {out}")
 
 
-COMMANDS = (fit, predict, evaluate, explain, export)
+@click.command()
+@_model
+@click.argument("table", type=_path, required=False)
+@click.option("--out", type=_path, help="The page.  [default: MODEL.explore.html]")
+@click.option("--serve", is_flag=True, help="Serve the page on this machine instead of writing it.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Of --serve.")
+@click.option(
+    "--no-prototypes",
+    is_flag=True,
+    help="Leave out the training rows; the OOD score is then a lower bound.",
+)
+def explore(
+    model: Path, table: Path | None, out: Path | None, serve: bool, port: int, no_prototypes: bool
+) -> None:
+    """Write a page to play with: sliders and menus for the columns, and the prediction that follows them.
+
+    The page is one HTML file that works anywhere without Python and without network. It HOLDS TRAINING ROWS,
+    the nearest of which it shows, unless --no-prototypes is given (averages of groups of rows remain, and a
+    group may be a single unusual row), and the first 200 rows of TABLE to start from. Of the methods,
+    ml-cdn is supported.
+
+    Example: compound explore houses.model --out houses.html
+    """
+    from compound.io.atomic import write_atomic
+    from compound.io.paths import check_writable
+    from compound.tables.explore.page import explore_page
+    from compound.tables.explore.server import page_server
+
+    out = out or Path(f"{_stem(model)}.explore.html")
+    if not serve:
+        check_writable(out)
+    page = explore_page(model, table, not no_prototypes)
+    if not serve:
+        write_atomic(out, page.encode())
+        click.echo(f"page: {out}, {len(page) / 1e6:.1f} MB, {_held_rows(no_prototypes)}")
+        return
+    server = page_server(page, port)
+    click.echo(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends)")
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("ended")
+
+
+def _held_rows(no_prototypes: bool) -> str:
+    return (
+        "without training rows" if no_prototypes else "holds training rows: share it as you would the table"
+    )
+
+
+COMMANDS = (fit, predict, evaluate, explain, explore, export)
+
+
+def _predict_on_ray(
+    model: Path, source: str, target: str | None, coverage: float, only: bool, address: str
+) -> None:
+    """`compound predict --ray`."""
+    from compound.ray.cluster import connected
+    from compound.ray.parts import default_folder
+    from compound.ray.predict import predict_files
+    from compound.tables.model_inputs import load_estimator
+
+    estimator, out = load_estimator(model), target or default_folder(source)
+    with connected(address) as ray, row_progress("rows") as callback:
+        summary = predict_files(ray, estimator, source, out, coverage, only, callback)
+    _echo_summary(summary, out)
+
+
+def _echo_summary(summary: Any, out: Path | str) -> None:
+    speed = summary.rows / max(summary.seconds, 1e-9)
+    click.echo(
+        f"{summary.rows:,} rows, {summary.n_ood:,} flagged as out-of-distribution, "
+        f"{summary.seconds:.1f} s, {speed:,.0f} rows/s: {out}"
+    )
 
 
 def _stem(path: Path) -> str:

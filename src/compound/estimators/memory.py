@@ -1,6 +1,7 @@
 """Estimates of the memory that a fit will need, to refuse one that is too large before it starts."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from compound.nn import PiecewiseLinearEncoding
 from compound.types import Task
 
 GB = 1e9
+SMALL = 10**8  # of `_bound`: a twentieth of it are the numbers of an ordinary model
+DEFAULT_SIZES = 200  # hidden units of a network with default options
 LARGE = 10**6  # rows of a large table
 
 
@@ -19,14 +22,26 @@ def n_numbers(method: Method, inputs: int, bins: int, task: Task) -> int:
 
 
 def skeleton(method: Method, inputs: int, bins: int, task: Task) -> Model:
-    """The model on the meta device, whose tensors have shapes, but no memory; `bins` encode its inputs."""
+    """A model whose tensors have the right shapes; `bins` encode its inputs.
+
+    A model that may be large is built on the meta device, where tensors take no memory. Others are built as
+    they are: torch imports its compiler for the meta device, which takes more than a second.
+    """
+    is_small = _bound(method, inputs + bins + task.size) <= SMALL
     try:
-        with torch.device("meta"):
+        with nullcontext() if is_small else torch.device("meta"):
             return method.build(inputs, task, 0, PiecewiseLinearEncoding(inputs, bins=bins))
     except RuntimeError as error:  # sizes beyond 64 bits
         raise ValueError(
             f"{method} for {inputs:,} inputs has layers too large for any memory: give smaller ones"
         ) from error
+
+
+def _bound(method: Method, width: int) -> int:
+    """A bound on the numbers of a model, from its largest sizes; its layers have few factors of them."""
+    options = [value if isinstance(value, tuple) else (value,) for value in method.options.values()]
+    sizes = [abs(size) for option in options for size in option if isinstance(size, int)]
+    return 8 * (width + DEFAULT_SIZES + sum(sizes)) ** 2 * max([5, *sizes])
 
 
 def estimate(

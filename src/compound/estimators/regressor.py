@@ -40,7 +40,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
         options.
     max_epochs : int, default=None
-        Passes over the training rows, at most. None: 2,000 to 10,000 steps, depending on the number of rows.
+        Passes over the training rows, at most. None: 1,000 to 10,000 steps, depending on the number of rows.
     batch_size : int, default=None
         Rows per optimizer step. None: 100, or 200 from 20,000 rows on.
     lr : float, default=None
@@ -254,12 +254,12 @@ class CompoundRegressor(RegressorMixin, Estimator):
             shift = columns.mean(0)
             scale = columns.std(0)
             extent = columns.max(0) - columns.min(0)
-        self.check_units(shift, scale, extent)
+        self._set_units(shift, scale, extent)
         self.y_is_1d_ = y.ndim == 1
         standardised = ((columns - shift) / self.scale_).astype(np.float32)
         return Task("regression", columns.shape[1]), torch.from_numpy(standardised)
 
-    def check_units(self, shift: Array, scale: Array, extent: Array) -> None:
+    def _set_units(self, shift: Array, scale: Array, extent: Array) -> None:
         """Set the units of the targets from means, standard deviations and ranges, (targets,) each.
 
         Raises ValueError where variances would over- or underflow.

@@ -5,7 +5,7 @@ known targets.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from compound.predictive import CategoricalPredictive, GaussianPredictive, Predi
 SET_SEPARATOR = "|"  # between the labels of a set
 
 RowCallback = Callable[[int], None]  # called with the number of rows done
+# An estimator, the predictive of some rows and their targets: further measures of each row, by name.
+RowMeasure = Callable[[Any, Predictive, Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class RowScores:
     brier: Array  # (rows,) squared distance of the probabilities from the one-hot label; NaN for regression
     levels: Array  # (levels,) of coverage
     inside: Array  # (rows, levels) whether the interval or set of that coverage holds the target
+    measures: dict[str, Array] = field(default_factory=dict)  # (rows,) each, by name
 
     def __len__(self) -> int:
         return len(self.nll)
@@ -82,16 +85,23 @@ def no_progress(done: int) -> None:
 
 
 def score_frame(
-    estimator: Estimator, table: pd.DataFrame, y: Array, levels: Array, callback: RowCallback = no_progress
+    estimator: Estimator,
+    table: pd.DataFrame,
+    y: Array,
+    levels: Array,
+    callback: RowCallback = no_progress,
+    measure: RowMeasure | None = None,
 ) -> RowScores:
     """Compare predictions with `y` (rows,): numbers, or indices into `classes_`.
 
-    `levels` (levels,) are coverages, `callback` is called after each block.
+    `levels` (levels,) are coverages, `callback` is called after each block. `measure` gives further
+    measures of the rows.
     """
     x = encode_table(estimator, table)
     start = 0
     parts = []
     comparisons = []
+    measured: list[dict[str, Tensor]] = []
     for predictive, rows in estimator_blocks(estimator, x):
         target = torch.tensor(y[start : start + rows])
         start += len(target)
@@ -99,11 +109,16 @@ def score_frame(
             _head({**_point_columns(estimator, predictive), **_uncertainty_columns(predictive)}, rows)
         )
         comparisons.append(_compare(take_first(predictive, rows), target))
+        if measure is not None:
+            measured.append(measure(estimator, take_first(predictive, rows), target))
         callback(start)
     predictions = _with_ood_columns(estimator, x, parts)
     nll, error, score, brier = (np.concatenate(column) for column in zip(*comparisons, strict=True))
     max_scores = np.array([_max_score(estimator, float(level)) for level in levels])
-    return RowScores(predictions, nll, error, score, brier, levels, score[:, None] <= max_scores)
+    inside = score[:, None] <= max_scores
+    names = measured[0] if measured else {}
+    measures = {name: torch.cat([part[name] for part in measured]).double().numpy() for name in names}
+    return RowScores(predictions, nll, error, score, brier, levels, inside, measures)
 
 
 def _max_score(estimator: Any, coverage: float) -> float:

@@ -24,10 +24,13 @@ from compound.estimators.streamed_columns import ColumnStatistics, Moments, enco
 from compound.estimators.validation import check_parameters
 from compound.models.base import train_mask
 from compound.nn import PiecewiseLinearEncoding
+from compound.random import named_generator
 from compound.train.config import TrainConfig
 from compound.train.processes import Processes
 from compound.types import Batch, Task
 
+MAX_NUMBERS = 8_000_000  # of the encoded sample
+MIN_SAMPLE = 20_000  # rows of it, however wide
 MakeBatches = Callable[[Estimator, TrainConfig], Callable[[int], Batch]]
 
 
@@ -105,16 +108,26 @@ def fit_streamed(estimator: Any, table: StreamedTable) -> None:
     counts = encoded_counts(table.statistics, encoder)
     encoding = PiecewiseLinearEncoding.from_counts(counts, table.rows, task.kind)
     members = memory.skeleton(method, 1, 0, task).members
-    memory.check(method, len(table.y), encoder.width, encoding.bins, task, config.batch_size, members)
+    rows = min(len(table.y), max(MIN_SAMPLE, MAX_NUMBERS // encoder.width))
+    memory.check(method, rows, encoder.width, encoding.bins, task, config.batch_size, members)
     estimator.model_ = method.build(encoder.width, task, estimator.seed_, encoding)
-    x = torch.from_numpy(encoder.transform(table.x))
-    y = encode_y(estimator, table.y)
-    sampled = table.weight.sum(-1, keepdim=True).clamp_min(1)
-    weight = table.weight * (table.size.unsqueeze(-1) / sampled).float()
+    chosen = _part_of_sample(len(table.y), encoder.width, estimator.seed_)
+    x = torch.from_numpy(encoder.transform(table.x.iloc[chosen].reset_index(drop=True)))
+    y = encode_y(estimator, table.y[chosen])
+    weight = table.weight[..., torch.from_numpy(chosen)]
+    held_out = weight == 0
+    sampled = weight.sum(-1, keepdim=True).clamp_min(1)
+    weight = weight * (table.size.unsqueeze(-1) / sampled).float()
     batches = table.batches(estimator, config)
     data = estimator._fit_model(x, y, weight, config, batches)
-    held_out = table.weight == 0
     estimator._finish(x, y, held_out, torch.ones(len(x), dtype=torch.float64), train_mask(data), held_out)
+
+
+def _part_of_sample(rows: int, width: int, seed: int) -> Array:
+    """Numbers of the rows of a sample that are used: all, or fewer of very wide ones."""
+    limit = max(MIN_SAMPLE, MAX_NUMBERS // width)
+    order = torch.randperm(rows, generator=named_generator(seed, "sample of rows"))[:limit]
+    return order.sort().values.numpy()
 
 
 def fit_seed(estimator: Any) -> int:
@@ -126,7 +139,7 @@ def _set_target(estimator: Any, table: StreamedTable) -> None:
     """Set units of the target, or the classes; ValueError for targets that cannot be fitted."""
     if isinstance(estimator, CompoundRegressor):
         m = table.target.moments
-        estimator.check_units(
+        estimator._set_units(
             np.array([m.mean]), np.array([np.sqrt(m.squares / m.count)]), np.array([m.high - m.low])
         )
         estimator.y_is_1d_ = True

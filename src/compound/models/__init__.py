@@ -27,6 +27,7 @@ from compound.models.mnf import MNF as MNF
 from compound.models.noisy_adam import NoisyAdam as NoisyAdam
 from compound.models.noisy_kfac import NoisyKFAC as NoisyKFAC
 from compound.models.options import check_option
+from compound.models.pbp import PBP as PBP
 from compound.models.temperature import Temperature as Temperature
 from compound.models.vib import VIB as VIB
 from compound.models.vmg import VMG as VMG
@@ -54,6 +55,7 @@ METHODS: dict[str, type[Model]] = {
     "bayes-hypernet": BayesHypernet,
     "implicit": Implicit,
     "hypernet": Hypernet,
+    "pbp": PBP,
 }
 FAR_OPTIONS: dict[str, Any] = {"far": float, "far_distance": FarDistance}  # of every method
 
@@ -107,6 +109,8 @@ class Method:
     ) -> Model:
         """A fresh model, see `build`; `encoding` is applied to its inputs, but not to distances."""
         method: Any = METHODS[self.name]
+        if task.kind not in method.kinds:
+            raise ValueError(f"{self.name} is for {' and '.join(method.kinds)}, not for {task.kind}")
         if method.has_far_noise:
             return method(inputs, task, self.config(), seed, encoding)  # type: ignore[no-any-return]
         if encoding is None:

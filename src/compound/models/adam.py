@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compound.compat import adam_states, foreach_add_, fused_adam_
+from compound.compat import adam_states, add_param_group, foreach_add_, fused_adam_
 
 ONE = torch.tensor(1.0, dtype=torch.float32)  # with alpha=1: torch converts numbers once per parameter
 
@@ -18,6 +18,9 @@ class Adam(torch.optim.Adam):
     """
 
     _cached: dict[int, tuple[list[Tensor], ...]]  # by group: parameters, both moments and counts
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        add_param_group(self, param_group)
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)

@@ -50,7 +50,9 @@ class Model(nn.Module, ABC):
     stratified: bool = False  # draws of a prediction are stratified: fewer suffice
     has_far_noise: ClassVar[bool] = False  # an option of its Config, not added by `DistanceAware`
     eval_mixture: ClassVar[bool] = False  # early stopping by the NLL of all members' mixture, not of each
+    kinds: ClassVar[tuple[str, ...]] = ("regression", "classification")  # of tasks
     max_rows: ClassVar[int | None] = None  # training rows at most
+    clips_gradients: ClassVar[bool] = True  # False where a gradient is an update that is exact as it is
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
     rows_in_memory: ClassVar[str] = ""  # why all training rows must be in memory; "": they need not
     whole_batches: ClassVar[str] = ""  # why several processes cannot share a batch; "": they can

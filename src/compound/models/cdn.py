@@ -176,7 +176,8 @@ class _CDN(Model):
         for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
             noises, last = self.draw_noise(n_inner, generator, x, groups)
-            start = first.forward_given(x, psi[0])
+            compiled = groups and all(layer.has_compiled_draws for layer in self.layers)
+            start = (first.rows_given if compiled else first.forward_given)(x, psi[0])
             if groups and len(rest) == 1 and rest[0].has_compiled_draws:
                 out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))

@@ -33,6 +33,7 @@ UNSUITABLE = {
     "bnn-lv": "it keeps a posterior for every single training row",
     "noisy-kfac": "it is an optimizer of its own, which the backbone's would not go with",
     "noisy-adam": "it is an optimizer of its own, which the backbone's would not go with",
+    "pbp": "its updates are not gradients, which the backbone's optimizer needs",
 }
 
 

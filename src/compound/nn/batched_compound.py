@@ -18,6 +18,7 @@ from compound.ops import matrix_normal
 from compound.ops.affine import append_ones
 from compound.ops.compound_draws import compound_draws
 from compound.ops.compound_moments import Gaussian, MomentOptions, compound_moments
+from compound.ops.compound_rows import compound_rows
 from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.noisy_affine import scaled_noise
 from compound.precision import full_precision
@@ -142,6 +143,13 @@ class BatchedCompoundLinear(nn.Module):
         heads = self.hyper.forward_given(x_aug, weights)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return compound_moments(x_aug, heads, basis, options, overwrite_heads=True)
+
+    @full_precision
+    def rows_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
+        """`forward_given` without gradients, for layers with `has_compiled_draws`: zeros cost nothing."""
+        (hyper, heads), basis = psi
+        options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
+        return Gaussian(*compound_rows(x, hyper, heads, basis, options), x.new_empty(0))
 
     @property
     def has_compiled_draws(self) -> bool:

@@ -106,7 +106,7 @@ class Distance(nn.Module):
             train = x[torch.cat([sample[other::folds] for other in range(folds) if other != k])]
             unit = _unit(x[sample], train)
             whitening = Whitening.fit(unit * train)
-            clusters = Clusters.fit(whitening(unit * train)[0], count, many_inputs, seed)
+            clusters = Clusters.fit(whitening(unit * train)[0], count, many_inputs, seed, symmetric=False)
             out[test] = clusters.distance(*whitening(unit * x[test]))
         self._set(x[sample], count, seed)
         unsampled = torch.isinf(out)

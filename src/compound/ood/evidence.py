@@ -1,14 +1,16 @@
 """One out-of-distribution score from several witnesses, each judged by what ordinary rows show.
 
-    s(x) = max(0, max_j log10(w_j / p_j(x))),    p_j(x) = P(an ordinary row's witness j is at least x's)
+    s(x) = max(0, -log10 p_1(x), max_j g(log10(w_j / p_j(x)))),    g(t) = t for t >= SIGNIFICANT, else 0
+    p_j(x) = P(an ordinary row's witness j is at least x's)
 
-The witnesses are the distance from the nearest training rows (`neighbours`), the whitened distance from
+The witnesses are the distance from the nearest training rows (`neighbours`, 1), the whitened distance from
 their clusters (`distance`) and the epistemic part of the prediction. p_j is a conformal p-value: of n
 ordinary rows the i-th smallest has p = (n + 1 - i) / (n + 1). It is interpolated between them, and beyond the
 largest it falls as the square of the witness, the heaviest tail of finite variance: farther is always more.
 The smallest of weighted p-values is Bonferroni's test: it asks for one witness that is sure, not for all.
-Ordinary rows are ranked by their neighbours, which show groups of any shape; the others have small weights
-and count where they are sure. The threshold is a quantile of s over ordinary rows, so that all witnesses
+Rows are ranked by their neighbours, which show groups of any shape: among ordinary rows the other witnesses
+would only add noise to that ranking. They count where they are significant by themselves, one ordinary row
+in hundreds. The threshold is a quantile of s over ordinary rows, so that all witnesses
 together have one rate of false alarms.
 
 A fourth witness needs no calibration. The surprise, which no training row has, is evidence by itself: new
@@ -17,6 +19,7 @@ values in a column, gaps where there were none, numbers beyond the range.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -26,10 +29,13 @@ from torch import Generator, Tensor, nn
 from compound.ood.detector import ENOUGH
 from compound.ood.distance import Distance
 from compound.ood.neighbours import leave_one_out, neighbour_distance, sample_rows
+from compound.ops.nearest_rows import RowIndex
 
 WEIGHTS = (1.0, 0.25, 0.03)  # w_j of neighbours, clusters and epistemic part, see results/ood-tables.md
+SIGNIFICANT = 2.0  # least score that clusters and epistemic part may give
 KNOTS = 256  # of the table of p-values of a witness
 TAIL = 2.0  # p falls with this power of the witness beyond the largest of ordinary rows
+INDEXED = 64  # rows of a sample whose search is worth an index
 MAX_ROWS = 5000  # ordinary rows that p-values and threshold are learnt from
 SURPRISE = 20.0  # score of a surprise of 1: beyond any threshold
 SIZED_BY_DATA = ("sample", "values", "logs")
@@ -106,8 +112,9 @@ class CombinedDetector(nn.Module):
         """
         chosen = sample_rows(x, generator)
         self.sample = x[chosen].clone()
+        self.__dict__.pop("index", None)
         rows = chosen[:MAX_ROWS]
-        near = leave_one_out(self.sample, len(rows))
+        near = leave_one_out(self.sample, len(rows), self.index)
         witnesses = _stack(near, distances[rows], epistemic(x[rows]))
         tables = [p_value_table(column) for column in witnesses.T]
         self.values, self.logs = (torch.stack(part).contiguous() for part in zip(*tables, strict=True))
@@ -126,16 +133,24 @@ class CombinedDetector(nn.Module):
         `epistemic` (rows,) is the epistemic part of their predictions. `surprise` (rows,) is 0 for ordinary
         rows, and 1 where a value was never seen.
         """
-        combined = self.combine(_stack(neighbour_distance(x, self.sample), self.distance(x), epistemic))
+        combined = self.combine(
+            _stack(neighbour_distance(x, self.sample, self.index), self.distance(x), epistemic)
+        )
         return torch.maximum(combined, SURPRISE * surprise.double())
 
     def combine(self, witnesses: Tensor) -> Tensor:  # (rows,)
         """The score of witnesses (rows, witnesses), without surprise."""
-        columns = [
+        near, *others = (
             log_p_value(column.contiguous(), values, logs) + math.log10(weight)
             for column, values, logs, weight in zip(witnesses.T, self.values, self.logs, WEIGHTS, strict=True)
-        ]
-        return torch.stack(columns).amax(0).clamp_min(0.0)
+        )
+        strongest = torch.stack(others).amax(0)
+        return torch.maximum(near, torch.where(strongest >= SIGNIFICANT, strongest, 0.0)).clamp_min(0.0)
+
+    @cached_property
+    def index(self) -> RowIndex | None:
+        """The index of the sample; it is not saved."""
+        return RowIndex.build(self.sample) if len(self.sample) >= INDEXED else None
 
     @property
     def distance(self) -> Distance:
@@ -146,6 +161,7 @@ class CombinedDetector(nn.Module):
         for name in SIZED_BY_DATA:
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
+        self.__dict__.pop("index", None)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

@@ -1,18 +1,23 @@
 """Affine maps h~ W of h~ = [h; 1]: the bias is the last row of W.
 
-A product with few columns is faster computed as its transpose, with few rows.
+A product with few columns is faster computed as its transpose, with few rows. Large products are computed by
+oneDNN where it is faster than MKL: MKL leaves out AVX-512 on processors of AMD.
 """
 
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from compound.compat import transforms
+from compound.compat import onednn_linear, transforms
+from compound.ops.jit import can_use_kernel
 from compound.precision import full_precision
 
 NARROW = 16  # columns up to which a product is computed as its transpose
 FEW, MANY = 64, 512  # so is the gradient of few inputs of which many outputs are computed
+LARGE = 1_000_000  # multiplications of a product from which oneDNN is faster
+LARGE_OF_BATCH = 2_000_000  # of each product of a batch: these are computed one by one, and stacked
 
 
 def append_ones(x: Tensor) -> Tensor:  # (..., in + 1)
@@ -26,7 +31,37 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
+    if _is_large(a, b) and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+        if a.ndim == 2:
+            return _by_onednn(a, b)
+        return torch.stack([_by_onednn(*pair) for pair in zip(a.unbind(), b.unbind(), strict=True)])
     return torch.bmm(a, b) if a.ndim == 3 else torch.mm(a, b)
+
+
+def _is_large(a: Tensor, b: Tensor) -> bool:
+    """Whether oneDNN computes the product a b faster."""
+    count = a.shape[-2] * a.shape[-1] * b.shape[-1]
+    limit = LARGE if a.ndim == 2 or len(a) == 1 else LARGE_OF_BATCH
+    return count >= limit and prefers_onednn() and can_use_kernel(a, b)
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Whether oneDNN may use wider vectors than MKL: AVX-512 on a processor of AMD."""
+    import llvmlite.binding
+
+    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_onednn and str(llvmlite.binding.get_host_cpu_name()).startswith("znver")
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    """The product of a (m, k) and b (k, n) by oneDNN, which copies `a` if its columns are contiguous.
+
+    Where b has fewer columns than `a` has rows, it is cheaper to copy b and the result.
+    """
+    if a.stride(1) != 1 and a.shape[0] > b.shape[1]:
+        return onednn_linear(b.mT, a).mT.contiguous()
+    return onednn_linear(a, b.mT)
 
 
 def _by_transpose(a: Tensor, b: Tensor) -> Tensor:
@@ -38,13 +73,13 @@ def linear(h: Tensor, weight: Tensor) -> Tensor:
     if h.ndim != weight.ndim or h.ndim > 3 or transforms() is not None:
         return h @ weight
     inputs, outputs = weight.shape[-2:]
-    if outputs <= NARROW or (inputs <= FEW and outputs >= MANY):
-        return cast(Tensor, _NarrowLinear.apply(h, weight))
+    if outputs <= NARROW or (inputs <= FEW and outputs >= MANY) or _is_large(h, weight):
+        return cast(Tensor, _Linear.apply(h, weight))
     return _product(h, weight)
 
 
-class _NarrowLinear(torch.autograd.Function):
-    """h W for few outputs, or for few inputs and many outputs."""
+class _Linear(torch.autograd.Function):
+    """h W for few outputs, for few inputs and many outputs, or for many of all."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
@@ -55,7 +90,9 @@ class _NarrowLinear(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
         h, weight = ctx.saved_tensors
-        product = _product if weight.shape[-1] <= NARROW else _by_transpose
+        inputs, outputs = weight.shape[-2:]
+        is_wide = inputs <= FEW and outputs >= MANY and not _is_large(d_out, weight.mT)
+        product = _by_transpose if is_wide else _product
         return product(d_out, weight.mT) if ctx.needs_input_grad[0] else None, matmul(h.mT, d_out)
 
 

@@ -8,20 +8,27 @@ would write hidden units and heads of all rows and draws to memory. For predicti
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from compound.ops.affine import append_ones
 from compound.ops.clamp import LIMIT, clipped_relu
 from compound.ops.compound_moments import MomentOptions
 from compound.ops.compound_moments import reference as moments_reference
-from compound.ops.jit import FASTMATH, F, array, can_use_kernel, exp, kernel, launch, loop
-
-LANES = 16  # columns of padded weights are a multiple of it: no loop has a remainder
+from compound.ops.jit import F, array, can_use_kernel, exp, launch, loop
+from compound.ops.lanes import (
+    add_lanes,
+    address_of,
+    lanes_exp,
+    load,
+    maximum,
+    minimum,
+    splat,
+    store,
+)
+from compound.ops.sparse_rows import add_rows, find_nonzero, pad, round_up
 
 
 def compound_draws(
@@ -38,18 +45,18 @@ def compound_draws(
         return reference(mean, std, noise, hyper, heads, basis, options)
     members, draws, width = noise.shape
     rows, r, c = mean.shape[1], width + 1, basis.shape[-1]
-    columns, hidden, outputs = (_round_up(n) for n in (r, hyper.shape[-1] + 1, c))
+    columns, hidden = round_up(r), round_up(hyper.shape[-1] + 1)
     one = hyper.new_zeros((members, r, 1))  # a last hidden unit of the hypernetwork gives the 1 of g~
     one[:, -1] = 1
-    parts = zip(heads.split([r, r, c], -1), (columns, columns, outputs), strict=True)
+    scale, log_row, log_col = heads.split([r, r, c], -1)
     out_mean, out_std = mean.new_empty((2, members, draws, rows, c)).unbind()
     arrays = (
-        mean.contiguous(),
-        std.contiguous(),
-        noise.contiguous(),
-        _pad(torch.cat([hyper, one], -1), columns, hidden),
-        torch.cat([_pad(part, hidden, width) for part, width in parts], -1),
-        _pad(basis.mT, c, columns),
+        _with_one(mean, columns),
+        pad(std, rows, columns),
+        pad(noise, draws, columns),
+        pad(torch.cat([hyper, one], -1), columns, hidden),
+        pad(torch.cat([pad(scale, scale.shape[1], columns), log_row, log_col], -1), hidden, _total(r, c)),
+        pad(basis.mT, c, columns),
         out_mean,
         out_std,
     )
@@ -69,78 +76,70 @@ def reference(
     return out.mean, out.std
 
 
-def _round_up(count: int) -> int:
-    return -(-count // LANES) * LANES
+def _total(r: int, c: int) -> int:
+    """Columns of the heads: scale, padded; then lr and lc, so that lc takes the place of padding."""
+    return round_up(r) + round_up(r + c)
 
 
-def _pad(weights: Tensor, rows: int, columns: int) -> Tensor:
-    """Matrices (members, ...) with zeros appended to (members, rows, columns)."""
-    return functional.pad(weights, (0, columns - weights.shape[-1], 0, rows - weights.shape[-2]))
+def _with_one(mean: Tensor, columns: int) -> Tensor:
+    """Means of hidden units (members, rows, width) with the 1 of h~, padded by zeros."""
+    out = mean.new_zeros((*mean.shape[:2], columns))
+    out[..., : mean.shape[-1]] = mean
+    out[..., mean.shape[-1]] = 1
+    return out
 
 
-@loop(FASTMATH, "out_mean out_std")
+@loop({"contract"}, "out_mean out_std")
 def draws_loop(
     mean_: int, std_: int, noise_: int, hyper_: int, heads_: int, basis_: int, out_mean_: int, out_std_: int,
     members: int, batch: int, draws: int, width: int, units: int, c: int,
     limit: float, bound: float, fan_in: bool,
 ) -> None:  # fmt: skip
-    """`reference`, for weights that are padded with zeros; a row's numbers do not depend on other rows."""
-    columns = (width + 16) // 16 * 16  # of h~, of g~, and of the heads: rounded up to LANES
-    hidden = (units + 16) // 16 * 16
-    total = (width + 16) // 16 * 32 + (c + 15) // 16 * 16
-    mean = array(mean_, (members, batch, width))
-    std = array(std_, (members, batch, width))
-    noise = array(noise_, (members, draws, width))
-    hyper = array(hyper_, (members, columns, hidden))
-    heads = array(heads_, (members, hidden, total))
-    basis = array(basis_, (members, c, columns))
+    """`reference`, for arrays that are padded with zeros; a row's numbers do not depend on other rows."""
+    columns = (width + 32) // 32 * 32  # of h~
+    hidden = (units + 32) // 32 * 32  # of g~
+    total = (width + 32) // 32 * 32 + (width + c + 32) // 32 * 32  # of the heads
+    array(mean_, (members, batch, columns))
+    array(std_, (members, batch, columns))
+    array(noise_, (members, draws, columns))
+    array(hyper_, (members, columns, hidden))
+    array(heads_, (members, hidden, total))
+    array(basis_, (members, c, columns))
     out_mean = array(out_mean_, (members, draws, batch, c))
     out_std = array(out_std_, (members, draws, batch, c))
-    high, clamp, fan = F(limit), F(bound), F(width + 1 if fan_in else 1)
-    h, g = np.zeros(columns, np.float32), np.zeros(hidden, np.float32)
-    e = np.zeros(total, np.float32)  # scale, lr and lc; then scale * h~ in place of scale
-    kept, values = np.zeros(columns + hidden + 3, np.int64), np.zeros(columns + hidden + 3, np.float32)
-    h[width] = F(1)
+    fan = F(width + 1 if fan_in else 1)
+    zero, high, least, most = splat(F(0)), splat(F(limit)), splat(F(-bound)), splat(F(bound))
+    active, kept = np.zeros((columns + 63) // 64, np.int64), np.zeros((hidden + 63) // 64, np.int64)
+    h, g = np.zeros(64 * len(active), np.float32), np.zeros(64 * len(kept), np.float32)
+    e = np.zeros(total, np.float32)
+    h_, g_, e_ = address_of(h), address_of(g), address_of(e)
     for m in range(members):
+        weights_, maps_ = hyper_ + 4 * m * columns * hidden, heads_ + 4 * m * hidden * total
         for b in range(batch):
-            centre, deviation = mean[m, b], std[m, b]
+            centre_, deviation_ = (
+                mean_ + 4 * (m * batch + b) * columns,
+                std_ + 4 * (m * batch + b) * columns,
+            )
             for s in range(draws):
-                draw = noise[m, s]
-                for i in range(width):
-                    h[i] = min(max(centre[i] + deviation[i] * draw[i], F(0)), high)
-                g[:] = F(0)
-                add_products(g, h, hyper[m], width + 1, kept, values)
-                for k in range(hidden):
-                    g[k] = max(g[k], F(0))
-                e[:] = F(0)
-                add_products(e, g, heads[m], hidden, kept, values)
-                q, row = F(0), e[columns : 2 * columns]
-                for i in range(columns):
-                    q += h[i] * h[i] * exp(min(max(row[i], -clamp), clamp))
-                    e[i] *= h[i]
+                draw_ = noise_ + 4 * (m * draws + s) * columns
+                for i in range(0, columns, 16):
+                    value = load(deviation_, i) * load(draw_, i) + load(centre_, i)
+                    store(h_, i, minimum(high, maximum(zero, value)))
+                find_nonzero(h_, active, False)
+                add_rows(g_, h_, active, weights_, hidden, hidden)
+                find_nonzero(g_, kept, True)
+                add_rows(e_, g_, kept, maps_, total, total)
+                square = zero
+                for i in range(0, columns, 16):
+                    value = load(h_, i)
+                    variance = lanes_exp(minimum(most, maximum(least, load(e_, columns + i))))
+                    square = value * value * variance + square
+                    store(h_, i, load(e_, i) * value)
+                variance = add_lanes(square) / fan
                 for j in range(c):
-                    product, v = F(0), basis[m, j]
-                    for i in range(columns):
-                        product += e[i] * v[i]
-                    out_mean[m, s, b, j] = product
-                    variance = exp(min(max(e[2 * columns + j], -clamp), clamp))
-                    out_std[m, s, b, j] = math.sqrt(q / fan * variance)
-
-
-@kernel(FASTMATH)
-def add_products(out: Any, x: Any, weights: Any, count: int, kept: Any, values: Any) -> None:
-    """out += x[:count] weights[:count], four rows of the weights at a time, those with x = 0 left out.
-
-    `kept` and `values` are memory for count + 3 numbers.
-    """
-    n = 0
-    for i in range(count):
-        kept[n], values[n] = i, x[i]
-        n += 1 if x[i] != F(0) else 0
-    for i in range(n, n + 3):
-        kept[i], values[i] = 0, F(0)
-    for i in range(0, n, 4):
-        x0, x1, x2, x3 = values[i], values[i + 1], values[i + 2], values[i + 3]
-        w0, w1, w2, w3 = weights[kept[i]], weights[kept[i + 1]], weights[kept[i + 2]], weights[kept[i + 3]]
-        for j in range(len(out)):
-            out[j] += (x0 * w0[j] + x1 * w1[j]) + (x2 * w2[j] + x3 * w3[j])
+                    product, v_ = zero, basis_ + 4 * (m * c + j) * columns
+                    for i in range(0, columns, 16):
+                        product = load(h_, i) * load(v_, i) + product
+                    out_mean[m, s, b, j] = add_lanes(product)
+                    log_col = min(max(e[columns + width + 1 + j], F(-bound)), F(bound))
+                    out_std[m, s, b, j] = math.sqrt(variance * exp(log_col))

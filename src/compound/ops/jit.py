@@ -58,12 +58,12 @@ def loop(fastmath: set[str], writes: str) -> Callable[[Callable[..., Any]], Loop
     return lambda function: Loop(function, kernel(fastmath)(function), writes)
 
 
-def _intrinsic(typed: Callable[[Any, Any], Any]) -> Any:
-    """numba's `intrinsic`, typed as a function of one argument (numba itself adds the context)."""
+def as_intrinsic(typed: Callable[..., Any]) -> Any:
+    """numba's `intrinsic`: inside loops the function is called without its first argument, the context."""
     return intrinsic(typed)
 
 
-@_intrinsic
+@as_intrinsic
 def as_float(_: Any, bits: Any) -> Any:
     """The float32 with the given bits."""
     return types.float32(types.int32), lambda context, builder, _, args: builder.bitcast(
@@ -71,7 +71,7 @@ def as_float(_: Any, bits: Any) -> Any:
     )
 
 
-@_intrinsic
+@as_intrinsic
 def as_bits(_: Any, value: Any) -> Any:
     """The bits of a float32."""
     return types.int32(types.float32), lambda context, builder, _, args: builder.bitcast(
@@ -79,7 +79,7 @@ def as_bits(_: Any, value: Any) -> Any:
     )
 
 
-@_intrinsic
+@as_intrinsic
 def pointer(_: Any, address: Any) -> Any:
     """An address as a pointer to float32."""
     kind = types.CPointer(types.float32)

@@ -3,35 +3,26 @@
 import base64
 import csv
 import io
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from compound.io.atomic import write_atomic
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-body { max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }
-figure { margin: 1.5rem 0; } figure img { max-width: 100%; }
-figcaption, caption { color: #555; text-align: left; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
-caption { margin-bottom: .4rem; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child, .text { text-align: left; }
-p.data { margin-top: -1rem; font-size: .85rem; color: #555; } h3 { margin-top: 2rem; }
-.yes { color: #17692b; } .no { color: #a32020; font-weight: 600; }
-"""
+from compound.report.theme import document
 
 NUMERIC = re.compile(r"[-+−–±<>≤≥~ ]*(\d|\.\d|$)")  # start of a text that is aligned as a number
 MAX_NUMERIC = 30  # characters of such a text
-LARGE, HUGE = 1e4, 1e7  # floats between them are shown as integers, without exponent
+LARGE, HUGE = 1e4, 1e12  # floats between them are shown as integers
+SMALL = 1e-4  # smaller floats are shown as a multiple of a power of ten, like those from HUGE on
+TALL = 40  # rows of a table from which on it scrolls
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Cell = str | float | int | bool | None
 Rows = Sequence[Sequence[Cell]]
 
@@ -83,6 +74,10 @@ class Page:
         """Add a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
+    def lead(self, text: str) -> None:
+        """Add a paragraph that stands out: the summary of the page."""
+        self._parts.append(f'<p class="lead">{escape(text)}</p>')
+
     def bullets(self, items: Sequence[str]) -> None:
         """Add a bullet list."""
         self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>\n" for item in items) + "</ul>")
@@ -101,14 +96,36 @@ class Page:
         body = "".join(f"<tr>{row}</tr>\n" for row in cells)
         title = f"<caption>{escape(caption)}</caption>" if caption else ""
         table = f"<table>{title}{head}<tbody>\n{body}</tbody></table>"
-        self._parts.append(f'<div class="scroll">{table}</div>')
+        tall = " tall" if len(rows) >= TALL else ""
+        self._parts.append(f'<div class="scroll{tall}" tabindex="0">{table}</div>')
+
+    def bars(self, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], caption: str) -> None:
+        """Add a table with a horizontal bar for each number, the largest of a column being the longest.
+
+        Negative numbers have no bar.
+        """
+        _check_widths(columns[1:], [values for _, values in rows], f"the bars {caption!r}")
+        largest = [max(0.0, *column) for column in zip(*(values for _, values in rows), strict=True)]
+        head = "".join(f'<th class="text">{escape(name)}</th>' for name in columns)
+        body = ""
+        for name, values in rows:
+            cells = "".join(
+                f'<td class="bar"><span style="width:{80 * max(value, 0.0) / (most or 1.0):.2f}%"></span>'
+                f"{escape(format_number(value + 0.0, 2))}</td>"
+                for value, most in zip(values, largest, strict=True)
+            )
+            body += f'<tr><td title="{escape(name)}">{escape(name)}</td>{cells}</tr>\n'
+        table = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        self._parts.append(f'<div class="scroll"><table class="bars">{table}</table></div>')
 
     def figure(self, figure: Figure, caption: str) -> None:
         """Add a figure as SVG; it is embedded as an image, so that ids of different figures cannot clash."""
-        data = base64.b64encode(render_figure(figure, "svg")).decode()
-        text = escape(caption)
-        image = f'<img src="data:image/svg+xml;base64,{data}" alt="{text}">'
-        self._parts.append(f"<figure>{image}<figcaption>{text}</figcaption></figure>")
+        self._parts.append(_html_figure(figure, caption))
+
+    def figures(self, figures: Sequence[tuple[Figure, str]]) -> None:
+        """Add small figures with captions side by side, as many as the page has room for."""
+        parts = "".join(_html_figure(figure, caption) for figure, caption in figures)
+        self._parts.append(f'<div class="figures">{parts}</div>')
 
     def csv_data(self, name: str, columns: Sequence[str], rows: Rows) -> None:
         """Add a download link to a table as CSV, embedded in the page and attached as name.csv."""
@@ -143,14 +160,7 @@ class Page:
 
     def html(self) -> str:
         """The page as a string; bytes of file names that are not UTF-8 are escaped."""
-        head = (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            f"<title>{escape(self.title)}</title>\n"
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{STYLE}</style></head>\n<body>\n"
-        )
-        page = head + "\n".join(self._parts) + "\n</body></html>\n"
-        return page.encode(errors="backslashreplace").decode()
+        return document(escape(self.title), "\n".join(self._parts))
 
     def write(self, path: Path) -> None:
         """Save the page at `path`, and the attached files in the same folder."""
@@ -171,12 +181,13 @@ def to_csv(columns: Sequence[str], rows: Rows) -> bytes:
 
 
 def render_figure(figure: Figure, file_format: str) -> bytes:
-    """The figure as "svg" or "png"; equal figures give equal bytes."""
+    """The figure as "svg" (on a transparent ground) or "png"; equal figures give equal bytes."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if file_format == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "compound"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # characters missing in the font are drawn as boxes
-        figure.savefig(buffer, format=file_format, dpi=120, bbox_inches="tight", metadata=metadata)
+        options: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "metadata": metadata}
+        figure.savefig(buffer, format=file_format, transparent=file_format == "svg", **options)
     return buffer.getvalue()
 
 
@@ -184,9 +195,32 @@ def format_cell(value: Cell) -> str:
     """A cell as text: floats with four significant digits, large ones with thousands separators."""
     if value is None:
         return "–"
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:,.0f}" if LARGE <= abs(value) < HUGE else f"{value + 0.0:.4g}"  # -0.0 + 0.0 = 0.0
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """A number for readers: 0.1235, 20,561, 2.5 × 10¹³, 9.98 × 10⁻⁷."""
+    size = abs(value)
+    if size == 0 or not math.isfinite(value):
+        return f"{value + 0.0:g}"  # -0.0 + 0.0 = 0.0
+    if LARGE <= size < HUGE:
+        return f"{value:,.0f}"
+    if SMALL <= size < LARGE:
+        return f"{value:.0f}" if size >= 10**digits else f"{value:.{digits}g}"
+    mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+    return f"{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+
+
+def format_percent(fraction: float) -> str:
+    """A fraction between 0 and 1 for readers: 93.5%, < 0.1%."""
+    return "< 0.1%" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f}%"
+
+
+def _html_figure(figure: Figure, caption: str) -> str:
+    data = base64.b64encode(render_figure(figure, "svg")).decode()
+    text = escape(caption)
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{text}">'
+    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
 
 
 def _column_style(cells: Sequence[Cell]) -> str:
@@ -200,6 +234,7 @@ def _html_cell(value: Cell, style: str) -> str:
         text = "yes" if value else "no"
         return f"<td{_classes(style, text)}>{text}</td>"
     text = escape(format_cell(value))
+    style = f"{style} long".strip() if len(text) > MAX_NUMERIC else style
     return f"<td{_classes(style)}>{f'<b>{text}</b>' if isinstance(value, Bold) else text}</td>"
 
 

@@ -49,6 +49,7 @@ FAMILIES: dict[str, dict[str, MethodStyle]] = {
         "bayes-hypernet": MethodStyle("#c51b7d", DASHES["long"], ">"),
         "implicit": MethodStyle("#4d9221", DASHES["short"], "h"),
         "hypernet": MethodStyle("#80735a", DASHES["dash dot"], "p"),
+        "pbp": MethodStyle("#b35806", DASHES["dash dot dot"], "d"),
     },
 }
 METHOD_STYLES = {method: style for family in FAMILIES.values() for method, style in family.items()}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from compound.estimators.row_predictions import (
     RowCallback,
     RowScores,
@@ -16,7 +18,8 @@ from compound.estimators.row_predictions import (
 from compound.io.atomic import write_atomic
 from compound.random import named_generator
 from compound.tables.confidence_intervals import Metric
-from compound.tables.file_errors import join_names
+from compound.tables.evaluate_page import evaluate_page
+from compound.tables.file_errors import missing_column
 from compound.tables.model_inputs import (
     encode_target,
     load_estimator,
@@ -24,16 +27,23 @@ from compound.tables.model_inputs import (
     read_labelled,
     required_columns,
 )
-from compound.tables.pages import METRIC_COLUMNS, evaluate_page, slice_columns
+from compound.tables.pages import METRIC_COLUMNS
 from compound.tables.prediction_metrics import (
     LEVELS,
     NOMINAL,
-    Slice,
     calibration_curve,
     ood_metrics,
     prediction_metrics,
-    slices,
 )
+from compound.tables.row_measures import (
+    pit_histogram,
+    quantile_reliability,
+    risk_coverage,
+    row_measures,
+)
+from compound.tables.slice_tables import short_slice_columns, short_slice_rows
+from compound.tables.slices import RANKED, Slice, lowest_coverage, slices
+from compound.tables.table_files import column_names, infer_table
 
 WORST_SLICES = 10  # shown by default
 
@@ -62,15 +72,15 @@ class Evaluation:
         tables.append(("Calibration", columns, calibration_curve(self.scores, self.is_regression)))
         if self.slice_names:
             title = f"Slices: {', '.join(self.slice_names)}"
-            rows = [part for part in self.slices if part.column in self.slice_names]
+            parts = [part for part in self.slices if part.column in self.slice_names]
         else:
-            title = "Slices of lowest coverage"
-            rows = sorted(self.slices, key=lambda part: part.coverage)[:WORST_SLICES]
-        return [*tables, (title, slice_columns(self.is_regression), rows)]
+            title = f"Slices of lowest coverage, of those with {RANKED} rows or more"
+            parts = lowest_coverage(self.slices, WORST_SLICES)
+        return [*tables, (title, short_slice_columns(self.is_regression), short_slice_rows(parts))]
 
     def write_page(self, out: Path) -> None:
         """Write the HTML report."""
-        parts = self.metrics, self.ood_metrics, self.slices
+        parts = self.metrics, self.ood_metrics, self.slices, self.slice_names
         page = evaluate_page(self.title, self.scores, self.is_regression, *parts)
         write_atomic(out, page.html().encode())
 
@@ -81,10 +91,29 @@ class Evaluation:
             "metrics": {metric.name: metric._asdict() for metric in self.metrics},
             "ood": {metric.name: metric._asdict() for metric in self.ood_metrics},
             "calibration": [point._asdict() for point in calibration_curve(self.scores, self.is_regression)],
-            "slices": [part._asdict() for part in self.slices],
+            "risk_coverage": [point._asdict() for point in risk_coverage(self.scores, self.is_regression)],
+            **self._target_results(),
+            "slices": [slice_results(part) for part in self.slices],
             "nominal_coverage": NOMINAL,
         }
         write_atomic(out, json.dumps(results, indent=2).encode() + b"\n")
+
+    def _target_results(self) -> dict[str, Any]:
+        """PIT histogram and reliability of quantiles; nothing for classes."""
+        if not self.is_regression:
+            return {}
+        quantiles = [point._asdict() for point in quantile_reliability(self.scores)]
+        return {"pit": pit_histogram(self.scores).tolist(), "quantiles": quantiles}
+
+
+def slice_results(part: Slice) -> dict[str, Any]:
+    """A slice as JSON; without an interval, as of a single row, its ends are null."""
+    estimates = {
+        name: {key: None if value != value else value for key, value in estimate._asdict().items()}
+        for name, estimate in (("coverage", part.coverage), ("nll", part.nll), ("error", part.error))
+    }
+    size = None if part.size != part.size else part.size
+    return {**part._asdict(), **estimates, "size": size, "verdict": part.verdict}
 
 
 def evaluate(
@@ -98,22 +127,28 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a saved model on `table`; if `ood` is given, also how well OOD scores detect its rows.
 
-    `target` is by default that of the fit. `slice_names` are the columns whose slices are printed. Both
-    tables are read and checked before any prediction. `callback` receives the number of rows done.
+    `target` is by default that of the fit. `slice_names` are the columns whose slices are printed; the model
+    need not read them. Both tables are read and checked before any prediction. `callback` receives the
+    number of rows done.
     """
     estimator = load_estimator(model)
     target = target or getattr(estimator, "target_name_", None)
     if target is None:
         raise ValueError(f"{model} does not store the name of its target: give --target")
     features = required_columns(table, estimator)
+    names = column_names(table)
     for name in slice_names:
-        if name not in features:
-            raise ValueError(f"--slice is {name!r}: the model reads {join_names(features)}")
+        if name not in names:
+            raise missing_column(table, name, names)
     labelled = read_labelled(table, estimator, target)
+    others = [name for name in dict.fromkeys(slice_names) if name not in features]
+    sliced = labelled.x
+    if others:
+        sliced = pd.concat([sliced, infer_table(table, others, None).frame], axis=1)
     y = encode_target(labelled, estimator)
     ood_features = None if ood is None else read_features(ood, estimator)
     is_regression = estimator.model_.task.kind == "regression"
-    scores = score_frame(estimator, labelled.x, y, LEVELS, callback)
+    scores = score_frame(estimator, labelled.x, y, LEVELS, callback, row_measures)
     detection: list[Metric] = []
     if ood_features is not None:
         ood_frame = uncertainty_frame(estimator, ood_features)
@@ -124,6 +159,6 @@ def evaluate(
         scores,
         prediction_metrics(scores, is_regression, named_generator(seed, "bootstrap")),
         detection,
-        slices(scores, labelled.x, is_regression, features),
+        slices(scores, sliced, is_regression, [*features, *others]),
         slice_names,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from compound.io.atomic import write_atomic
 from compound.io.paths import check_writable
-from compound.report.page import Cell, Page, format_cell, render_figure
+from compound.report.page import Cell, Page, format_cell, format_percent, render_figure
 from compound.tables.explaining import Explanation
 from compound.tables.figures import contribution_bars
 
@@ -40,7 +40,11 @@ def explanation_tables(explanation: Explanation, max_columns: int = MAX_COLUMNS)
     ]
     return [
         ("Prediction", ("", ""), values),
-        (f"Contributions by column{first}", columns, shown),
+        (
+            f"Contributions by column{first}",
+            columns,
+            [(c.column, c.value, c.prototype, format_percent(c.distance), c.epistemic) for c in shown],
+        ),
         ("Nearest prototypes", ("column", *headings), prototypes),
     ]
 
@@ -57,14 +61,26 @@ def write_explanation(explanation: Explanation, title: str, out: Path) -> None:
         write_atomic(out, render_figure(figure, "png"))
         return
     page = Page(title)
-    score = float(explanation.prediction["ood_score"].iloc[0])
-    verdict = "above" if bool(explanation.prediction["is_ood"].iloc[0]) else "below"
-    page.text(f"The OOD score, {score:.4g}, is {verdict} the threshold of {explanation.threshold:.4g}.")
+    page.lead(summary(explanation))
     page.figure(figure, "Contributions of the columns to the distance and to the epistemic uncertainty.")
     for name, columns, rows in explanation_tables(explanation, len(explanation.contributions)):
         page.heading(name)
         page.table(columns, rows)
     write_atomic(out, page.html().encode())
+
+
+def summary(explanation: Explanation) -> str:
+    """A paragraph in plain words."""
+    row = explanation.prediction.iloc[0]
+    score, threshold = format_cell(float(row["ood_score"])), format_cell(float(explanation.threshold))
+    like = "unlike" if bool(row["is_ood"]) else "like"
+    verdict = f"The row is {like} the training rows: its OOD score is {score}, the threshold {threshold}."
+    first = max(explanation.contributions, key=lambda c: c.distance)
+    near = f"Most of its distance from the nearest prototype is in {first.column}"
+    distance = f"{near} ({format_percent(first.distance)}): {first.value} instead of {first.prototype}."
+    most = max(explanation.contributions, key=lambda c: c.epistemic)
+    grown = f"Its epistemic uncertainty grows most with {most.column}." if most.epistemic > 0 else ""
+    return " ".join(filter(None, (verdict, distance, grown)))
 
 
 def _to_cell(value: Any) -> Cell:

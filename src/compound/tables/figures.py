@@ -1,4 +1,4 @@
-"""Figures of the table reports: calibration, intervals, accuracy-rejection, column contributions."""
+"""Figures of the table reports: calibration, intervals, PIT, quantiles, risk, contributions of columns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import binom
 
-from compound.estimators.row_predictions import RowScores
 from compound.tables.confidence_intervals import Array, wilson_interval
+from compound.tables.importance import Dependence
 from compound.tables.prediction_metrics import CalibrationPoint
+from compound.tables.row_measures import QuantilePoint, RiskPoint
 
 BLUE, RED, LIGHT, GREY = "#0b3c8c", "#c1272d", "#9db4d6", "#888888"
 MAX_ROWS = 60  # of an interval plot
 MAX_LABEL = 60  # characters of an axis label
+MAX_TICK = 14  # characters of a value on an axis
 PLAIN_TEXT: dict[str, Any] = {"parse_math": False}  # labels come from tables, where "$" is no formula
 
 
@@ -54,15 +57,60 @@ def interval_plot(predictions: pd.DataFrame, y: Array, target: str) -> Figure:
     return figure
 
 
-def accuracy_rejection_curve(scores: RowScores) -> Figure:
-    """Accuracy on the most confident rows, against their fraction of all rows; for classification."""
-    order = np.argsort(-scores.predictions["probability"].to_numpy(), kind="stable")
-    n_rows = np.arange(1, len(order) + 1)
+def risk_plot(points: Sequence[RiskPoint], risk: str) -> Figure:
+    """A risk-coverage curve; `risk` names the vertical axis."""
     figure = Figure(figsize=(5.6, 3.6))
     axes = figure.subplots()
-    axes.plot(n_rows / len(order), np.cumsum(1 - scores.error[order]) / n_rows, color=BLUE)
-    axes.set_xlabel("fraction of rows accepted, most confident first")
-    axes.set_ylabel("accuracy")
+    axes.plot([point.accepted for point in points], [point.risk for point in points], color=BLUE)
+    axes.set(xlim=(0, 1.02), ylim=(0, None))
+    axes.set_xlabel("fraction of rows accepted, most certain first")
+    axes.set_ylabel(f"{risk} on these rows")
+    return figure
+
+
+def pit_plot(counts: Array) -> Figure:
+    """A histogram of PITs with the range that 95% of the counts of uniform PITs lie in."""
+    rows, bins = int(counts.sum()), len(counts)
+    figure = Figure(figsize=(4.2, 3.2))
+    axes = figure.subplots()
+    low, high = binom.ppf([0.025, 0.975], rows, 1 / bins) * bins / rows
+    axes.axhspan(low, high, color=GREY, alpha=0.25, linewidth=0)
+    axes.bar((np.arange(bins) + 0.5) / bins, counts * bins / rows, 0.92 / bins, color=BLUE)
+    axes.axhline(1, color=GREY, linewidth=1)
+    axes.set(xlim=(0, 1), xlabel="PIT", ylabel="density")
+    return figure
+
+
+def quantile_plot(points: Sequence[QuantilePoint]) -> Figure:
+    """Levels of quantiles against the fraction of targets below them, with the diagonal."""
+    level = np.array([point.level for point in points])
+    observed = np.array([point.observed for point in points])
+    errors = np.abs(wilson_interval(observed, np.array([point.rows for point in points])) - observed)
+    figure = Figure(figsize=(4.2, 3.2))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+    axes.errorbar(level, observed, errors, color=BLUE, marker="o", markersize=3, linewidth=1, elinewidth=0.7)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="level", ylabel="targets below")
+    return figure
+
+
+def dependence_plot(curve: Dependence, target: str) -> Figure:
+    """Partial dependence: a line with a band for numbers and times, points with bars for categories."""
+    figure = Figure(figsize=(4.2, 3.0), layout="constrained")
+    axes = figure.subplots()
+    if isinstance(curve.values[0], str | bool | np.bool_):
+        place = np.arange(len(curve.values))
+        axes.vlines(place, curve.low, curve.high, color=LIGHT, linewidth=6)
+        axes.plot(place, curve.mean, "o", color=BLUE, markersize=5)
+        labels = [_shorten(str(value), MAX_TICK) for value in curve.values]
+        turn = 30 if sum(map(len, labels)) > 36 else 0
+        axes.set_xticks(place, labels, rotation=turn, ha="right" if turn else "center", **PLAIN_TEXT)
+    else:
+        axes.fill_between(curve.values, curve.low, curve.high, color=LIGHT, alpha=0.6, linewidth=0)
+        axes.plot(curve.values, curve.mean, color=BLUE)
+        axes.tick_params("x", labelrotation=0 if np.isreal(curve.values[0]) else 30)
+    axes.set_xlabel(_shorten(curve.column, 40), **PLAIN_TEXT)
+    axes.set_ylabel(_shorten(target if curve.label is None else f"p({curve.label})", 40), **PLAIN_TEXT)
     return figure
 
 
@@ -79,7 +127,7 @@ def contribution_bars(columns: Sequence[str], panels: Sequence[tuple[str, Sequen
     return figure
 
 
-def _shorten(name: str) -> str:
-    """A name on one line of at most MAX_LABEL characters."""
+def _shorten(name: str, most: int = MAX_LABEL) -> str:
+    """A name on one line of at most this many characters."""
     line = " ".join(name.split())
-    return line if len(line) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"
+    return line if len(line) <= most else f"{line[: most - 1]}…"

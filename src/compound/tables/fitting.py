@@ -19,6 +19,7 @@ from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
     TaskOption,
@@ -40,10 +41,12 @@ class FitRequest:
     task: TaskOption = "auto"
     method: str = ""  # "": the estimators' default
     options: tuple[tuple[str, Any], ...] = ()  # of the method
+    parameters: tuple[tuple[str, Any], ...] = ()  # of the estimator, besides those below, such as lr
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()  # columns that are used although they seem to name the rows
     test_fraction: float = 0.1
     max_epochs: int | None = None
+    batch_size: int | None = None
     false_positive_rate: float = 0.01  # of is_ood
     seed: int = 0
     verbose: bool = True
@@ -65,6 +68,7 @@ class FitResult:
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
+    effects: ColumnEffects
 
     @property
     def is_regression(self) -> bool:
@@ -80,7 +84,7 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     method = request_method(request)
     table = read_training_table(path, request.target, request.drop, request.keep)
     task = infer_task(path, table.y, request.task)
-    is_test = _test_mask(table, task == "classification", request)
+    is_test = choose_test_rows(table, task == "classification", request)
     estimator = make_estimator(task, method, request)
     start = time.monotonic()
     estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
@@ -94,7 +98,9 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
     n_train = int((~is_test).sum())
-    return FitResult(estimator, test, np.flatnonzero(is_test), y_test, scores, metrics, n_train, seconds)
+    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
+    rows = np.flatnonzero(is_test)
+    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)
 
 
 def request_method(request: FitRequest) -> Method:
@@ -135,15 +141,16 @@ def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
     return estimator_class(
         method,
         max_epochs=request.max_epochs,
+        batch_size=request.batch_size,
         false_positive_rate=request.false_positive_rate,
         random_state=request.seed,
         verbose=request.verbose,
         checkpoint=request.checkpoint,
         distributed=request.distributed,
-    )
+    ).set_params(**dict(request.parameters))
 
 
-def _test_mask(table: LabelledTable, stratify: bool, request: FitRequest) -> Array:  # (rows,) bool
+def choose_test_rows(table: LabelledTable, stratify: bool, request: FitRequest) -> Array:  # (rows,) bool
     """Mask of random test rows, stratified by class if `stratify`; each class keeps a training row."""
     rows = len(table.y)
     if rows < 4:

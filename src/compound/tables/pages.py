@@ -1,19 +1,21 @@
-"""Reports of `compound fit` and `compound evaluate`: summary lines for the terminal, HTML pages."""
+"""Report of `compound fit`: summary lines for the terminal, and the page that is saved with the model."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from compound.estimators.base import Array
 from compound.estimators.row_predictions import RowScores, predict_frame
-from compound.report.page import Cell, Page
+from compound.report.page import Cell, Page, format_number
 from compound.tables import figures
 from compound.tables.confidence_intervals import Metric
 from compound.tables.fitting import FitResult
-from compound.tables.prediction_metrics import COVERAGE, NOMINAL, Slice, calibration_curve
+from compound.tables.prediction_metrics import NOMINAL, calibration_curve
+from compound.tables.row_measures import risk_coverage
+from compound.tables.summary import calibration_sentence, columns_sentence, error_sentence
 
 TOP_ROWS = 10  # of a list of rows
+MAX_IMPORTANT = 15  # columns whose importance is shown
 MAX_COLUMNS = 8  # features of a listed row
 MAX_CELL = 24  # characters of a listed value
 METRIC_COLUMNS = ("metric", "value", "95% low", "95% high")
@@ -69,25 +71,26 @@ def ood_note(false_positive_rate: float, promised: bool) -> str:
 
 def format_metric(metric: Metric) -> str:
     """Value and confidence interval; without interval where that is a single point."""
-    if metric.low == metric.high:
-        return f"{metric.value:.4g}"
-    return f"{metric.value:.4g}  ({metric.low:.4g} to {metric.high:.4g})"
+    value, low, high = (format_number(part) for part in metric[1:])
+    return value if metric.low == metric.high else f"{value}  ({low} to {high})"
 
 
 def fit_page(result: FitResult) -> Page:
     """The report saved with a model."""
     page = Page(f"{result.test.y.name} from {result.test.path.name}")
+    page.lead(summary(result))
     page.text(
         "Metrics are computed on held-out test rows, used neither for training nor for calibration. "
         "In brackets: 95% confidence intervals, Wilson's for proportions, bootstrap otherwise. "
         "ECE: expected calibration error."
     )
     page.table(("", ""), fit_summary(result))
-    _calibration_section(page, result.scores, result.is_regression)
+    _column_sections(page, result)
+    calibration_section(page, result.scores, result.is_regression)
     if result.is_regression:
         _interval_section(page, result)
     else:
-        _confidence_section(page, result.scores)
+        confidence_section(page, result.scores)
     predictions = result.scores.predictions
     page.heading("Most uncertain rows")
     page.text(
@@ -97,7 +100,7 @@ def fit_page(result: FitResult) -> Page:
     _row_table(page, result, _largest((predictions["aleatoric"] + predictions["epistemic"]).to_numpy()))
     page.heading("Rows of highest OOD score")
     page.text(
-        "The score is the distance from the training rows; "
+        "The score is -log10 of how rarely ordinary rows are so unusual; "
         f"rows beyond {result.estimator.threshold_:.4g} are flagged as out-of-distribution. "
         f"{ood_note(result.estimator.false_positive_rate, result.estimator.ood_detector_.promised)}."
     )
@@ -105,42 +108,60 @@ def fit_page(result: FitResult) -> Page:
     return page
 
 
-def evaluate_page(
-    title: str,
-    scores: RowScores,
-    is_regression: bool,
-    metrics: Sequence[Metric],
-    ood_metrics: Sequence[Metric],
-    slices: Sequence[Slice],
-) -> Page:
-    """The report of `compound evaluate`."""
-    page = Page(title)
-    page.table(METRIC_COLUMNS, metrics, "With 95% confidence intervals")
-    _calibration_section(page, scores, is_regression)
-    if not is_regression:
-        _confidence_section(page, scores)
-    if ood_metrics:
-        page.heading("Out-of-distribution detection")
-        page.table(METRIC_COLUMNS, ood_metrics, "With 95% confidence intervals")
-    page.heading("Slices")
-    page.table(slice_columns(is_regression), slices)
-    return page
-
-
-def slice_columns(is_regression: bool) -> tuple[str, ...]:
-    """Column names of a table of slices."""
-    return (
-        "column",
-        "value",
-        "rows",
-        COVERAGE,
-        "NLL",
-        "RMSE" if is_regression else "error rate",
-        "epistemic",
+def summary(result: FitResult) -> str:
+    """A paragraph in plain words."""
+    metrics = {metric.name: metric for metric in result.metrics}
+    target, task = result.test.y.name, result.estimator.model_.task
+    what = f"the number {target}" if result.is_regression else f"{target} ({task.size} classes)"
+    columns = len(result.estimator.encoder_.columns)
+    known = f"{columns} columns" if columns > 1 else "one column"
+    start = f"The model predicts {what} from {known}, learnt from {result.n_train:,} rows."
+    judged = f"It was judged on {len(result.y_test):,} other rows."
+    matters = [each for each in result.effects.importance if each.prediction > 0][:3]
+    uncertain = sorted(result.effects.importance, key=lambda each: -each.uncertainty)[:2]
+    flagged = float(result.scores.predictions["is_ood"].mean())
+    sentences = (
+        start,
+        judged,
+        error_sentence(metrics, result.is_regression, result.y_test if result.is_regression else None),
+        calibration_sentence(metrics, result.is_regression),
+        columns_sentence([each.column for each in matters], [each.column for each in uncertain]),
+        f"{100 * flagged:.1f}% of these rows look unlike the training rows (is_ood).",
     )
+    return " ".join(filter(None, sentences))
 
 
-def _calibration_section(page: Page, scores: RowScores, is_regression: bool) -> None:
+def _column_sections(page: Page, result: FitResult) -> None:
+    """Importance of the columns, and partial dependence on the first of them."""
+    if not result.effects.importance:
+        return
+    page.heading("Which columns matter")
+    error, spread = ("RMSE", "std") if result.is_regression else ("NLL", "entropy")
+    page.text(
+        "The values of one column are permuted among held-out rows. For the prediction: by how much the "
+        f"{error} rises. For the uncertainty: by how much the predicted {spread} changes, relative "
+        "to its mean."
+    )
+    shown = result.effects.importance[:MAX_IMPORTANT]
+    rest = len(result.effects.importance) - len(shown)
+    caption = f"Permutation importance, the first {len(shown)}" if rest else "Permutation importance"
+    caption = f"{caption}; {rest} more matter less" if rest else caption
+    rows = [(each.column, (each.prediction, each.uncertainty)) for each in shown]
+    page.bars(("column", "for the prediction", "for the uncertainty"), rows, caption)
+    if result.effects.dependence:
+        page.heading("How predictions depend on them")
+        band = "90% interval of the target" if result.is_regression else "range of 80% of the rows"
+        page.text(f"Mean over held-out rows in which this column alone is changed. Band: the {band}.")
+        target = str(result.test.y.name)
+        page.figures(
+            [
+                (figures.dependence_plot(curve, target), f"Partial dependence on {curve.column}")
+                for curve in result.effects.dependence
+            ]
+        )
+
+
+def calibration_section(page: Page, scores: RowScores, is_regression: bool) -> None:
     points = calibration_curve(scores, is_regression)
     text = (
         "Observed against nominal coverage of intervals" if is_regression else "Accuracy against confidence"
@@ -151,9 +172,10 @@ def _calibration_section(page: Page, scores: RowScores, is_regression: bool) -> 
     page.csv_data("calibration", ("nominal", "observed", "rows"), points)
 
 
-def _confidence_section(page: Page, scores: RowScores) -> None:
+def confidence_section(page: Page, scores: RowScores) -> None:
     page.heading("Confidence")
-    page.figure(figures.accuracy_rejection_curve(scores), "Accuracy on the most confident rows.")
+    points = risk_coverage(scores, is_regression=False)
+    page.figure(figures.risk_plot(points, "error rate"), "Error rate on the most confident rows.")
 
 
 def _interval_section(page: Page, result: FitResult) -> None:

@@ -1,16 +1,14 @@
-"""Metrics of a model's predictions on a table with confidence intervals; calibration curve; slices.
+"""Metrics of a model's predictions on a table with confidence intervals; calibration curve.
 
 The formulas are those of `compound.metrics`, evaluated on bootstrap samples.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pandas.api import types
 from torch import Generator, Tensor
 
 from compound.estimators.row_predictions import RowScores
@@ -21,9 +19,8 @@ Array = NDArray[Any]
 LEVELS = np.round(np.arange(0.05, 1.0, 0.05), 2)  # coverages of the calibration curve
 NOMINAL = 0.9  # nominal coverage of the intervals or sets whose coverage is reported
 COVERAGE = "coverage of 90%"
+PIT = "PIT"  # the measure that is no score: the predictive's cdf at the target
 BINS = 15  # of confidence, for ECE and calibration curve
-QUANTILE_BINS = 5  # slices of a numeric column
-MIN_SLICE = 10  # fewest rows of a slice
 
 
 class CalibrationPoint(NamedTuple):
@@ -36,18 +33,6 @@ class CalibrationPoint(NamedTuple):
     nominal: float
     observed: float
     rows: int
-
-
-class Slice(NamedTuple):
-    """Metrics of the rows with one value, or one range of values, of a column."""
-
-    column: str
-    value: str
-    rows: int
-    coverage: float  # of the 90% interval or set
-    nll: float
-    error: float  # RMSE, or error rate
-    epistemic: float  # mean
 
 
 def prediction_metrics(scores: RowScores, is_regression: bool, generator: Generator) -> list[Metric]:
@@ -65,14 +50,18 @@ def prediction_metrics(scores: RowScores, is_regression: bool, generator: Genera
 def _regression_samples(scores: RowScores, bootstrap: Bootstrap) -> dict[str, Array]:  # (1 + samples,) each
     """Each metric on the data and on each bootstrap sample, by name."""
     std = scores.predictions["std"].to_numpy()
-    columns = _stack_columns(scores.nll, scores.error**2, np.abs(scores.error), std, scores.inside)
+    further = list(scores.measures)  # such as CRPS
+    columns = _stack_columns(
+        scores.nll, scores.error**2, np.abs(scores.error), std, *scores.measures.values(), scores.inside
+    )
     means = bootstrap.evaluate(lambda weights: weights @ columns / len(scores))
-    coverage = means[:, 4:]  # (1 + samples, levels)
+    coverage = means[:, 4 + len(further) :]  # (1 + samples, levels)
     return {
         "NLL": means[:, 0],
         "RMSE": np.sqrt(means[:, 1]),
         "MAE": means[:, 2],
-        COVERAGE: coverage[:, _nominal_index(scores.levels)],
+        **{name: means[:, 4 + k] for k, name in enumerate(further) if name != PIT},
+        COVERAGE: coverage[:, nominal_index(scores.levels)],
         "ECE": np.abs(coverage - scores.levels).mean(1),
         "mean std": means[:, 3],
     }
@@ -83,14 +72,15 @@ def _classification_samples(
 ) -> dict[str, Array]:  # (1 + samples,) each
     """Each metric on the data and on each bootstrap sample, by name."""
     confidence, correct = _confidence_and_correct(scores)
-    covered = scores.inside[:, _nominal_index(scores.levels)]
-    columns = _stack_columns(scores.nll, correct, scores.brier, covered, confidence)
+    covered = scores.inside[:, nominal_index(scores.levels)]
+    further = scores.measures.values()  # such as the size of sets
+    columns = _stack_columns(scores.nll, correct, scores.brier, covered, confidence, *further)
 
-    def statistics(weights: Tensor) -> Tensor:  # (samples, rows) -> (samples, 6)
+    def statistics(weights: Tensor) -> Tensor:  # (samples, rows) -> (samples, 6 + further)
         ece = resampled_ece(confidence, correct, weights, BINS)
-        return torch.cat([weights @ columns / len(scores), ece.unsqueeze(1)], 1)
+        return torch.cat([ece.unsqueeze(1), weights @ columns / len(scores)], 1)
 
-    nll, accuracy, brier, coverage, mean_confidence, ece = bootstrap.evaluate(statistics).T
+    ece, nll, accuracy, brier, coverage, mean_confidence, *rest = bootstrap.evaluate(statistics).T
     return {
         "NLL": nll,
         "accuracy": accuracy,
@@ -98,6 +88,7 @@ def _classification_samples(
         COVERAGE: coverage,
         "ECE": ece,
         "mean confidence": mean_confidence,
+        **dict(zip(scores.measures, rest, strict=True)),
     }
 
 
@@ -153,63 +144,6 @@ def calibration_curve(scores: RowScores, is_regression: bool) -> list[Calibratio
     ]
 
 
-def slices(
-    scores: RowScores, table: pd.DataFrame, is_regression: bool, columns: Sequence[str]
-) -> list[Slice]:
-    """Metrics by value, or quantile bin, of each column; slices of fewer than MIN_SLICE rows are left out."""
-    covered = scores.inside[:, _nominal_index(scores.levels)]
-    epistemic = scores.predictions["epistemic"].to_numpy()
-    error: Callable[[Array], Any] = _rmse if is_regression else np.mean
-    return [
-        Slice(
-            column,
-            value,
-            int(rows.sum()),
-            float(covered[rows].mean()),
-            float(scores.nll[rows].mean()),
-            float(error(scores.error[rows])),
-            float(epistemic[rows].mean()),
-        )
-        for column in columns
-        for value, rows in group_rows(table[column])
-        if rows.sum() >= MIN_SLICE
-    ]
-
-
-def _rmse(error: Array) -> Any:
-    return np.sqrt((error**2).mean())
-
-
-def group_rows(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
-    """A name and a row mask for each value of a column, or for each quantile bin of a numeric column."""
-    missing = column.isna().to_numpy()
-    if types.is_datetime64_any_dtype(column) and column.nunique() > QUANTILE_BINS:
-        return _group_times(column)
-    is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
-    if is_number and column.nunique() > QUANTILE_BINS:
-        values = column.to_numpy(np.float64, na_value=np.nan)
-        edges = np.unique(np.quantile(values[~missing], np.linspace(0, 1, QUANTILE_BINS + 1)))
-        bins = np.searchsorted(edges[1:-1], values, side="left")
-        groups = [
-            (f"{edges[i]:.4g} to {edges[i + 1]:.4g}", (bins == i) & ~missing) for i in range(len(edges) - 1)
-        ]
-    else:
-        text = column.astype(str).to_numpy()
-        groups = [(str(value), (text == value) & ~missing) for value in sorted(set(text[~missing]))]
-    return groups + ([("missing", missing)] if missing.any() else [])
-
-
-def _group_times(column: "pd.Series[Any]") -> list[tuple[str, Array]]:
-    """`group_rows` of a column of times."""
-    bins = pd.qcut(column, QUANTILE_BINS, duplicates="drop")
-    groups = [
-        (f"{bounds.left:%Y-%m-%d} to {bounds.right:%Y-%m-%d}", (bins == bounds).to_numpy())
-        for bounds in bins.cat.categories
-    ]
-    missing = column.isna().to_numpy()
-    return groups + ([("missing", missing)] if missing.any() else [])
-
-
-def _nominal_index(levels: Array) -> int:
+def nominal_index(levels: Array) -> int:
     """Index of the level nearest to NOMINAL."""
     return int(np.abs(levels - NOMINAL).argmin())

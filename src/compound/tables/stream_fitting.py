@@ -47,6 +47,7 @@ from compound.tables.fitting import (
 )
 from compound.tables.frames import ColumnType, infer_frame
 from compound.tables.id_columns import id_columns
+from compound.tables.importance import column_effects
 from compound.tables.model_inputs import LabelledTable, check_columns, infer_task
 from compound.tables.parquet_rows import Block, ParquetRows, read_in_order
 from compound.tables.prediction_metrics import LEVELS, prediction_metrics
@@ -337,4 +338,6 @@ def _evaluate(
     )
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
     metrics = prediction_metrics(scores, is_regression, named_generator(request.seed, "bootstrap"))
-    return FitResult(estimator, test, rows, y_test, scores, metrics, first.statistics[0].rows, seconds)
+    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
+    n_train = first.statistics[0].rows
+    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)

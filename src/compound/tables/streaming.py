@@ -1,4 +1,7 @@
-"""Predictions for table files of any length: in chunks, in constant memory, written atomically."""
+"""Predictions for table files of any length: in chunks, in constant memory, written atomically.
+
+While one chunk is predicted, a thread reads the next one and another writes the one before.
+"""
 
 import os
 import time
@@ -14,6 +17,7 @@ from compound.estimators.row_predictions import predict_frame
 from compound.io.paths import check_writable
 from compound.io.temporary import temporary
 from compound.tables.model_inputs import read_feature_chunks
+from compound.tables.overlap import read_ahead, write_behind
 from compound.tables.table_files import column_names
 from compound.tables.table_writer import TableWriter
 
@@ -47,12 +51,18 @@ def predict_file(
     start = time.monotonic()
     rows = 0
     n_ood = 0
-    with _atomic_output(out) as path, TableWriter(path, out, source, predictions_only) as writer:
-        for chunk in read_feature_chunks(source, estimator, CHUNK_ROWS, not predictions_only):
+    chunks = read_feature_chunks(source, estimator, CHUNK_ROWS, not predictions_only)
+    with (
+        _atomic_output(out) as path,
+        TableWriter(path, out, source, predictions_only) as writer,
+        write_behind(writer.write) as write,
+        read_ahead(chunks) as chunks_ahead,
+    ):
+        for chunk in chunks_ahead:
             if rows == 0 and not predictions_only:
                 _check_name_clash(source, estimator, chunk.frame)
             predictions = predict_frame(estimator, chunk.frame, coverage)
-            writer.write(chunk.table, predictions)
+            write(chunk.table, predictions)
             rows += len(predictions)
             n_ood += int(predictions["is_ood"].sum())
             callback(rows)

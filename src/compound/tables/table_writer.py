@@ -8,6 +8,7 @@ lossless.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,8 +87,8 @@ class TableWriter:
         return values.cast(pa.string())
 
 
-def csv_lines(columns: list[pa.Array], delimiter: str) -> bytes:
-    """Text columns as csv lines; values are quoted where necessary, null is empty."""
+def csv_lines(columns: list[pa.Array], delimiter: str) -> pa.Buffer:
+    """Text columns as csv lines in UTF-8; values are quoted where necessary, null is empty."""
     special = f'["\r\n{delimiter}]'
     quoted_columns = []
     for column in columns:
@@ -99,4 +100,7 @@ def csv_lines(columns: list[pa.Array], delimiter: str) -> bytes:
             column = pc.if_else(needs_quotes, quoted, column)
         quoted_columns.append(column)
     lines = pc.binary_join_element_wise(*quoted_columns, delimiter)
-    return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
+    lines = pc.binary_join_element_wise(lines, "", "\n").cast(pa.large_string())
+    _, offsets, text = lines.buffers()
+    first, last = np.frombuffer(offsets, np.int64)[[lines.offset, lines.offset + len(lines)]].tolist()
+    return text.slice(first, last - first)

@@ -49,7 +49,7 @@ def held_out_nll(
     """
     part = batch if processes.size == 1 else replace(batch.part(processes.rank, processes.size), share=None)
     if model.eval_mixture and batch.weight is not None and batch.weight.ndim == 1:
-        nll = _mixture_nll(model, part, config, seed) if len(part) else torch.zeros(())
+        nll = _mixture_nll(model, part, config, seed) if len(part) else part.x.new_zeros(())
         return float(_mean_over_processes(nll, part, batch, processes))
     try:
         if len(part):

@@ -158,7 +158,8 @@ class _Trainer:
         self.tensors = model_tensors(model)
         self.batch_at = batch_at
         self.processes = processes
-        self.clip = make_clipper(self.parameters, model.members, config.clip_value, config.clip_norm)
+        limits = (config.clip_value, config.clip_norm) if model.clips_gradients else (None, None)
+        self.clip = make_clipper(self.parameters, model.members, *limits)
         self.eval_batch = held_out_batch(data, config, seed)
         self.eval_every = max(1, config.steps // (config.n_evals or DEFAULT_EVALS))
         self.seeds = [member_seed(seed, k) for k in range(model.members)]

@@ -20,6 +20,7 @@ from compound.models.observation.categorical import Categorical
 from compound.models.observation.gaussian import HomoscedasticGaussian
 from compound.nn import Gaussian
 from compound.ops.gaussian_noise import row_normal, standard_normal
+from compound.ops.mixture_parts import mixture_parts
 from compound.ops.softmax import expected_entropy, expected_softmax
 from compound.predictive import (
     CategoricalPredictive,
@@ -157,6 +158,8 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
 
     def draws_predictive(self, draws: Draws, paired: int = 1) -> GaussianPredictive:
         means, variances = draws
+        if means.shape[1] == 1 and paired > 1:
+            return self._stratified_predictive(means.squeeze(1), variances.squeeze(1), paired)
         centre = means.mean((1, 2), keepdim=True)  # of each member, as in `calibrate`
         means = (centre + self.tau * (means - centre)).flatten(0, 1)
         square = self.tau.square()
@@ -165,6 +168,17 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         noise = square * noise + self.known_floor()
         variances = square * variances.flatten(0, 1)
         return GaussianPredictive.from_draws(means, noise, variances, members=len(centre), paired=paired)
+
+    def _stratified_predictive(self, means: Tensor, variances: Tensor, paired: int) -> GaussianPredictive:
+        """`draws_predictive` of one ψ per member, for means and variances (members, draws, rows, targets)."""
+        shape = means.shape[2:]
+        noise = self.tau.square() * self.noise_variance() + self.known_floor()  # (members, targets)
+        columns = noise.unsqueeze(1).expand(-1, *shape).flatten(1)  # (members, rows targets)
+        parts = mixture_parts(means.flatten(2), variances.flatten(2), columns, float(self.tau), paired)
+        component = noise.mean(0).expand(shape)
+        mixing, posterior = (part.view(shape) for part in (parts.mixing, parts.posterior))
+        mixture = (draw.flatten(0, 1).unflatten(1, shape) for draw in (parts.means, parts.variances))
+        return GaussianPredictive(component, mixing, posterior, *mixture)
 
 
 class LastLayerCategorical(Categorical, LastLayerModel):

@@ -1,0 +1,1 @@
+"""`compound explore`: a model as one page that computes its predictions in the browser."""

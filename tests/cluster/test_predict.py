@@ -1,0 +1,196 @@
+"""Predictions on Ray: equal to those of one machine, once for each row whatever dies; errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray_tables
+from clusters import TestCluster
+
+from compound.estimators.row_predictions import predict_frame
+from compound.ray import parts
+
+MAIN = "from compound.cli.app import main; main()"
+
+
+@pytest.fixture(scope="module")
+def estimator():
+    return ray_tables.fitted()
+
+
+@pytest.fixture(scope="module")
+def model(estimator, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ray") / "model"
+    estimator.save(path)
+    return path
+
+
+def command(cluster: TestCluster, model: Path, pattern: object, *arguments: object) -> list[str]:
+    words = ["predict", model, pattern, "--ray", cluster.address, *arguments]
+    return [sys.executable, "-c", MAIN, *map(str, words)]
+
+
+def predict(cluster: TestCluster, model: Path, pattern: object, *arguments: object):
+    return subprocess.run(
+        command(cluster, model, pattern, *arguments),
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def states(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet")}
+
+
+def test_answers_equal_those_of_one_machine_and_kills_write_no_row_twice(
+    cluster: TestCluster, estimator, model: Path, tmp_path: Path
+):
+    sources = ray_tables.write(tmp_path / "data", 4, 3000, group=1000)
+    words = command(cluster, model, tmp_path / "data" / "*.parquet")
+    driver = subprocess.Popen(words, env=cluster.environment, stderr=subprocess.PIPE)
+    out, killed = tmp_path / "data.predicted", 0
+    while driver.poll() is None and killed < 2:
+        if len(states(out)) > killed and (pids := cluster.processes(b"ray::MapWorker")):
+            os.kill(min(pids), signal.SIGKILL)
+            killed += 1
+        time.sleep(0.05)
+    _, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors
+    before = states(out)
+    assert sorted(before) == [path.name for path in sources]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    for source in sources:
+        table = pd.read_parquet(source)
+        answers = pd.read_parquet(out / source.name)
+        expected = predict_frame(estimator, table[["size", "age", "kind"]])
+        pd.testing.assert_frame_equal(answers[table.columns], table)
+        pd.testing.assert_frame_equal(answers[expected.columns], expected)
+    again = predict(cluster, model, tmp_path / "data" / "*.parquet")
+    assert again.returncode == 0, again.stderr
+    assert states(out) == before
+    assert "12,000 rows" in again.stdout
+
+
+def test_damaged_data_keeps_what_is_done_and_the_next_command_goes_on(
+    cluster: TestCluster, model: Path, tmp_path: Path
+):
+    sources = ray_tables.write(tmp_path / "data", 3, 300)
+    whole = sources[1].read_bytes()
+    sources[1].write_bytes(whole[:4] + bytes(byte ^ 255 for byte in whole[4:2000]) + whole[2000:])
+    done = predict(cluster, model, tmp_path / "data", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "1 of 3 parts could not be predicted" in done.stderr
+    assert "part-1.parquet is truncated or damaged" in done.stderr
+    assert sorted(states(tmp_path / "out")) == ["part-0.parquet", "part-2.parquet"]
+    before = states(tmp_path / "out")
+    sources[1].write_bytes(whole)
+    assert predict(cluster, model, tmp_path / "data", "--out", tmp_path / "out").returncode == 0
+    after = states(tmp_path / "out")
+    assert len(after) == 3
+    assert before.items() <= after.items()
+
+
+def test_data_sets_have_the_same_predictions(cluster: TestCluster, estimator, model: Path, tmp_path: Path):
+    code = (
+        "import sys, ray\n"
+        "from compound.ray import predict_dataset\nfrom compound.ray.cluster import connected\n"
+        "address, model, source, out = sys.argv[1:]\n"
+        "with connected(address):\n"
+        "    predict_dataset(model, ray.data.read_parquet(source), predictions_only=True)"
+        ".to_pandas().to_parquet(out)\n"
+    )
+    (source,) = ray_tables.write(tmp_path / "data", 1, 1500)
+    arguments = [cluster.address, str(model), str(source), str(tmp_path / "out.parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=cluster.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    expected = predict_frame(estimator, pd.read_parquet(source)[["size", "age", "kind"]])
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out.parquet"), expected)
+
+
+def test_parts_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(parts, "PART_ROWS", 250)
+    (source,) = ray_tables.write(tmp_path / "data", 1, 1000, group=100)
+    planned = parts.plan_parts([parts.read_footer(str(source))], "/out")
+    assert [(part.first, part.end, part.offset, part.rows) for part in planned] == [
+        (0, 3, 0, 300),
+        (3, 6, 300, 300),
+        (6, 9, 600, 300),
+        (9, 10, 900, 100),
+    ]
+    assert planned[3].target == "/out/part-0.00003-of-00004.parquet"
+
+
+def test_part_that_fills_the_disk_leaves_no_file(estimator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (source,) = ray_tables.write(tmp_path / "data", 1, 300)
+    (part,) = parts.plan_parts([parts.read_footer(str(source))], str(tmp_path / "out"))
+    request = parts.Request(0.9, False, "digest")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        parts.predict_part(estimator, part, request)
+    assert not list((tmp_path / "out").iterdir())
+    monkeypatch.undo()
+    assert parts.predict_part(estimator, part, request).error == ""
+    assert pq.read_metadata(part.target).num_rows == 300
+
+
+def test_answers_through_a_url_of_another_file_system(estimator, tmp_path: Path):
+    (source,) = ray_tables.write(tmp_path / "data", 1, 50)
+    (part,) = parts.plan_parts([parts.read_footer(str(source))], "memory://answers")
+    result = parts.predict_part(estimator, part, parts.Request(0.9, True, "digest"))
+    assert result.rows == 50
+    assert parts.read_footer("memory://answers/part-0.parquet").groups == (50,)
+    assert parts.find_files("memory://answers", "memory://elsewhere") == ["memory:///answers/part-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["age"]), "part-1.parquet has no column 'age'"),
+        (
+            lambda table: table.set_column(0, "size", pa.array(["a"] * len(table))),
+            r"part-1.parquet, column 'size' holds text, that of .*part-0.parquet numbers",
+        ),
+        (
+            lambda table: table.append_column("note", table["id"]),
+            "part-1.parquet has the columns .* one schema",
+        ),
+        (lambda table: table.append_column("mean", table["id"]), "has a column 'mean' already"),
+    ],
+)
+def test_schemas_that_differ_are_refused_before_any_work(estimator, tmp_path: Path, change, message: str):
+    sources = ray_tables.write(tmp_path / "data", 2, 20)
+    pq.write_table(change(pq.read_table(sources[1])), sources[1])
+    footers = [parts.read_footer(str(path)) for path in sources]
+    with pytest.raises(ValueError, match=message):
+        parts.check_schemas([(footer.file, footer.schema) for footer in footers], estimator, False)
+
+
+def test_unreadable_file_is_refused_before_any_work(tmp_path: Path):
+    (source,) = ray_tables.write(tmp_path / "data", 1, 20)
+    source.write_bytes(source.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"part-0.parquet is truncated or damaged|cannot be read"):
+        parts.read_footer(str(source))
+    with pytest.raises(ValueError, match="holds no Parquet file"):
+        parts.find_files(str(tmp_path / "nothing"), "/out")
+
+
+def test_folders_of_answers_are_named_after_what_is_read():
+    assert parts.default_folder("/data/new/*.parquet") == "/data/new.predicted"
+    assert parts.default_folder("/data/new/") == "/data/new.predicted"
+    assert parts.default_folder("/data/new.parquet") == "/data/new.predicted"
+    assert parts.default_folder("s3://bucket/new") == "s3://bucket/new.predicted"
