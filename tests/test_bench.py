@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from compound.bench import against
+from compound.bench import against, peers
 from compound.bench.against import Ratio, compare, find_source
+from compound.bench.synthetic import mixed_table
 
 CASES = """
 from collections import namedtuple
@@ -67,3 +69,37 @@ def test_interval_of_the_median():
 def test_another_folder_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="is no checkout of compound"):
         find_source(tmp_path)
+
+
+def test_costs_beside_peers_are_resumed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Points in the file are not measured again; what is not installed has a reason."""
+    measured = []
+
+    def measure(point: peers.Point) -> dict[str, float]:
+        measured.append(point.name)
+        return {"fit_seconds": 2.0, "predict_microseconds_per_row": 3.0, "memory_mib": 4.0}
+
+    monkeypatch.setattr(peers, "measure", measure)
+    monkeypatch.setattr(peers, "MODULES", {"ml-cdn": "torch", "absent": "no_such_module"})
+    path = tmp_path / "peers.json"
+    results = peers.main(path, quick=True)
+    assert measured == ["rows 1000 ml-cdn"]
+    assert [entry.get("reason") for entry in results] == [None, "no_such_module is not installed"]
+    assert "no_such_module is not installed" in (tmp_path / "peers.html").read_text()
+    assert (tmp_path / "peers-rows.csv").read_text().splitlines()[1] == "ml-cdn,1000,2.0,3.0,4.0"
+    assert len(peers.main(path, quick=True)) == 2 and len(measured) == 1
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="no results of --peers"):
+        peers.main(path, quick=True)
+
+
+def test_a_mixed_table_has_the_noise_it_says():
+    table, y = mixed_table(20_000, 6)
+    level = table["text 0"].isin(["a", "b", "c"])
+    first, third = table["number 0"], table["number 2"]
+    second = table["number 1"]
+    mean = np.sin(2 * first) + second * level + 0.5 * first * third
+    z = ((y - mean) / (0.1 + 0.2 * third.abs())).dropna()
+    assert abs(z.mean()) < 5 / len(z) ** 0.5 and abs(z.std() - 1) < 0.03
+    assert 0.01 < table["number 1"].isna().mean() < 0.03
+    assert mixed_table(20_000, 6)[0].equals(table)

@@ -254,8 +254,8 @@ def test_an_invalid_prediction_is_an_error(regressor, saved):
 
 
 def test_another_layout_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 7)
-    with pytest.raises(ValueError, match="layout 6, this library reads 7"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 8)
+    with pytest.raises(ValueError, match="layout 7, this library reads 8"):
         compound.load(saved)
 
 

@@ -78,7 +78,7 @@ def test_posterior_and_prior_of_blocks_give_the_kl():
 def test_compiled_layer_is_that_of_float64(name, kl, monkeypatch):
     for module in ("matrix_gaussian", "batched_compound"):
         monkeypatch.setattr(
-            f"compound.nn.{module}.standard_normal",
+            f"compound.nn.{module}.row_normal",
             lambda _, shape, like: randn(*shape, seed=6).to(like.dtype),
         )
     layer = BatchedCompoundLinear(9, 4, CONFIGS[name], named_generator(0), (2,))

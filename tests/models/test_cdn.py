@@ -66,10 +66,11 @@ def test_without_noise_it_is_a_plain_network(name, monkeypatch):
         "compound.nn.matrix_gaussian",
         "compound.nn.batched_compound",
     ):
-        monkeypatch.setattr(
-            f"{room}.standard_normal",
-            lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype),
-        )
+        for name_of_noise in ("standard_normal", "row_normal"):
+            monkeypatch.setattr(
+                f"{room}.{name_of_noise}",
+                lambda generator, shape, like: torch.zeros(tuple(shape), dtype=like.dtype),
+            )
     model = build(Method(name, widths=(7, 6), hyper=(5,), far=0.0, members=1), 4, CLASSES, 0).double()
     with torch.no_grad():
         for parameter in model.parameters():

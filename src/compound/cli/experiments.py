@@ -165,12 +165,23 @@ def report(runs: Path, out: Path, preset: str) -> None:
     help="Another checkout: ratios of times new / old, from interleaved pairs.",
 )
 @click.option("--pairs", type=click.IntRange(3), help="Of --against.  [default: 15; 3 with --quick]")
-def bench(json_path: Path | None, quick: bool, against: Path | None, pairs: int | None) -> None:
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Fit, predict and memory beside CatBoost, LightGBM, NGBoost and bayesian-torch at growing sizes, "
+    "with a page of curves beside the file of --json; the same command resumes.",
+)
+def bench(json_path: Path | None, quick: bool, against: Path | None, pairs: int | None, peers: bool) -> None:
     """Measure speed and memory.
 
     Example: compound bench --quick --json speed.json
     """
     options.check_outputs(json_path=json_path)
+    if peers:
+        from compound.bench.peers import main as measure_peers
+
+        measure_peers(json_path, quick)
+        return
     if against is not None:
         from compound.bench.against import main as compare
 

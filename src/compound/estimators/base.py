@@ -169,7 +169,7 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         x = torch.from_numpy(encoder.transform(table.x))
         if not warm or self.model_.task != task:
-            encoding = PiecewiseLinearEncoding.fit(x, task.kind)
+            encoding = PiecewiseLinearEncoding.fit(x, task.kind, encoder.sources)
             memory.check(method, len(target), encoder.width, encoding.bins, *limits)
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members)

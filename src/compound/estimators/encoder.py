@@ -102,6 +102,12 @@ class Encoder:
         """How many numbers a row is encoded as."""
         return sum(column.width for column in self.columns) + 1
 
+    @property
+    def sources(self) -> list[int]:  # (width,)
+        """For each encoded number, the index of its column; the last, surprise, counts as one more."""
+        widths = [*(column.width for column in self.columns), 1]
+        return [j for j, width in enumerate(widths) for _ in range(width)]
+
     @cached_property
     def shift(self) -> Array:  # (width,)
         """Means of numbers, 0 for indicators."""

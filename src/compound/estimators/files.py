@@ -42,7 +42,7 @@ from compound.train.history import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 6  # of the configuration; increased when an older library could not read it
+LAYOUT = 7  # of the configuration; increased when an older library could not read it
 MAX_LABEL_LENGTH = 10_000  # characters for which a dtype of labels may reserve memory
 
 

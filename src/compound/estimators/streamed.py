@@ -106,7 +106,7 @@ def fit_streamed(estimator: Any, table: StreamedTable) -> None:
     estimator.feature_names_in_ = np.array([column.name for column in encoder.columns], dtype=object)
     estimator.seed_ = fit_seed(estimator)
     counts = encoded_counts(table.statistics, encoder)
-    encoding = PiecewiseLinearEncoding.from_counts(counts, table.rows, task.kind)
+    encoding = PiecewiseLinearEncoding.from_counts(counts, table.rows, task.kind, encoder.sources)
     members = memory.skeleton(method, 1, 0, task).members
     rows = min(len(table.y), max(MIN_SAMPLE, MAX_NUMBERS // encoder.width))
     memory.check(method, rows, encoder.width, encoding.bins, task, config.batch_size, members)

@@ -5,6 +5,9 @@
 Kristiadi, Däubener and Fischer (2019). ML-CDN maximises  mean log 1/S sum_s p(y; f(x; θ_s)) - λ mean KL[p(θ;
 g(x)) || p(θ)]; VB-CDN the evidence bound  mean E_q(ψ) log E_θ p(y; f(x; θ)) - KL[q(ψ) || p(ψ)] / N.
 
+ML-CDN for the targets of a table: a row's likelihood counts Var[y | x]^β (Seitzer et al. 2022), and training
+stops by the NLL after calibration, which may widen (Berta et al. 2025, "Refine, then calibrate").
+
 A draw: n_samples draws of a member and, in VB-CDN, of its ψ (what more data would determine), and for each
 n_inner draws of θ. Far noise is epistemic.
 """
@@ -31,6 +34,8 @@ from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
 
+TABLE_MAX_TAU = 3.0  # where training stops by the calibrated NLL, the predictive may be too narrow
+MIN_COMMON, MAX_COMMON = 200, 2000  # rows that all members held out, to calibrate their mixture on
 GROUPS = 2  # independent groups of stratified draws: their difference shows the error of a group's mean
 
 
@@ -65,6 +70,8 @@ class _CDN(Model):
         self.likelihood = last_layer_model(
             task, self.members, self.config.last_layer, self.config.last_draws, self.config.noise
         )
+        if self.is_table_of_targets:
+            cast(LastLayerGaussian, self.likelihood).max_tau = TABLE_MAX_TAU
         far = self.config.far, self.config.far_classes, self.config.far_distance
         self.far = ExtrapolationGuard(inputs, task, *far)
 
@@ -81,12 +88,24 @@ class _CDN(Model):
             small=self.task.kind == "classification",
         )
         starts = config.log_col
+        configs = [replace(compound, log_col=starts[min(i, len(starts) - 1)]) for i in range(len(widths) - 1)]
+        configs[-1] = replace(configs[-1], hyper=config.last_hyper)
+        counts = [self._input_groups(), *[None] * (len(configs) - 1)]
         return nn.ModuleList(
-            BatchedCompoundLinear(
-                a, b, replace(compound, log_col=starts[min(i, len(starts) - 1)]), generators, (self.members,)
-            )
-            for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+            BatchedCompoundLinear(a, b, each, generators, (self.members,), groups)
+            for a, b, each, groups in zip(widths, widths[1:], configs, counts, strict=False)
         )
+
+    def _input_groups(self) -> Tensor | None:
+        """Inputs of each group that shares an entry of s and of lr in the first layer: ML-CDN on a table."""
+        if self.encoding is None or self.bayes or len(self.encoding.counts) == self.encoding.outputs:
+            return None
+        return self.encoding.counts
+
+    @property
+    def is_table_of_targets(self) -> bool:
+        """Whether this is ML-CDN for targets, behind the encoding of a table's columns."""
+        return self.encoding is not None and self.task.kind == "regression" and not self.bayes
 
     @property
     def layers(self) -> list[BatchedCompoundLinear]:
@@ -146,10 +165,9 @@ class _CDN(Model):
         """The mean over draws of values (members, draws rows)."""
         return values if values.shape[1] == rows else values.view(self.members, -1, rows).mean(1)
 
-    def _nll(self, last: Gaussian, batch: Batch, generator: Generators) -> Tensor:  # (members,)
-        """Mean over rows of -log 1/S sum_s p(y; f(x; θ_s)), for `last` from `_last_layer`."""
-        log_prob = log_mean_exp(self.likelihood.last_log_prob(last, batch.y, generator), 1)
-        return -weighted_row_mean(log_prob, batch.row_weights)
+    def _log_prob(self, last: Gaussian, y: Tensor, generator: Generators) -> Tensor:  # (members, rows)
+        """log 1/S sum_s p(y; f(x; θ_s)) of each row, for `last` from `_last_layer`."""
+        return log_mean_exp(self.likelihood.last_log_prob(last, y, generator), 1)
 
     @property
     def stratified(self) -> bool:  # type: ignore[override]
@@ -241,7 +259,8 @@ class _CDN(Model):
 
     @property
     def hidden_units(self) -> int:
-        return self.members * (2 * sum(self.config.widths) + len(self.layers) * sum(self.config.hyper))
+        hyper = sum(layer.hyper.width for layer in self.layers)
+        return self.members * (2 * sum(self.config.widths) + hyper)
 
     @property
     def outputs(self) -> int:
@@ -249,15 +268,20 @@ class _CDN(Model):
 
     @torch.no_grad()
     def nll(self, batch: Batch, n_samples: int, generator: Generator) -> Tensor:  # (members,)
-        """Mean NLL under each member's own predictive, without far noise."""
+        """Mean NLL under each member's own predictive, without far noise.
+
+        ML-CDN for the targets of a table: at the factor τ that is best for these rows.
+        """
         draws = self._draws(batch.x, *self._draws_per_member(n_samples * self.members, 1), generator)
-        return -weighted_row_mean(self.likelihood.member_log_prob(draws, batch.y), batch.weight)
+        log_prob = self.likelihood.stopping_log_prob(draws, batch.y, batch.weight)
+        return -weighted_row_mean(log_prob, batch.weight)
 
     @torch.no_grad()
     def on_fit_end(self, data: Batch, generator: Generator) -> None:
         """Fit τ, bounds and far noise on rows that members held out.
 
         Where no member held out rows, bounds and far noise are fitted on training rows, and τ stays 1.
+        ML-CDN for the targets of a table: τ is that of the mixture, if all members held out enough rows.
         """
         shape = (self.members, len(data))
         held_out = (
@@ -269,7 +293,13 @@ class _CDN(Model):
         mask = torch.ones(self.members, len(rows), dtype=torch.bool)
         if bool(held_out.any()):
             mask = held_out[:, rows]
-            self.likelihood.calibrate(draws, y, mask)
+            common = held_out.all(0).nonzero().squeeze(1)[:MAX_COMMON]
+            if self.is_table_of_targets and len(common) >= MIN_COMMON:
+                n_draws = self._draws_per_member(100 * self.members, 1)
+                of_common = self._draws(data.x[common], *n_draws, generator)
+                self.likelihood.calibrate(of_common, data.y[common], None)
+            else:
+                self.likelihood.calibrate(draws, y, mask)
         self.far.fit_limits(data, self.likelihood.draws_predictive(draws))
         predictive = self.far.bounded(self.likelihood.draws_predictive(draws))
         member_log_prob = self.likelihood.far_log_prob(draws, y, self.far.far_params)
@@ -304,12 +334,23 @@ class MLCDN(_CDN):
         first, last = path if isinstance(path, tuple) else (path, path)
         lam = first * (last / first) ** batch.progress if first else 0.0
         out, kl = self._last_layer(batch.x, generator, lam > 0)
-        nll = self._nll(out, batch, generator)
+        log_prob = self._log_prob(out, batch.y, generator)
+        nll = -weighted_row_mean(log_prob, batch.row_weights)
         divergence = weighted_row_mean(kl, batch.row_weights) if lam > 0 else torch.zeros_like(nll)
-        total = nll + lam * divergence
+        total = lam * divergence + (self._weighted_nll(out, log_prob, batch) if self.config.beta else nll)
         if self.config.basis == "map":
             total = total + torch.stack([layer.kl() for layer in self.layers]).sum(0) / batch.size
         return Loss(total.sum(), nll.detach(), divergence.detach())
+
+    def _weighted_nll(self, last: Gaussian, log_prob: Tensor, batch: Batch) -> Tensor:  # (members,)
+        """Mean NLL, rows weighted by Var[y | x]^β (a constant for the gradient): Seitzer et al. (2022).
+
+        The likelihood alone has its mean learnt from rows of little noise first. Weights have the mean 1.
+        """
+        variance = cast(LastLayerGaussian, self.likelihood).last_variance(last).detach()  # (members, rows)
+        weight = variance**self.config.beta
+        weight = weight / weighted_row_mean(weight, batch.weight).unsqueeze(-1)
+        return -weighted_row_mean(weight * log_prob, batch.row_weights)
 
 
 class VBCDN(_CDN):
@@ -331,6 +372,6 @@ class VBCDN(_CDN):
 
     def loss(self, batch: Batch, generator: Generators) -> Loss:
         out, _ = self._last_layer(batch.x, generator, False)
-        nll = self._nll(out, batch, generator)
+        nll = -weighted_row_mean(self._log_prob(out, batch.y, generator), batch.row_weights)
         kl = self.kl() / batch.size
         return Loss((nll + kl).sum(), nll.detach(), kl.detach())

@@ -17,6 +17,8 @@ class Config:
         Hidden layers of the predictive network.
     hyper : tuple of int, optional
         Hidden layers of each hypernetwork.
+    last_hyper : tuple of int, optional
+        Those of the last layer's; None: as `hyper`, if that is given.
     samples : int, optional
         S, draws of θ per row in training.
     last_layer : {'integrate', 'sample'}, optional
@@ -43,6 +45,7 @@ class Config:
 
     widths: tuple[int, ...] | None = None
     hyper: tuple[int, ...] | None = None
+    last_hyper: tuple[int, ...] | None = None
     samples: int | None = None
     last_layer: Literal["integrate", "sample"] | None = None
     last_draws: int = 2
@@ -68,9 +71,12 @@ class MLConfig(Config):
         Activation of the hypernetworks.
     basis : {'point', 'map'}, default='point'
         V without a prior, or with N(0, 2 / fan-in).
+    beta : float, optional
+        Targets: a row's likelihood counts in training in proportion to its predictive variance to this power.
     """
 
     lam: float | tuple[float, float] | None = None
+    beta: float | None = None
     activation: Literal["relu", "tanh"] = "relu"
     basis: Literal["point", "map"] = "point"
 
@@ -104,6 +110,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "members": 5,
         "log_col": (-6.0,),
         "lam": 5e-6,
+        "beta": 0.0,
         "far_classes": "uniform",
     },
     "regression": {
@@ -114,13 +121,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "members": 5,
         "log_col": (-4.0, -2.0),
         "lam": (3e-3, 1e-6),
+        "beta": 0.0,
         "far_classes": "uniform",
     },
 }
 # `ml-cdn` behind a piecewise-linear encoding, see results/tables-trials.md
 TABLE_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"hyper": (20,), "samples": 2, "lam": 3e-5, "far_classes": "frequencies"},
-    "regression": {"hyper": (50,), "lam": (1e-4, 1e-6)},
+    "regression": {
+        "hyper": (50,),
+        "last_hyper": (20,),
+        "samples": 3,
+        "lam": (1e-4, 1e-6),
+        "beta": 0.5,
+    },
 }
 VB_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"hyper": (100,), "log_col": (-5.0,), "members": 2},
@@ -134,13 +148,16 @@ def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLC
     Defaults depend on the task, and on whether the inputs are the encoded columns of a `table`.
     """
     defaults = DEFAULTS[task.kind] | (TABLE_DEFAULTS[task.kind] if table else {})
-    if isinstance(config, MLConfig):
-        config = with_defaults(config, defaults)
-        _check(config)
-        _check_ml(config)
-        return config
-    config = with_defaults(config, defaults | VB_DEFAULTS[task.kind])
+    is_ml = isinstance(config, MLConfig)
+    if not is_ml:
+        defaults |= VB_DEFAULTS[task.kind]
+    if config.hyper is not None or not is_ml or "last_hyper" not in defaults:
+        defaults["last_hyper"] = config.hyper or defaults["hyper"]
+    config = with_defaults(config, defaults)
     _check(config)
+    if isinstance(config, MLConfig):
+        _check_ml(config, task)
+        return config
     if config.objective not in ("elbo", "official", "joint"):
         raise ValueError(f"objective is {config.objective!r}: use one of elbo, official, joint")
     return config
@@ -150,8 +167,11 @@ def _check(config: Any) -> None:
     """Raise ValueError for a common option that is out of range or unknown."""
     if config.samples < 1 or config.members < 1 or config.last_draws < 1:
         raise ValueError("samples, members and last_draws must be at least 1")
-    if any(width < 1 for width in (*config.widths, *config.hyper)) or not config.hyper:
-        raise ValueError(f"widths {config.widths} and hyper {config.hyper} must be positive, hyper not empty")
+    widths, hyper, last = config.widths, config.hyper, config.last_hyper
+    if any(width < 1 for width in (*widths, *hyper, *last)) or not hyper or not last:
+        raise ValueError(
+            f"widths {widths}, hyper {hyper} and last_hyper {last} must be positive, the last two not empty"
+        )
     if config.far < 0 or config.noise < 0:
         raise ValueError(
             f"far is {config.far} and noise {config.noise}: neither may be negative; "
@@ -166,10 +186,14 @@ def _check(config: Any) -> None:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
 
 
-def _check_ml(config: Any) -> None:
-    """Raise ValueError for a basis or a λ that `ml-cdn` cannot use."""
+def _check_ml(config: Any, task: Task) -> None:
+    """Raise ValueError for a basis, a λ or a β that `ml-cdn` cannot use."""
     if config.basis == "vmg":
         raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
+    if not 0 <= config.beta <= 1:
+        raise ValueError(f"beta is {config.beta}: give a number between 0, the likelihood, and 1")
+    if config.beta and task.kind == "classification":
+        raise ValueError(f"beta is {config.beta}: only targets have a variance, give 0 for classes")
     lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)
     if len(lam) > 2 or min(lam) < 0 or (len(lam) == 2 and min(lam) == 0):
         raise ValueError(f"lam is {config.lam}: give one number >= 0, or two > 0 for a path")

@@ -49,7 +49,7 @@ OPTIONS = mapping_of(any_of(string(100), boolean, real, null, array_of(real, max
 TASK = object_of({"kind": enum("classification", "regression"), "size": SIZE})
 CONFIG = object_of(
     {"method": string(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping_of(anything)},
-    {"encoding": object_of({"kept": SIZE, "bins": SIZE}), "extra": anything},
+    {"encoding": object_of({"kept": SIZE, "bins": SIZE, "groups": SIZE}), "extra": anything},
 )
 EXTRA_BYTES = 2**28  # memory that a model may need beyond the size of its file
 
@@ -147,7 +147,9 @@ def describe(model: Model) -> dict[str, Any]:
     encodings = [each for each in model.modules() if isinstance(each, PiecewiseLinearEncoding)]
     if not encodings:
         return config
-    return {**config, "encoding": {"kept": len(encodings[0].kept), "bins": encodings[0].bins}}
+    encoding = encodings[0]
+    sizes = {"kept": len(encoding.kept), "bins": encoding.bins, "groups": len(encoding.counts)}
+    return {**config, "encoding": sizes}
 
 
 def check_config(config: Any, specs: Mapping[str, TensorSpec]) -> None:

@@ -20,6 +20,7 @@ from compound.ops.compound_draws import compound_draws
 from compound.ops.compound_moments import Gaussian, MomentOptions, compound_moments
 from compound.ops.compound_rows import compound_rows
 from compound.ops.gaussian_noise import row_normal, standard_normal
+from compound.ops.grouped_moments import grouped_moments, repeat_heads
 from compound.ops.noisy_affine import scaled_noise
 from compound.precision import full_precision
 from compound.random import Generators
@@ -43,6 +44,9 @@ class BatchedCompoundLinear(nn.Module):
         Source of the initial weights: one, or one per member.
     members : tuple of int, default ()
         Shape of independent layers computed together, such as (5,).
+    counts : Tensor of shape (groups,), optional
+        Inputs come in groups of so many, one after the other, that share an entry of s and one of lr; the
+        constant is a group of its own. By default every input has its own.
 
     Examples
     --------
@@ -57,6 +61,8 @@ class BatchedCompoundLinear(nn.Module):
     torch.Size([5])
     """
 
+    counts: Tensor | None  # (groups + 1,) inputs of each group, then 1 for the constant
+
     def __init__(
         self,
         inputs: int,
@@ -64,12 +70,15 @@ class BatchedCompoundLinear(nn.Module):
         config: CompoundConfig,
         generator: Generators,
         members: tuple[int, ...] = (),
+        counts: Tensor | None = None,
     ):
         super().__init__()
         self.config = config
         self.inputs = inputs
         self.outputs = outputs
-        self.hyper = HyperNetwork(inputs, outputs, config, generator, members)
+        groups = None if counts is None else len(counts)
+        self.hyper = HyperNetwork(inputs, outputs, config, generator, members, groups=groups)
+        self.register_buffer("counts", None if counts is None else torch.cat([counts, counts.new_ones(1)]))
         basis = init_basis(inputs, outputs, config, generator, members)
         self.basis = nn.Parameter(basis)  # V, or the mean of its posterior; (*members, in + 1, out)
         self.basis_variance = 2.0 / (inputs + 1) if config.scaled else 1.0  # of V's prior
@@ -110,6 +119,10 @@ class BatchedCompoundLinear(nn.Module):
         """`forward` for x_aug = [x; 1], (*members, rows, in + 1): inputs with the constant 1 appended."""
         heads = self.hyper(x_aug, generator, shared)
         options = MomentOptions(self.config.bound, self.config.scaled, kl)
+        if self.counts is not None:
+            if self.config.basis != "vmg":
+                return grouped_moments(x_aug, heads, self.basis, self.counts, options)
+            heads = repeat_heads(heads, self.counts, self.inputs + 1)
         if self.config.basis != "vmg":
             return compound_moments(x_aug, heads, self.basis, options, overwrite_heads=True)
         # V's own posterior adds noise to s * h~, which rows that share ψ share as well
@@ -142,12 +155,15 @@ class BatchedCompoundLinear(nn.Module):
         x_aug = append_ones(x)
         heads = self.hyper.forward_given(x_aug, weights)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
+        if self.counts is not None:
+            return grouped_moments(x_aug, heads, basis, self.counts, options)
         return compound_moments(x_aug, heads, basis, options, overwrite_heads=True)
 
     @full_precision
     def rows_given(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """`forward_given` without gradients, for layers with `has_compiled_draws`: zeros cost nothing."""
         (hyper, heads), basis = psi
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return Gaussian(*compound_rows(x, hyper, heads, basis, options), x.new_empty(0))
 
@@ -166,6 +182,7 @@ class BatchedCompoundLinear(nn.Module):
         (members, draws, in) that rows share; `psi` is the result of `draw`.
         """
         (hyper, heads), basis = psi
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return compound_draws(hidden.mean, hidden.std, noise, hyper, heads, basis, options)
 
@@ -187,6 +204,7 @@ class BatchedCompoundLinear(nn.Module):
         """
         r = self.inputs + 1
         heads = self.hyper(append_ones(x), generator)
+        heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         scale, log_row, log_col = heads.split([r, r, self.outputs], -1)
         bound = self.config.bound
         row = (0.5 * log_row.clamp(-bound, bound)).exp() * self._prior_std()

@@ -82,6 +82,8 @@ class HyperNetwork(nn.Module):
         Shape of independent networks computed together, such as (5,).
     context : int, optional
         Inputs of the hypernetwork itself, where these are not the layer's.
+    groups : int, optional
+        Groups of inputs that share entries of s and lr; by default every input has its own.
 
     Examples
     --------
@@ -100,10 +102,13 @@ class HyperNetwork(nn.Module):
         generator: Generators,
         members: tuple[int, ...] = (),
         context: int | None = None,
+        groups: int | None = None,
     ):
         super().__init__()
         self.activation = config.activation
-        self.heads = (inputs + 1, inputs + 1, outputs)
+        self.width = sum(config.hyper)  # hidden units, of all layers
+        groups = inputs if groups is None else groups
+        self.heads = (groups + 1, groups + 1, outputs)
         widths = (inputs if context is None else context, *config.hyper)
         pairs = zip(widths, widths[1:], strict=False)
         maps = [_init_hidden(a, b, config, generator, members) for a, b in pairs]

@@ -39,6 +39,9 @@ class PiecewiseLinearEncoding(nn.Module):
         Columns that are not constant; all by default. `fit` chooses them, and the bins.
     bins : int, default=0
         Bins of all columns together.
+    groups : int, optional
+        Groups of outputs that follow each other: the numbers of one source column, or its bins. By default
+        every output is one.
 
     Examples
     --------
@@ -55,12 +58,16 @@ class PiecewiseLinearEncoding(nn.Module):
     left: Tensor  # (bins,) its lower edge
     slope: Tensor  # (bins,) one over its width
     unit: Tensor  # (bins,) one over the square root of the number of bins of its input
+    counts: Tensor  # (groups,) outputs of each group
     sharpness: Tensor  # () factor on the scales of bins for many rows, from 1 to 4
 
-    def __init__(self, inputs: int, kept: int | None = None, bins: int = 0):
+    def __init__(self, inputs: int, kept: int | None = None, bins: int = 0, groups: int | None = None):
         super().__init__()
         self.inputs = inputs
-        self.register_buffer("kept", torch.arange(inputs if kept is None else kept, dtype=torch.int64))
+        kept = inputs if kept is None else kept
+        self.register_buffer("kept", torch.arange(kept, dtype=torch.int64))
+        counts = torch.ones(kept + bins if groups is None else groups, dtype=torch.float32)
+        self.register_buffer("counts", counts, persistent=False)  # layers that use them keep them
         self.register_buffer("column", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("left", torch.zeros(bins, dtype=torch.float32))
         self.register_buffer("slope", torch.zeros(bins, dtype=torch.float32))
@@ -68,17 +75,23 @@ class PiecewiseLinearEncoding(nn.Module):
         self.register_buffer("sharpness", torch.ones((), dtype=torch.float32))
 
     @classmethod
-    def fit(cls, x: Tensor, kind: str = "regression") -> Self:
+    def fit(cls, x: Tensor, kind: str = "regression", sources: Sequence[int] | None = None) -> Self:
         """Choose bins by the quantiles of training rows x (rows, inputs); none for columns of two values.
 
-        Their largest number depends on the `kind` of task.
+        Their largest number depends on the `kind` of task. `sources` holds, for each input, the index of the
+        column of the table that it encodes, in ascending order; by default each is one.
         """
-        return cls.from_counts(
-            [np.unique(column, return_counts=True) for column in x.numpy().T], len(x), kind
-        )
+        columns = [np.unique(column, return_counts=True) for column in x.numpy().T]
+        return cls.from_counts(columns, len(x), kind, sources)
 
     @classmethod
-    def from_counts(cls, columns: Sequence[tuple[Array, Array]], rows: int, kind: str = "regression") -> Self:
+    def from_counts(
+        cls,
+        columns: Sequence[tuple[Array, Array]],
+        rows: int,
+        kind: str = "regression",
+        sources: Sequence[int] | None = None,
+    ) -> Self:
         """`fit` to columns that are given by their distinct values, in ascending order, and their counts.
 
         Values that stand for others beside them, as in a sketch of many rows, do as well.
@@ -89,13 +102,17 @@ class PiecewiseLinearEncoding(nn.Module):
         limit = min(MAX_BINS[kind], rows // ROWS_PER_BIN, MAX_TOTAL[kind] // max(1, numeric))
         edges = [_edges(each, counts, limit) for each, counts in columns]
         binned = [(j, len(each) - 1) for j, each in enumerate(edges) if len(each) > 2]
-        sources = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
+        of_bins = [torch.full((bins,), j, dtype=torch.int64) for j, bins in binned]
         kept = [torch.from_numpy(each) for each in edges if len(each) > 2]
         changing = torch.tensor([j for j, each in enumerate(values) if len(each) > 1], dtype=torch.int64)
-        encoding = cls(inputs, len(changing), sum(len(each) for each in sources))
+        of_kept = changing if sources is None else torch.tensor(sources, dtype=torch.int64)[changing]
+        groups = [torch.unique_consecutive(each, return_counts=True)[1] for each in (of_kept, *of_bins)]
+        outputs = torch.cat(groups).float()
+        encoding = cls(inputs, len(changing), sum(len(each) for each in of_bins), len(outputs))
         encoding.kept = changing
-        if sources:
-            encoding.column = torch.cat(sources)
+        encoding.counts = outputs
+        if of_bins:
+            encoding.column = torch.cat(of_bins)
             encoding.left = torch.cat([each[:-1] for each in kept]).float()
             encoding.slope = torch.cat([1 / each.diff() for each in kept]).float()
             encoding.unit = torch.bincount(encoding.column)[encoding.column].float().rsqrt()

@@ -128,11 +128,12 @@ def table_train_config(task: Task, rows: int) -> TrainConfig:
     Returns
     -------
     TrainConfig
-        As many steps as `default_train_config`, but 1,000 for targets of fewer than 10,000 rows; classes have
+        As many steps as `default_train_config`, but 1,500 for targets of fewer than 10,000 rows. Classes have
         averaged weights and frequent evaluations, since small tables are learnt within the first epochs.
     """
     config = default_train_config(task, rows)
     if task.kind == "regression":
-        return replace(config, steps=1000, n_evals=25, patience=8) if rows < SMALL_TABLE else config
+        steps = 1500 if rows < SMALL_TABLE else config.steps
+        return replace(config, steps=steps, n_evals=25, patience=8)
     patience = 12 if rows < SMALL_TABLE else 25
     return replace(config, clip_value=None, clip_norm=1.0, ema_decay=0.98, n_evals=100, patience=patience)

@@ -7,6 +7,7 @@ Training needs log-densities of y under it. Prediction keeps two arrays for all 
     classes:  means of f, and its standard deviations;  these are 0 where f was sampled
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
@@ -16,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.distributions import gaussian_log_prob, log_mean_exp
+from compound.models.base import weighted_row_mean
 from compound.models.observation.categorical import Categorical
 from compound.models.observation.gaussian import HomoscedasticGaussian
 from compound.nn import Gaussian
@@ -66,6 +68,13 @@ class LastLayerModel(ABC):
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:  # (members, rows)
         """log p(y) of each row under each member's own predictive, the mixture over its draws."""
 
+    def stopping_log_prob(self, draws: Draws, y: Tensor, weight: Tensor | None) -> Tensor:  # (members, rows)
+        """`member_log_prob`, by which training stops.
+
+        weight is that of the rows, (rows,) or (members, rows), or None.
+        """
+        return self.member_log_prob(draws, y)
+
     @abstractmethod
     def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         """`member_log_prob` as a function of the far noise t (rows,) that is added; None adds none.
@@ -74,8 +83,11 @@ class LastLayerModel(ABC):
         """
 
     @abstractmethod
-    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
-        """Fit the scale of the predictive on held-out rows, those with 1 in held_out (members, rows)."""
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor | None) -> None:
+        """Fit the scale of the predictive on held-out rows.
+
+        Each member is judged on those with 1 in held_out (members, rows); with None their mixture on all.
+        """
 
     @abstractmethod
     def draws_predictive(self, draws: Draws, paired: int = 1) -> Predictive:
@@ -103,11 +115,13 @@ def last_layer_model(
 class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
     """Targets: y ~ N(f, σ² + floor).
 
-    After training, `calibrate` chooses a factor τ <= 1. Deviations of each member's predictive from its mean
-    are multiplied by τ, variances (but not the floor) by τ².
+    After training, `calibrate` chooses a factor τ <= `max_tau`. Deviations of each member's predictive from
+    its mean are multiplied by τ, variances (but not the floor) by τ². With `max_tau` above 1, training stops
+    by the NLL at the best τ: means still improve when variances are already too small.
     """
 
     tau: Tensor  # ()
+    max_tau: float = 1.0
 
     def __init__(self, targets: int, members: int, noise: float, last_layer: LastLayer):
         super().__init__(targets, members, noise)
@@ -120,6 +134,11 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
             return gaussian_log_prob(y, last.mean, variance).sum(-1)
         return self.log_prob(last.draw(row_normal(generator, last.mean.shape, last.mean)), y)
 
+    def last_variance(self, last: Gaussian) -> Tensor:  # (members, rows)
+        """Variance of y given x under the mixture over draws; of several targets the geometric mean."""
+        component = last.std.square() + self._variance_like(last.mean)
+        return (component.mean(1) + last.mean.var(1, correction=0)).log().mean(-1).exp()
+
     def sample_noise(self, members: int, draws: int, generator: Generator, like: Tensor) -> Tensor:
         return standard_normal(generator, (members, draws, 1, self.outputs), like)
 
@@ -131,6 +150,16 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
 
     def member_log_prob(self, draws: Draws, y: Tensor) -> Tensor:
         return self._log_prob(draws, y, float(self.tau), 0.0)
+
+    @torch.no_grad()
+    def stopping_log_prob(self, draws: Draws, y: Tensor, weight: Tensor | None) -> Tensor:
+        """`member_log_prob`; with `max_tau` above 1 at the τ of a coarse grid that is best for y."""
+        if self.max_tau == 1:
+            return self.member_log_prob(draws, y)
+        grid = np.geomspace(1 / self.max_tau, self.max_tau, 13).tolist()
+        log_probs = [self._log_prob(draws, y, tau, 0.0) for tau in grid]
+        scores = [float(weighted_row_mean(each, weight).sum()) for each in log_probs]
+        return log_probs[int(np.argmax(scores))]
 
     def far_log_prob(self, draws: Draws, y: Tensor, far_params: Tensor) -> LogDensity:
         def log_prob(t: Tensor | None) -> Tensor:
@@ -150,11 +179,15 @@ class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
         return log_mean_exp(gaussian_log_prob(y, centre + tau * (means - centre), variance).sum(-1), 1)
 
     @torch.no_grad()
-    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor | None) -> None:
         """Set τ to the value of a grid with the highest log-density of the held-out rows."""
-        grid = np.geomspace(0.1, 1.0, 47).tolist()
-        scores = [float((held_out * self._log_prob(draws, y, tau, 0.0)).sum()) for tau in grid]
-        self.tau = torch.tensor(grid[int(np.argmax(scores))], dtype=y.dtype)
+
+        def score(tau: float) -> float:
+            log_prob = self._log_prob(draws, y, tau, 0.0)  # (members, rows)
+            return float(log_mean_exp(log_prob, 0).sum() if held_out is None else (held_out * log_prob).sum())
+
+        grid = np.geomspace(0.1, self.max_tau, 1 + round(20 * math.log(10 * self.max_tau))).tolist()
+        self.tau = torch.tensor(max(grid, key=score), dtype=y.dtype)
 
     def draws_predictive(self, draws: Draws, paired: int = 1) -> GaussianPredictive:
         means, variances = draws
@@ -221,7 +254,7 @@ class LastLayerCategorical(Categorical, LastLayerModel):
         log_prob = self.member_log_prob(draws, y)
         return lambda t: log_prob if t is None else log_mixture(log_prob, t, far_params[y])
 
-    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor) -> None:
+    def calibrate(self, draws: Draws, y: Tensor, held_out: Tensor | None) -> None:
         """Does nothing: the estimators calibrate probabilities."""
 
     def draws_predictive(self, draws: Draws, paired: int = 1) -> CategoricalPredictive:
