@@ -60,7 +60,11 @@ class FeatureReader:
                 outputs = self._hooked(self.features, inputs, device, found)
             else:
                 found.append(call(self.features, inputs, device))
-                outputs = torch.zeros(0) if self.n_samples else call(self.network, inputs, device)
+                outputs = (
+                    torch.zeros(0, dtype=torch.float32)
+                    if self.n_samples
+                    else call(self.network, inputs, device)
+                )
             return pooled(found[0]), self._draws(inputs, device) if self.n_samples else pooled(outputs)
 
     def _hooked(self, name: str, inputs: Any, device: torch.device | None, found: list[Tensor]) -> Tensor:
