@@ -45,7 +45,7 @@ TABLE = {  # room: what it may import
     "datasets": BASE,
     "report": {"io"},
     "estimators": {*BASE, *MATHS, "compat", "ops", "nn", "ood", "models", "models.files", "train"},
-    "network": {*BASE, "compat", "predictive", "ops", "ood", "models", "train", "estimators"},
+    "network": {*BASE, "compat", "predictive", "ops", "nn", "ood", "models", "train", "estimators"},
     "skpro": {"models", "predictive", "estimators"},
     "tables": {*BASE, "metrics", "ood", "models", "train", "estimators", "report"},
     "experiments": {
@@ -60,6 +60,7 @@ TABLE = {  # room: what it may import
         "train",
         "datasets",
         "estimators",
+        "network",
         "report",
     },
     "ray": {*BASE, "train", "estimators", "experiments", "tables"},

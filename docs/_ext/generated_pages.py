@@ -35,6 +35,7 @@ EXAMPLES = (
     "convert_network",
     "compound_convolution",
     "compound_recurrence",
+    "forecast_by_reduction",
 )
 
 REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
@@ -44,6 +45,13 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "results": "results/README.md",
     "truth": "results/truth.md",
     "posthoc": "results/posthoc.md",
+    "table-1": "results/table-1.md",
+    "images": "results/images.md",
+    "sequences": "results/sequences.md",
+    "speed-fit": "results/speed-fit.md",
+    "measured-scale": "results/scale.md",
+    "measured-ray": "results/ray.md",
+    "pbp": "results/pbp.md",
     "measured-tables": "results/tables.md",
     "tables-trials": "results/tables-trials.md",
     "ood-tables": "results/ood-tables.md",

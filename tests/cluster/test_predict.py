@@ -106,16 +106,16 @@ def test_data_sets_have_the_same_predictions(cluster: TestCluster, estimator, mo
         "address, model, source, out = sys.argv[1:]\n"
         "with connected(address):\n"
         "    predict_dataset(model, ray.data.read_parquet(source), predictions_only=True)"
-        ".to_pandas().to_parquet(out)\n"
+        ".write_parquet(out)\n"
     )
     (source,) = ray_tables.write(tmp_path / "data", 1, 1500)
-    arguments = [cluster.address, str(model), str(source), str(tmp_path / "out.parquet")]
+    arguments = [cluster.address, str(model), str(source), str(tmp_path / "out")]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=cluster.environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     expected = predict_frame(estimator, pd.read_parquet(source)[["size", "age", "kind"]])
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out.parquet"), expected)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out"), expected)
 
 
 def test_parts_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

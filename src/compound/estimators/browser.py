@@ -18,7 +18,7 @@ from compound.models.cdn import MLCDN
 from compound.models.observation.last_layer import LastLayerCategorical, LastLayerGaussian
 from compound.nn.piecewise import CLIP
 from compound.ood import CombinedDetector, Distance
-from compound.ood.evidence import SURPRISE, TAIL, WEIGHTS
+from compound.ood.evidence import SIGNIFICANT, SURPRISE, TAIL, WEIGHTS
 from compound.ood.neighbours import NEIGHBOURS
 from compound.ood.noise import MAX_RISE
 from compound.ops.clamp import LIMIT as CLAMP
@@ -164,6 +164,7 @@ def _detector(detector: CombinedDetector, floats: Floats, with_rows: bool) -> Sp
         "values": detector.values.tolist(),
         "logs": detector.logs.tolist(),
         "log_weights": np.log10(WEIGHTS).tolist(),
+        "significant": SIGNIFICANT,
         "tail": TAIL,
         "surprise": SURPRISE,
         "threshold": detector.threshold,

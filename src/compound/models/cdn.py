@@ -74,7 +74,8 @@ class _CDN(Model):
         )
         if self.is_table_of_targets:
             cast(LastLayerGaussian, self.likelihood).max_tau = TABLE_MAX_TAU
-        self.far = ExtrapolationGuard(inputs, task, self.config.far, self.config.far_classes)
+        far = self.config.far, self.config.far_classes, self.config.far_distance
+        self.far = ExtrapolationGuard(inputs, task, *far)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config

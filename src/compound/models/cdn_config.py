@@ -41,6 +41,8 @@ class Config:
         Far noise; targets: its standard deviation far away, in standard deviations of the target; 0: none.
     far_classes : {'uniform', 'frequencies'}, optional
         Probabilities of classes far away: all equal, or the class frequencies of the training rows.
+    far_distance : {'inputs', 'directions'}, default='inputs'
+        Far in the inputs, or in their directions, where these are features of a network (not centred).
     """
 
     widths: tuple[int, ...] | None = None
@@ -56,6 +58,7 @@ class Config:
     members: int | None = None
     far: float = 3.0
     far_classes: Literal["uniform", "frequencies"] | None = None
+    far_distance: Literal["inputs", "directions"] = "inputs"
 
 
 @dataclass(frozen=True)

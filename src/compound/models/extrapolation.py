@@ -21,6 +21,7 @@ from compound.models.family_limits import FamilyLimits
 from compound.models.limits import Limits
 from compound.models.observation.family import far_params
 from compound.ood.noise import DistanceAwareNoise
+from compound.ood.normalized import NormalizedDistance
 from compound.ood.ramp import BUDGET, GRIDS, choose_ramp
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import Predictive
@@ -28,25 +29,41 @@ from compound.types import Batch, Task
 
 FarClasses = Literal["uniform", "frequencies"]
 FAR_CLASSES: tuple[FarClasses, ...] = get_args(FarClasses)
+FarDistance = Literal["inputs", "directions"]
+FAR_DISTANCES: tuple[FarDistance, ...] = get_args(FarDistance)
 FREQUENCIES_BUDGET = 0.0003  # nats that far noise may cost where it leads to class frequencies
 MAX_CALIBRATION_ROWS = 2000  # rows that the ramp is chosen on
 MAX_QUANTILES = 10  # further distances at which each of these rows is evaluated
 
 
 class ExtrapolationGuard(nn.Module):
-    """Bounds and far noise of one model; with `strength` 0 there are only bounds."""
+    """Bounds and far noise of one model; with `strength` 0 there are only bounds.
+
+    Distances are between inputs, or between their directions where inputs are features of a network.
+    """
 
     far_params: Tensor  # far away: std (targets,), probabilities (classes,), or parameters of the family
 
-    def __init__(self, inputs: int, task: Task, strength: float, far_classes: FarClasses = "uniform"):
+    def __init__(
+        self,
+        inputs: int,
+        task: Task,
+        strength: float,
+        far_classes: FarClasses = "uniform",
+        far_distance: FarDistance = "inputs",
+    ):
         super().__init__()
         if far_classes not in FAR_CLASSES:
             raise ValueError(f"far_classes is {far_classes!r}: use one of {', '.join(FAR_CLASSES)}")
+        if far_distance not in FAR_DISTANCES:
+            raise ValueError(f"far_distance is {far_distance!r}: use one of {', '.join(FAR_DISTANCES)}")
         if not strength >= 0:
             raise ValueError(f"far is {strength}: it may not be negative; 0 turns far noise off")
+        self.inputs = inputs
         self.task = task
         self.strength = strength
-        self.noise = DistanceAwareNoise(inputs)
+        self.far_distance = far_distance
+        self.noise = self.unfitted_noise()
         self.is_family = task.kind == "regression" and task.family is not None
         self.limits: nn.Module | None = None
         if task.kind == "regression":
@@ -63,6 +80,11 @@ class ExtrapolationGuard(nn.Module):
     def fitted(self) -> bool:
         """Whether far noise is fitted."""
         return self.noise.fitted
+
+    def unfitted_noise(self) -> DistanceAwareNoise:
+        """Far noise that is none yet."""
+        distance = NormalizedDistance(self.inputs) if self.far_distance == "directions" else None
+        return DistanceAwareNoise(self.inputs, distance)
 
     def on_fit_start(self, y: Tensor) -> None:
         """Set `far_params` from the training targets (rows, targets) or labels (rows,)."""

@@ -143,6 +143,8 @@ def describe(model: Model) -> dict[str, Any]:
     options = dataclasses.asdict(model.config)
     if isinstance(model, DistanceAware):
         options["far"] = model.far.strength
+        if model.far.far_distance != "inputs":
+            options["far_distance"] = model.far.far_distance
     config = {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
     encodings = [each for each in model.modules() if isinstance(each, PiecewiseLinearEncoding)]
     if not encodings:

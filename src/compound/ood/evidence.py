@@ -29,6 +29,7 @@ from torch import Generator, Tensor, nn
 from compound.ood.detector import ENOUGH
 from compound.ood.distance import Distance
 from compound.ood.neighbours import leave_one_out, neighbour_distance, sample_rows
+from compound.ops.jit import is_tracing
 from compound.ops.nearest_rows import RowIndex
 
 WEIGHTS = (1.0, 0.25, 0.03)  # w_j of neighbours, clusters and epistemic part, see results/ood-tables.md
@@ -133,9 +134,7 @@ class CombinedDetector(nn.Module):
         `epistemic` (rows,) is the epistemic part of their predictions. `surprise` (rows,) is 0 for ordinary
         rows, and 1 where a value was never seen.
         """
-        combined = self.combine(
-            _stack(neighbour_distance(x, self.sample, self.index), self.distance(x), epistemic)
-        )
+        combined = self.combine(_stack(self._near(x), self.distance(x), epistemic))
         return torch.maximum(combined, SURPRISE * surprise.double())
 
     def combine(self, witnesses: Tensor) -> Tensor:  # (rows,)
@@ -149,8 +148,11 @@ class CombinedDetector(nn.Module):
 
     @cached_property
     def index(self) -> RowIndex | None:
-        """The index of the sample; it is not saved."""
+        """The index of the sample; it is not saved, and a trace cannot hold it."""
         return RowIndex.build(self.sample) if len(self.sample) >= INDEXED else None
+
+    def _near(self, x: Tensor) -> Tensor:  # (rows,)
+        return neighbour_distance(x, self.sample, None if is_tracing() else self.index)
 
     @property
     def distance(self) -> Distance:

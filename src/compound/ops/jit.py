@@ -42,7 +42,7 @@ def kernel(fastmath: set[str]) -> Callable[[Callable[..., Any]], Callable[..., A
     """Decorator: compile a function at its first call, cached on disk until a file of this folder changes."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Any = njit(fastmath=fastmath, error_model="numpy")(function)
+        compiled: Any = njit(fastmath=fastmath, error_model="numpy", nogil=True)(function)
         with suppress(RuntimeError):  # no folder can be written: compiled again in every process
             compiled._cache = LoopCache(function)
         return compiled

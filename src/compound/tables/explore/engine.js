@@ -239,7 +239,8 @@ class Engine {
     let score = Math.max(0, (detector.surprise * x[this.width - 1]) / MISSING_SURPRISE);
     witnesses.forEach((witness, j) => {
       if (witness === null) return;
-      score = Math.max(score, logP(witness, detector.values[j], detector.logs[j], detector.tail) + detector.log_weights[j]);
+      const evidence = logP(witness, detector.values[j], detector.logs[j], detector.tail) + detector.log_weights[j];
+      if (j === 0 || evidence >= detector.significant) score = Math.max(score, evidence);  // the first ranks rows
     });
     return { ood_score: score, is_ood: score > detector.threshold, neighbours };
   }
