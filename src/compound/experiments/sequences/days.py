@@ -8,7 +8,6 @@ from torch import Tensor
 
 from compound.datasets import sequences as datasets
 from compound.estimators.calibration import ConformalIntervals
-from compound.estimators.conformal_scores import z_quantiles
 from compound.predictive import GaussianPredictive
 
 STEPS = 48  # half-hours of a day
@@ -91,7 +90,7 @@ def rolling_intervals(
     for day in range(len(p)):
         known = z[max(0, before + day - WINDOW) : before + day]
         quantile = ConformalIntervals.fit([known.double()], z.shape[1]).conformal_quantile(level)
-        low, high = z_quantiles(p[day : day + 1], torch.stack([-quantile, quantile]))
+        low, high = p[day : day + 1].z_quantiles(torch.stack([-quantile, quantile]))
         lower.append(low)
         upper.append(high)
     return torch.cat(lower), torch.cat(upper)
