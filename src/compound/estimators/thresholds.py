@@ -114,7 +114,17 @@ class ThresholdMixin:
     def row_groups(self, X: Any, groups: Any = None) -> Array | None:  # (rows,)
         """Labels of the groups of the rows of X as text; None for an estimator without groups.
 
-        `groups` is an array or a column of X; by default the column that `fit` was given the name of.
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        groups : str or array-like of shape (rows,), default=None
+            A column of X, or labels; None: the column that `fit` was given the name of.
+
+        Returns
+        -------
+        ndarray of shape (rows,) or None
+            Labels as text.
         """
         if not self.group_calibrations_ and groups is None:
             return None
@@ -127,7 +137,15 @@ class ThresholdMixin:
     def calibrations(self, groups: Array | None) -> list[tuple[Any, Any]]:
         """Calibrations, each with the indices of the rows that it is for: those of group labels (rows,).
 
-        Without groups the indices are a slice of all rows.
+        Parameters
+        ----------
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`; without them the indices are a slice of all rows.
+
+        Returns
+        -------
+        list of tuple
+            Indices of rows, and the calibration of these rows.
         """
         if groups is None:
             return [(slice(None), self.pooled_)]
@@ -141,7 +159,22 @@ class ThresholdMixin:
         return parts
 
     def thresholds(self, coverage: float, rows: int, groups: Array | None) -> Tensor:  # (rows, targets or 1)
-        """The largest score inside the interval or set of this coverage, for rows of these groups."""
+        """The largest score inside the interval or set of a coverage, for each row.
+
+        Parameters
+        ----------
+        coverage : float
+            Between 0 and 1.
+        rows : int
+            Number of rows.
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`.
+
+        Returns
+        -------
+        Tensor of shape (rows, targets or 1)
+            Scores.
+        """
         out: Tensor | None = None
         for index, calibration in self.calibrations(groups):
             value = torch.as_tensor(calibration.conformal_quantile(coverage), dtype=torch.float64).reshape(-1)
@@ -153,7 +186,22 @@ class ThresholdMixin:
     def calibrated_quantiles(
         self, predictive: Any, levels: Sequence[float], groups: Array | None
     ) -> Tensor:  # (levels, rows, targets)
-        """Calibrated quantiles of the rows of a predictive of targets, which belong to these groups."""
+        """Calibrated quantiles of a predictive of targets.
+
+        Parameters
+        ----------
+        predictive : Predictive
+            Of the rows.
+        levels : sequence of float
+            Probabilities.
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`.
+
+        Returns
+        -------
+        Tensor of shape (levels, rows, targets)
+            Quantiles.
+        """
         out: Tensor | None = None
         for index, calibration in self.calibrations(groups):
             targets = predictive.component.shape[1]
