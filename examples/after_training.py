@@ -31,7 +31,7 @@ for _ in range(15):  # somebody trained it, long ago
 
 train_loader = DataLoader(TensorDataset(images[:1200], y[:1200]), 100)
 val_loader = DataLoader(TensorDataset(images[1200:1500], y[1200:1500]), 100)
-model = posthoc(cnn, features="4", task=Task("classification", 10), far_noise=("features", "inputs"))
+model = posthoc(cnn, features="4", task=Task("classification", 10))
 model.fit(train_loader, val_loader)
 
 test = images[1500:]

@@ -12,8 +12,8 @@ from test_estimators import CLASSIFIER, REGRESSOR, line
 from compound import CategoricalPredictive, CompoundRegressor, GaussianPredictive, Method, named_generator
 from compound.estimators.base import Estimator
 from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
-from compound.estimators.conformal_scores import aps_score, z_quantiles, z_score
-from compound.estimators.member_holdout import member_holdout_weights, member_predictive
+from compound.estimators.conformal_scores import aps_score, z_score
+from compound.estimators.member_holdout import member_holdout_weights
 from compound.estimators.prediction import n_draws, predictives, to_float64
 from compound.estimators.validation import encode_table
 from compound.ood.detector import OODDetector
@@ -39,7 +39,7 @@ def weighted() -> GaussianPredictive:
 @pytest.mark.parametrize("predictive", [mixture(), weighted()])
 @pytest.mark.parametrize("z", [-2.0, -0.3, 0.0, 1.6])
 def test_quantiles_invert_the_cdf(predictive, z):
-    (actual,) = z_quantiles(predictive, torch.full((1, 2), z, dtype=torch.float64))
+    (actual,) = predictive.z_quantiles(torch.full((1, 2), z, dtype=torch.float64))
     torch.testing.assert_close(actual, predictive.quantile(float(norm.cdf(z))), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         predictive.cdf(actual), torch.full_like(actual, float(norm.cdf(z))), rtol=0, atol=1e-6
@@ -50,7 +50,7 @@ def test_quantiles_invert_the_cdf(predictive, z):
 def test_the_score_inverts_the_quantile_in_the_tails(z):
     predictive = weighted()
     torch.testing.assert_close(
-        z_score(predictive, z_quantiles(predictive, torch.full((1, 2), z, dtype=torch.float64))[0]),
+        z_score(predictive, predictive.z_quantiles(torch.full((1, 2), z, dtype=torch.float64))[0]),
         torch.full((7, 2), abs(z)).double(),
         rtol=1e-6 if abs(z) < 6 else 1e-9,
         atol=0,
@@ -59,7 +59,7 @@ def test_the_score_inverts_the_quantile_in_the_tails(z):
 
 def test_a_members_predictive_is_its_part_of_the_mixture():
     predictive, index = mixture(draws=6), torch.tensor([0, 2, 1, 1, 0, 2, 2])
-    member = member_predictive(predictive, index, 3)
+    member = predictive.of_members(index, 3)
     for row, k in enumerate(index.tolist()):
         assert torch.equal(member.means[:, row], predictive.means[2 * k : 2 * k + 2, row])
         assert torch.equal(member.variances[:, row], predictive.variances[2 * k : 2 * k + 2, row])

@@ -254,8 +254,9 @@ def test_an_invalid_prediction_is_an_error(regressor, saved):
 
 
 def test_another_layout_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("compound.estimators.files.LAYOUT", 8)
-    with pytest.raises(ValueError, match="layout 7, this library reads 8"):
+    monkeypatch.setattr("compound.estimators.files.LAYOUT", 9)
+    monkeypatch.setattr("compound.estimators.files.READABLE", (9,))
+    with pytest.raises(ValueError, match="layout 8, this library reads 9"):
         compound.load(saved)
 
 

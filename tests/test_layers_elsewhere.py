@@ -26,3 +26,8 @@ def test_layers_run_on_a_device_that_refuses_mixtures():
 @pytest.mark.slow
 def test_losses_of_two_processes_are_those_of_one(tmp_path: Path):
     run("layers_in_processes.py", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_heads_and_posthoc_run_on_a_device_that_refuses_mixtures():
+    run("network_on_device.py")

@@ -11,6 +11,7 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
         "applications",
         {
             "ray": "clusters",
+            "skpro": "its interface",
             "tables": "files: read, stream, explain",
             "bench": "speed and memory",
             "experiments": "the paper's runs and pages",

@@ -1,5 +1,6 @@
 """The types that all modules share: what is predicted, and a batch of rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,9 @@ TARGET_TYPES = {
     "classification": "integer labels 0..size-1, shape (rows,)",
     "regression": "numbers, shape (rows, size)",
 }
+COUNTS = ("poisson", "negative-binomial")
+TIMES = ("log-normal", "weibull")  # positive numbers; times until an event may be censored
+FAMILIES = {"classification": ("ordinal",), "regression": ("student-t", *TIMES, *COUNTS)}
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,15 @@ class Task:
     kind : {'classification', 'regression'}
     size : int
         Number of classes (at least 2) or of targets (at least 1).
+    family : str, optional
+        The distribution of y given the network: "ordinal" for ordered classes, "student-t", "log-normal",
+        "weibull", "poisson" or "negative-binomial" for targets. None: softmax for classes, Gaussian for
+        targets.
 
     Raises
     ------
     ValueError
-        If the kind is unknown or the size too small.
+        If the kind or the family is unknown or the size too small.
 
     Examples
     --------
@@ -36,12 +44,20 @@ class Task:
 
     kind: Literal["classification", "regression"]
     size: int
+    family: str | None = None
+
+    def __repr__(self) -> str:
+        family = "" if self.family is None else f", family={self.family!r}"
+        return f"Task(kind={self.kind!r}, size={self.size}{family})"
 
     def __post_init__(self) -> None:
         if self.kind not in TARGET_TYPES:
             raise ValueError(f"task kind is {self.kind!r}: use 'classification' or 'regression'")
         if self.size < (2 if self.kind == "classification" else 1):
             raise ValueError(f"task size is {self.size}: classes need at least 2, targets at least 1")
+        if self.family is not None and self.family not in FAMILIES[self.kind]:
+            known = ", ".join(FAMILIES[self.kind])
+            raise ValueError(f"task family is {self.family!r}: for {self.kind} use None, {known}")
 
 
 class RowWeights(NamedTuple):
@@ -51,12 +67,18 @@ class RowWeights(NamedTuple):
     total: Tensor | float  # (members,), () or a number
 
 
+def _alone(values: Tensor) -> Tensor:
+    """The mean over parts where there are no others."""
+    return values
+
+
 @dataclass(frozen=True)
 class Share:
     """What sums over a part of a batch are divided by: the mean over parts is then the mean of the batch."""
 
     rows: Tensor | float  # weight of the batch's rows, (members,), () or a number, by the number of parts
     ood: float  # number of its out-of-distribution rows, by the number of parts
+    average: Callable[[Tensor], Tensor]  # the mean over parts of numbers without gradient
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,8 @@ class Batch:
     ----------
     x : Tensor of shape (rows, features)
     y : Tensor of shape (rows,) or (rows, targets)
-        Labels, or targets.
+        Labels, or targets; times of which some are censored are followed by as many columns with 1 where the
+        event was observed, 0 where it had not happened by then.
     size : float or Tensor of shape (members,)
         N, the sum of the training weights.
     index : Tensor of shape (rows,)
@@ -107,7 +130,7 @@ class Batch:
         weight = None if self.weight is None else self.weight[..., rows]
         return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
 
-    def part(self, index: int, parts: int) -> "Batch":
+    def part(self, index: int, parts: int, average: Callable[[Tensor], Tensor] = _alone) -> "Batch":
         """The rows of one of `parts` processes, with `share`: its mean losses average to the batch's."""
         weight, ood = self.weight, self.x_ood
         rows = part_rows(len(self), index, parts)
@@ -119,13 +142,17 @@ class Batch:
             index=self.index[rows],
             weight=None if weight is None else weight[..., rows],
             x_ood=None if ood is None else ood[part_rows(len(ood), index, parts)],
-            share=Share(total / parts, 0.0 if ood is None else len(ood) / parts),
+            share=Share(total / parts, 0.0 if ood is None else len(ood) / parts, average),
         )
 
     @property
     def row_weights(self) -> "Tensor | RowWeights | None":
         """What a loss gives to `weighted_row_mean`: the weights, in a part with the batch's total."""
         return self.weight if self.share is None else RowWeights(self.weight, self.share.rows)
+
+    def average(self, values: Tensor) -> Tensor:
+        """Means over the rows of this part, by `row_weights`, as means over the whole batch; no gradient."""
+        return values if self.share is None else self.share.average(values)
 
     @property
     def ood_weights(self) -> RowWeights | None:
@@ -197,7 +224,8 @@ def make_dataset(
 def _check_targets(y: Tensor, task: Task, rows: int) -> None:
     """Raise ValueError for targets of a wrong shape, type or value."""
     shape = (rows,) if task.kind == "classification" else (rows, task.size)
-    if tuple(y.shape) != shape:
+    with_events = task.family in TIMES and tuple(y.shape) == (rows, 2 * task.size)
+    if tuple(y.shape) != shape and not with_events:
         raise ValueError(
             f"y has shape {tuple(y.shape)}: for {task.kind} of size {task.size} it must be {shape}, "
             f"{TARGET_TYPES[task.kind]}"
@@ -205,12 +233,22 @@ def _check_targets(y: Tensor, task: Task, rows: int) -> None:
     if task.kind == "regression":
         if not bool(torch.isfinite(y).all()):
             raise ValueError(f"y holds {_first_non_finite(y)}: drop or fill such rows before fitting")
+        _check_family(y[:, : task.size], task.family)
         return
     if y.is_floating_point() or y.dtype == torch.bool:
         raise ValueError(f"y has dtype {y.dtype}: labels must be integers, use y.long()")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= task.size:
         raise ValueError(f"y holds label {low if low < 0 else high}: labels must lie in 0..{task.size - 1}")
+
+
+def _check_family(y: Tensor, family: str | None) -> None:
+    """Raise ValueError for targets that a family cannot have."""
+    if family in TIMES and not bool((y > 0).all()):
+        raise ValueError(f"y holds {y[y <= 0][0].item():g}: {family} targets are above 0")
+    if family in COUNTS and not bool(((y >= 0) & (y == y.round())).all()):
+        wrong = y[(y < 0) | (y != y.round())][0].item()
+        raise ValueError(f"y holds {wrong:g}: {family} targets are whole numbers, 0 or more")
 
 
 def check_inputs(x: Tensor, features: int | None = None, name: str = "x") -> None:

@@ -21,12 +21,10 @@ from compound.random import named_generator
 
 DIGITS = Task("classification", 10)
 FORMS = {
-    "far noise on features": {},
-    "far noise on features and inputs": {"far_noise": ("features", "inputs")},
-    "last-layer Laplace, far noise on features and inputs": {
-        "method": "laplace",
-        "far_noise": ("features", "inputs"),
-    },
+    "the default": {},
+    "far noise on features alone": {"far_noise": ("features",)},
+    "far noise on inputs alone": {"far_noise": ("inputs",)},
+    "last-layer Laplace": {"method": "laplace"},
 }
 
 

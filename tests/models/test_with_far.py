@@ -189,3 +189,28 @@ def test_a_stopped_fit_goes_on(name, tmp_path):
 def test_a_negative_strength_is_refused():
     with pytest.raises(ValueError, match=r"far is -1\.0"):
         build(Method("map", far=-1.0), 3, CLASSES)
+
+
+@pytest.mark.parametrize("name", ["map", "ml-cdn"])
+def test_distances_may_be_those_of_directions(name, tmp_path):
+    """Rows of any length in the direction of training rows are near; models come back with their distance."""
+    x = torch.randn(200, 4, generator=named_generator(0)) + 3
+    y = (x[:, 0] > 3).long()
+    options = {"widths": (5,), "far": 3.0} | ({"members": 1} if name == "ml-cdn" else {})
+    noises = []
+    for far_distance in ("inputs", "directions"):
+        model = build(Method(name, **options, far_distance=far_distance), 4, CLASSES)
+        weight = holdout_weights(200, model.members, 0.2, 0)
+        fit(model, make_dataset(x, y, CLASSES, weight), TrainConfig(steps=5))
+        save_model(model, tmp_path / far_distance)
+        rows = torch.cat([x[:20], 30 * x[:20], -x[:20]])
+        t = model.far.noise(rows)
+        assert load_model(tmp_path / far_distance).far.noise(rows).equal(t)
+        noises.append(t.view(3, 20))
+    by_inputs, by_directions = noises
+    assert_close(by_directions[1], by_directions[0], rtol=1e-3, atol=1e-3)
+    assert (by_inputs[1] > by_inputs[0] + 5).all()
+    for t in noises:
+        assert (t[2] > t[0] + 5).all()
+    with pytest.raises(ValueError, match="far_distance is 'lengths'"):
+        build(Method(name, **options, far_distance="lengths"), 4, CLASSES)

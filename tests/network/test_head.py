@@ -245,3 +245,28 @@ def test_laplace_head_has_the_posterior_of_its_features():
     model.on_fit_end(make_dataset(h[:40], y[:40], CLASSES), named_generator(0))
     assert_close(inner.delta, model.delta, rtol=1e-3, atol=0)
     assert float(inner.size) == 40
+
+
+def test_inputs_are_a_second_view():
+    """With `inputs`, rows with ordinary features and strange inputs are out of distribution."""
+    g = named_generator(8)
+    x = torch.randn(600, 4, generator=g)
+    y = (x[:, 0] > 0).long()
+    backbone = nn.Linear(4, 3)
+    with torch.no_grad():
+        backbone.weight.copy_(torch.eye(4)[:3])  # blind to the last input
+        backbone.bias.zero_()
+    train, val = [(x[:400], y[:400])], [(x[400:], y[400:])]
+    strange = x[400:410] + torch.tensor([0.0, 0.0, 0.0, 30.0])
+    found = []
+    for inputs in (0, 4):
+        head = Head("map", features=3, task=Task("classification", 2), inputs=inputs)
+        head.fit(backbone, train, val, epochs=2, frozen=True)
+        found.append(head.predict(strange, backbone).is_ood.tolist())
+        assert head.predict([(strange, None)], backbone).is_ood.tolist() == found[-1]
+    assert not any(found[0]) and all(found[1])
+    with pytest.raises(ValueError, match="give them, and the backbone"):
+        head.predict(backbone(x[:5]))
+    again = Head("map", features=3, task=Task("classification", 2), inputs=4, seed=1)
+    again.load_state_dict(head.state_dict())
+    assert again.predict(strange, backbone).probs.equal(head.predict(strange, backbone).probs)

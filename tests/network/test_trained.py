@@ -10,7 +10,9 @@ from torch.testing import assert_close
 
 from compound import Task, metrics, named_generator, posthoc
 from compound.network.batches import unpack
-from compound.network.features import FeatureReader, collect
+from compound.network.calibrator import RAMPS
+from compound.network.features import FeatureReader, collect, no_inputs
+from compound.nn import CompoundLinear, convert, sampling
 from compound.ood import CombinedNoise, Distance, NormalizedDistance
 
 DIGITS = Task("classification", 10)
@@ -82,7 +84,7 @@ def test_hook_is_removed_and_modes_are_back_after_an_error(cnn):
 
 def test_what_it_promises_holds_on_new_rows(cnn, digits):
     x, y = digits[0][1400:], digits[1][1400:]
-    model = posthoc(cnn, "5", DIGITS, far_noise=("features", "inputs"), false_positive_rate=0.05)
+    model = posthoc(cnn, "5", DIGITS, false_positive_rate=0.05)
     p = model.fit(*loaders(digits)).predict([(x[:200], y[:200]), (x[200:], y[200:])])
     assert len(p) == len(x)
     with torch.no_grad():
@@ -175,7 +177,7 @@ def test_sample_of_a_stream_is_uniform():
     counts = torch.zeros(90)
     batches = torch.arange(90.0).unsqueeze(1).split(7)
     for seed in range(400):
-        kept = collect(lambda x: (x, x), batches, False, 10, named_generator(seed)).features
+        kept = collect(lambda x: (x, x), batches, no_inputs, 10, named_generator(seed)).features
         assert len(kept) == len(kept.unique()) == 10
         counts[kept[:, 0].long()] += 1
     expected = 400 * 10 / 90
@@ -211,7 +213,8 @@ def test_the_most_alarmed_view_decides():
     train, new = torch.randn(400, 2, generator=g), torch.randn(200, 2, generator=g)
     noise = CombinedNoise([1, 1], [False, False])
     distances = noise.fit(*([x[:, :1], x[:, 1:]] for x in (train, new)), named_generator(5))
-    noise.set_ramp(-8.0, 4.0, 14.0)
+    for view in noise.views:
+        view.set_ramp(-8.0, 4.0, 14.0)
     t = noise.from_distance(distances)
     each = [view.from_distance(d) for view, d in zip(noise.views, distances, strict=True)]
     assert_close(t, torch.maximum(*each), rtol=0, atol=0)
@@ -220,3 +223,81 @@ def test_the_most_alarmed_view_decides():
     for k, view in enumerate(noise.views):
         d50, d99 = torch.quantile(distances[k].double(), torch.tensor([0.5, 0.99]).double())
         assert_close(view.distance.quantiles[:2].double(), torch.stack([d50, d99]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_further_view_takes_no_noise_away():
+    """Far noise of the first view is what it would be alone."""
+    g = named_generator(6)
+    train, new = torch.randn(600, 2, generator=g), torch.randn(300, 2, generator=g)
+    wrong = torch.rand(300, generator=g) < 0.1  # how sure the network is of what it gets wrong
+    log_p = torch.where(wrong, math.log(0.02), math.log(0.98)).expand(1, -1)
+
+    def log_densities(t: Tensor | None) -> Tensor:  # (1, rows) of a mixture with one half
+        if t is None:
+            return log_p
+        return torch.logaddexp(
+            log_p + nn.functional.logsigmoid(-t), math.log(0.5) + nn.functional.logsigmoid(t)
+        )
+
+    grid = RAMPS["classification"]
+    alone, both = CombinedNoise([1], [False]), CombinedNoise([1, 1], [False, False])
+    first = alone.fit([train[:, :1]], [new[:, :1]], named_generator(7))
+    alone.choose_ramps(grid, first, log_densities, [0.002])
+    distances = both.fit(*([x[:, :1], x[:, 1:]] for x in (train, new)), named_generator(7))
+    both.choose_ramps(grid, distances, log_densities, [0.002, 0.001])
+    t = alone.from_distance(first)
+    assert (both.from_distance(distances) >= t).all()
+    assert_close(both.views[0].ramp, alone.views[0].ramp, rtol=0, atol=0)
+    cost = (log_densities(t) - log_densities(both.from_distance(distances))).mean()
+    assert float(cost) <= 0.001 + 1e-6
+
+
+def test_inputs_count_by_default_where_all_rows_have_as_many(cnn, digits):
+    train, val = loaders(digits)
+    x = digits[0][1400:1500]
+    assert posthoc(cnn, "5", DIGITS).fit(train, val).views == ("features", "inputs")
+    assert posthoc(cnn, "5", DIGITS, far_noise=("features",)).fit(train, val).views == ("features",)
+    forward = cnn.forward
+
+    def padded(pairs: list) -> list:  # rows that other batches make longer
+        return [(nn.functional.pad(a, (0, k % 2)), b) for k, (a, b) in enumerate(pairs)]
+
+    class Cropped(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x[..., :8].float())
+
+    net = Cropped(*cnn)
+    model = posthoc(net, "5", DIGITS).fit(padded(train), padded(val))
+    assert model.views == ("features",) and len(model.predict(x)) == 100
+    with pytest.raises(ValueError, match="inputs of different sizes"):
+        posthoc(net, "5", DIGITS, far_noise=("inputs",)).fit(padded(train), padded(val))
+    whole = [[((16 * a).long(), b) for a, b in pairs] for pairs in (train, val)]  # such as tokens
+    assert posthoc(net, "5", DIGITS).fit(*whole).views == ("features",)
+    large = [[(nn.functional.pad(a, (0, 600)), b) for a, b in pairs] for pairs in (train, val)]
+    assert posthoc(net, "5", DIGITS).fit(*large).views == ("features",)
+    model = posthoc(net, "5", DIGITS).fit(train, val)
+    with pytest.raises(ValueError, match=r"\(64, 72\) features and inputs, they had \(64, 64\)"):
+        model.predict(nn.functional.pad(x, (0, 1)))
+
+
+@pytest.mark.parametrize("bayes", [False, True])
+def test_draws_of_compound_layers_are_the_predictive(cnn, digits, bayes):
+    """Against draws written out, with the noise that rows share."""
+    torch.manual_seed(0)
+    net = convert(copy.deepcopy(cnn).eval(), {nn.Linear: CompoundLinear}, bayes=bayes, log_col=-3.0)
+    x = digits[0][1400:1500]
+    model = posthoc(net, "5", DIGITS, strength=0.0).fit(*loaders(digits))
+    model.calibrator.temperature.fill_(1.0)
+    p, again = model.predict(x), model.predict([x[:40], x[40:]])
+    assert_close(again.probs, p.probs, rtol=1e-4, atol=1e-5)
+    generator, samples = named_generator(0, "draws"), []
+    with torch.no_grad():
+        for _ in range(20):
+            with sampling(generator, shared=True, kl=False):
+                samples.append(net(x).softmax(-1))
+    probs = torch.stack(samples)
+    assert_close(p.probs, probs.mean(0), rtol=1e-3, atol=1e-5)
+    between = torch.special.entr(probs.mean(0)).sum(-1) - torch.special.entr(probs).sum(-1).mean(0)
+    assert between.mean() > 1e-3
+    assert_close(p.posterior if bayes else p.mixing, between, rtol=0.1, atol=2e-3)  # corrected for few draws
+    assert (p.mixing if bayes else p.posterior).abs().max() < 1e-5

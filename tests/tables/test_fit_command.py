@@ -74,7 +74,7 @@ def test_test_rows_are_stratified_and_every_class_is_trained_on():
     y = pd.Series(["a"] * 100 + ["b"] * 30 + ["c"] * 3 + ["d"], name="y")
     table, counts = model_inputs.LabelledTable(Path("t.csv"), pd.DataFrame(), y), []
     for seed in range(400):
-        chosen = fitting._test_mask(table, True, fitting.FitRequest("y", test_fraction=0.2, seed=seed))
+        chosen = fitting.choose_test_rows(table, True, fitting.FitRequest("y", test_fraction=0.2, seed=seed))
         counts.append([int((y[chosen] == label).sum()) for label in "abcd"])
     a, b, c, d = np.array(counts).T
     assert set(a + b + c) <= {25, 26} and set(b) <= {5, 6} and set(c) == {0, 1} and not d.any()

@@ -62,7 +62,7 @@ def run(
     """Run an experiment and write its page.
 
     toy, digits, ood-mnist, ood-fashion, fgsm-mnist, fgsm-fashion, fgsm-samples, fgsm-strong,
-    fgsm-cifar, uci, tables
+    fgsm-cifar, uci, tables, images, sequences
 
     Finished runs are reused; after Ctrl-C, a crash or a power failure the same command resumes. A failed run
     is reported with its reason and does not stop the others: the page shows the rest, the exit code is 1.

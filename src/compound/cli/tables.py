@@ -12,12 +12,36 @@ from compound.cli.display import print_tables, row_progress
 _path = click.Path(path_type=Path)
 _table = click.argument("table", type=_path)
 _model = click.argument("model", type=_path)
+KINDS = ("gaussian", "student-t", "log-normal", "weibull", "poisson", "negative-binomial")  # see estimators
 LABEL = 16  # width in characters of the first column of the summary
 
 
 @click.command()
 @_table
-@click.option("--target", required=True, help="The column to predict.")
+@click.option(
+    "--target",
+    "targets",
+    required=True,
+    multiple=True,
+    metavar="COLUMN",
+    help="The column to predict; may be repeated to predict several numbers.",
+)
+@click.option(
+    "--target-kind",
+    type=click.Choice(["auto", *KINDS, "ordinal"]),
+    default="auto",
+    show_default=True,
+    help="The distribution of the target; auto proposes one from the column.",
+)
+@click.option("--event", metavar="COLUMN", help="For times: 1 where the event was observed, 0 if censored.")
+@click.option("--group", metavar="COLUMN", help="Groups, each with the promised coverage of its own.")
+@click.option("--time", metavar="COLUMN", help="Order of the rows: the newest calibrate and judge.")
+@click.option("--weight", metavar="COLUMN", help="How much a row counts, in training and calibration.")
+@click.option(
+    "--class-weight",
+    type=click.Choice(["balanced"]),
+    help="Weigh classes as if they were equally frequent.",
+)
 @click.option(
     "--task",
     type=click.Choice(["auto", "regression", "classification"]),
@@ -99,9 +123,13 @@ def fit(
     """
     from compound.tables.fit_command import prepare
     from compound.tables.fitting import FitRequest
+    from compound.tables.roles import Roles
     from compound.train.processes import torchrun
 
     out = out or Path(f"{_stem(table)}.model")
+    request["target"], *more = request.pop("targets")
+    columns = {name: request.pop(name) for name in ("event", "group", "time", "weight")}
+    request["roles"] = Roles(tuple(more), **columns)
     parsed = tuple(_parse_option(text) for text in method_options)
     command = prepare(table, out, FitRequest(options=parsed, **request))
     if ray_address:
@@ -144,8 +172,9 @@ def predict(
     For a folder of parquet files a folder of files with predictions is written. What an interrupted run has
     done is kept, and the same command goes on with the rest.
 
-    Regression: mean, std, lower, upper. Classification: class, probability, set. Both: aleatoric and
-    epistemic uncertainty, ood_score and is_ood.
+    Regression: mean, std, lower, upper, for several targets as mean(price) and so on; times until an event
+    also have median and p(>30), the probability of none until then. Classification: class, probability, set.
+    Both: aleatoric and epistemic uncertainty, ood_score and is_ood.
 
     With --ray, TABLE is a Parquet file, a folder of them, or a pattern in quotes, also at a URL such as
     s3://bucket/new. The answers are files of the same names in another folder; the same command goes on
@@ -217,6 +246,25 @@ def evaluate(
     if json_path:
         evaluation.write_json(json_path)
     print_tables(evaluation.tables())
+
+
+@click.command()
+@_model
+@_table
+@click.option("--out", type=_path, help="Directory of the adapted model.  [default: MODEL]")
+def recalibrate(model: Path, table: Path, out: Path | None) -> None:
+    """Adapt intervals or sets to the rows of TABLE, whose truth has arrived, in their order.
+
+    By adaptive conformal inference: coverage stays as promised though the data drift. The network stays as
+    it is.
+
+    Example: compound recalibrate houses.model march.csv
+    """
+    from compound.tables.recalibrating import recalibrate_model
+
+    done = recalibrate_model(model, table, out)
+    skipped = f", {done.left_out:,} without a target left out" if done.left_out else ""
+    click.echo(f"{done.rows:,} rows{skipped}, {done.covered:.1%} in the 90% sets before: {out or model}")
 
 
 @click.command()
@@ -319,7 +367,7 @@ def _held_rows(no_prototypes: bool) -> str:
     )
 
 
-COMMANDS = (fit, predict, evaluate, explain, explore, export)
+COMMANDS = (fit, predict, recalibrate, evaluate, explain, explore, export)
 
 
 def _predict_on_ray(

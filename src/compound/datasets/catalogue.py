@@ -155,6 +155,20 @@ SETS: dict[str, DataSet] = {
         _table_files("tables2"),
         "gzipped CSV files made from data sets of R and Python packages",
     ),
+    "sequences": DataSet(
+        "utterances of nine speakers, 270 + 370, and a year of half-hourly electricity demand",
+        (
+            File(
+                "sequences/japanese-vowels.npz",
+                "832aa0351620bbf3ecad931c1408d6a0f1eee0d957d70193da20bf0c86fe35db",
+            ),
+            File(
+                "sequences/elecdemand.csv.gz",
+                "c33697be69efb93f41dc32eb48544c893cff02fc8dc80e094e2faf6b365ef288",
+            ),
+        ),
+        "UCI's Japanese Vowels as an npz file, and elecdemand of the R package fpp2 as CSV",
+    ),
 }
 DEBIAN = {
     "fashion-mnist": (Path("/usr/share/dataset-fashion-mnist"), Path("/usr/share/datasets/fashion-mnist"))

@@ -19,9 +19,12 @@ from compound.estimators.encoder import Encoder
 from compound.estimators.mixins import Decomposition as Decomposition
 from compound.estimators.mixins import FileMixin, UncertaintyMixin
 from compound.estimators.prediction import epistemic
+from compound.estimators.thresholds import ThresholdMixin
 from compound.estimators.validation import (
     TrainingTable,
     apply_sample_weight,
+    check_column,
+    check_event,
     check_parameters,
     validate_table,
 )
@@ -32,6 +35,7 @@ from compound.ood import CombinedDetector, Distance
 from compound.random import named_generator
 from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
+from compound.train.holdout import held_out_count
 from compound.train.loop import fit
 from compound.train.processes import Processes
 from compound.train.progress import FitCallback, FitProgress, progress_bar
@@ -40,7 +44,7 @@ from compound.types import Batch, Task, make_dataset
 FEW_ROWS = 100  # below, a fit takes fewer steps
 
 
-class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
+class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC):
     """Base class of the estimators; `CompoundRegressor` and `CompoundClassifier` document the parameters."""
 
     history_: History
@@ -108,31 +112,37 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         """Validate y: an array (rows,) or (rows, targets); ValueError for missing or invalid values."""
 
     @abstractmethod
-    def _fit_target(self, y: Any) -> tuple[Task, Tensor]:
+    def _fit_target(self, table: TrainingTable) -> tuple[Task, Tensor]:
         """The task, and y as the model takes it: standardised (rows, targets), or class indices (rows,).
 
         Sets the attributes that invert this: `shift_` and `scale_`, or `classes_`.
         """
 
     @abstractmethod
-    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:
+    def _holdout_weights(self, y: Tensor, members: int, newest: Tensor | None) -> Tensor:
         """Training weights, 1 or 0 for held-out rows: (rows,), or (members, rows) if members differ.
 
-        y is that of `_fit_target`.
+        y is that of `_fit_target`. `newest` (rows,) marks the rows to hold out, where they are not drawn.
         """
 
     @abstractmethod
     def _calibrate(
-        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        drawn: Tensor | None = None,
+        table: TrainingTable | None = None,
     ) -> None:
         """Fit intervals, or temperature and sets, to the rows that the mask `held_out` marks.
 
         x (rows, width) is encoded, y is that of `_fit_target`, held_out is (rows,) or (members, rows) and
         weights, the sample weights, (rows,); drawn (rows,) marks the rows drawn to be held out, of which one
-        may be trained on nevertheless: those of `_holdout_weights` by default.
+        may be trained on nevertheless: those of `_holdout_weights` by default. `table` has groups and times.
         """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, time: Any = None) -> Self:
         """Fit the model to a table; a part of the rows is held out for early stopping and calibration.
 
         Parameters
@@ -144,16 +154,28 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         sample_weight : array-like of shape (rows,), default=None
             How much a row counts, in training and in calibration: coverage is then meant for the population
             that the weights describe. Rows of weight 0 are ignored.
+        groups : array-like of shape (rows,) or str, default=None
+            Groups, or the column of X that names them: intervals or sets get the promised coverage in every
+            group of at least 50 calibration rows (Mondrian conformal prediction). Smaller groups, and new
+            ones, have the threshold of all rows.
+        time : array-like of shape (rows,) or str, default=None
+            Times or any numbers in order of time, or the column of X that has them: the newest rows are held
+            out, not random ones, for early stopping and calibration.
 
         Returns
         -------
         Self
             The fitted estimator.
         """
+        return self._fit(X, y, sample_weight, groups=groups, time=time)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, **columns: Any) -> Self:
+        """`fit`; `columns` are event, groups and time."""
         method = check_parameters(self)
         warm = self.warm_start and hasattr(self, "model_")
-        table = self._validate(X, y, sample_weight, reset=not warm)
-        task, target = self._fit_target(table.y)
+        table = self._validate(X, y, sample_weight, not warm, columns)
+        task, target = self._fit_target(table)
+        method.check_family(task.family)
         method = method.with_limits() if task.kind == "regression" else method
         config = self._train_config(task, len(target))
         skeleton = memory.skeleton(method, 1, 0, task)
@@ -172,9 +194,10 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
             encoding = PiecewiseLinearEncoding.fit(x, task.kind, encoder.sources)
             memory.check(method, len(target), encoder.width, encoding.bins, *limits)
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
-        weight = self._holdout_weights(target, members)
-        data = self._fit_model(x, target, weight * _mean_one(table.weights), config)
-        self._finish(x, target, weight == 0, torch.from_numpy(table.weights), train_mask(data))
+        weight = self._holdout_weights(target, members, self._newest(table.time))
+        data = self._fit_model(x, target, weight * _mean_one(self._training_weights(table)), config)
+        weights = torch.from_numpy(table.weights)
+        self._finish(x, target, weight == 0, weights, train_mask(data), self._newest(table.time), table)
         return self
 
     def _finish(
@@ -185,6 +208,7 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         weights: Tensor,
         trained_on: Tensor,
         drawn: Tensor | None = None,
+        table: TrainingTable | None = None,
     ) -> None:
         """What follows training: calibration, and the detector of unusual rows.
 
@@ -192,7 +216,7 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         """
         for tensor in (*self.model_.parameters(), *self.model_.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
-        self._calibrate(x, y, held_out, weights, drawn)
+        self._calibrate(x, y, held_out, weights, drawn, table)
         self.ood_detector_ = self._fit_detector(x, trained_on)
 
     @property
@@ -200,7 +224,9 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
     def n_calibration_(self) -> float:
         """Effective number of held-out rows that calibrate intervals or sets (see `effective_size`)."""
 
-    def _validate(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> TrainingTable:
+    def _validate(
+        self, X: Any, y: Any, sample_weight: Any, reset: bool, columns: dict[str, Any]
+    ) -> TrainingTable:
         """Validate the arguments of `fit`.
 
         With `reset`, names and number of columns are stored; without, they must equal those of the last fit.
@@ -208,7 +234,27 @@ class Estimator(UncertaintyMixin, FileMixin, BaseEstimator, ABC):
         table = validate_table(self, X, reset)
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        return apply_sample_weight(table, self._check_y(y), sample_weight)
+        target = self._check_y(y)
+        rows = len(target)
+        event = check_event(columns.get("event"), rows)
+        groups = check_column(columns.get("groups"), "groups", X, rows)
+        time = check_column(columns.get("time"), "time", X, rows)
+        name = columns.get("groups")
+        self.group_column_ = name if isinstance(name, str) else None
+        return apply_sample_weight(table, target, sample_weight, event=event, groups=groups, time=time)
+
+    def _training_weights(self, table: TrainingTable) -> Array:  # (rows,)
+        """Weights of the rows in training."""
+        return table.weights
+
+    def _newest(self, time: Array | None) -> Tensor | None:  # (rows,) bool
+        """The newest rows, as many as are to be held out; None where rows have no times."""
+        if time is None:
+            return None
+        count = held_out_count(len(time), self.validation_fraction)
+        newest = torch.zeros(len(time), dtype=torch.bool)
+        newest[torch.from_numpy(np.argsort(time, kind="stable")[len(time) - count :].copy())] = True
+        return newest
 
     def _train_config(self, task: Task, rows: int) -> TrainConfig:
         """The default for the task and the number of rows, changed by the estimator's parameters."""

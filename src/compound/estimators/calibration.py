@@ -81,6 +81,28 @@ class ConformalIntervals:
 
 
 @dataclass(frozen=True)
+class JointScores:
+    """Boxes around several targets: scores max_k |z_k| / unit_k of held-out rows, with weights."""
+
+    scores: Tensor  # (rows, 1) float64, ascending
+    weights: Tensor  # (rows, 1) float64, in the order of the scores
+    units: Tensor  # (targets,) float64, the root mean square of each target's z
+
+    @classmethod
+    def fit(cls, scores: Tensor, weights: Tensor) -> Self:
+        """From |z| (rows, targets), with weights (rows,)."""
+        units = scores.new_ones(scores.shape[1])
+        if len(scores):
+            units = (weights.double() @ scores.square() / weights.sum()).sqrt().clamp_min(1e-3)
+        joint = ConformalIntervals.fit([(scores / units).amax(1, keepdim=True)], 1, weights)
+        return cls(joint.scores, joint.weights, units)
+
+    def conformal_quantile(self, coverage: float) -> Tensor:  # (targets,)
+        """The |z| of each target's bounds, for which all targets lie inside with this coverage."""
+        return ConformalIntervals(self.scores, self.weights).conformal_quantile(coverage) * self.units
+
+
+@dataclass(frozen=True)
 class ConformalSets:
     """Conformal prediction sets: the scores `aps_score` of the labels of held-out rows, with weights."""
 

@@ -4,10 +4,10 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
-
+from compound.estimators.calibration_files import POOLED, PREFIXES, check_calibration
 from compound.estimators.encoder import Encoder
 from compound.estimators.number_forms import FORMS, SYMBOLS
+from compound.estimators.target_kinds import KINDS as KINDS_OF_TARGETS
 from compound.estimators.time_column import KINDS
 from compound.io.schema import (
     Schema,
@@ -42,7 +42,6 @@ TASK_KINDS = {"CompoundRegressor": "regression", "CompoundClassifier": "classifi
 MODEL_PREFIX = "model."  # of the names of the model's tensors
 DISTANCE_PREFIX = "distance."  # of the names of the out-of-distribution distance's tensors
 OOD_PREFIX = "ood."  # of those of the detector: a sample of training rows, p-values of each witness
-CALIBRATION = ("scores", "weights")  # tensors of shape (rows, targets), or (rows,) for classes
 
 FLAG = any_of(boolean, integer(0, 100))  # scikit-learn accepts numbers as booleans
 PARAMETERS = object_of(
@@ -58,7 +57,12 @@ PARAMETERS = object_of(
         "random_state": any_of(null, integer(0, 2**32 - 1)),
         "device": enum("auto", "cpu"),
         "verbose": FLAG,
-    }
+    },
+    {
+        "target_kind": string(100),
+        "ordinal": any_of(FLAG, array_of(any_of(string(), boolean, real))),
+        "class_weight": any_of(null, string(100), array_of(array_of(any_of(string(), boolean, real), 2, 2))),
+    },
 )
 SCALE = number(1e-300)  # a divisor
 LABELS = array_of(any_of(string(), null))
@@ -112,11 +116,21 @@ CONFIG = object_of(
         "history": mapping_of(array_of(any_of(real, null))),  # not used for predictions: may be infinite
         "best_step": integer(),
     },
-    {"target": any_of(string(), null), "promised": boolean},
+    {
+        "target": any_of(string(), null),
+        "promised": boolean,
+        "adaptive": boolean,
+        "groups": array_of(string()),
+        "group_column": any_of(string(), null),
+        "roles": mapping_of(string()),
+        "target_names": array_of(string()),
+    },
     additional=True,
 )
 REGRESSION = object_of(
-    {"shift": array_of(number(), 1), "scale": array_of(SCALE, 1), "y_is_1d": boolean}, additional=True
+    {"shift": array_of(number(), 1), "scale": array_of(SCALE, 1), "y_is_1d": boolean},
+    {"target_kind": enum(*KINDS_OF_TARGETS), "horizons": array_of(number(0), 0, 100)},
+    additional=True,
 )
 CLASSIFICATION = object_of(
     {
@@ -144,9 +158,10 @@ def check_estimator(config: Any, specs: Mapping[str, TensorSpec]) -> None:
         detector = CombinedDetector(distance)
     check_module_specs(distance, without_prefix(specs, DISTANCE_PREFIX))
     _check_detector(detector, without_prefix(specs, OOD_PREFIX))
-    _check_calibration(specs, (config["model"]["task"]["size"],) if kind == "regression" else ())
+    check_calibration(config, specs)
+    known = (MODEL_PREFIX, DISTANCE_PREFIX, OOD_PREFIX, *PREFIXES)
     for name in specs:
-        if not name.startswith((MODEL_PREFIX, DISTANCE_PREFIX, OOD_PREFIX)) and name not in CALIBRATION:
+        if not name.startswith(known) and name not in POOLED:
             raise ValueError(f"there is a tensor {reprlib.repr(name)}, which an estimator has not")
 
 
@@ -182,6 +197,9 @@ def _check_lengths(config: dict[str, Any], kind: str) -> None:
         raise ValueError(
             f"{config['columns']} columns and the task {task['kind']} do not fit {columns} columns and {kind}"
         )
+    family = config["model"]["task"].get("family")
+    if kind == "regression" and (family or "gaussian") != config.get("target_kind", "gaussian"):
+        raise ValueError(f"the target's kind {config.get('target_kind')} is not that of the model, {family}")
     encoder = Encoder.from_config(config["encoder"])
     inputs = config["model"]["inputs"]
     if encoder.width != inputs:
@@ -206,13 +224,3 @@ def _check_detector(detector: CombinedDetector, specs: Mapping[str, TensorSpec])
         raise ValueError("the sample of rows, or the p-values of the out-of-distribution score, do not fit")
     if unknown := set(specs) - set(detector.state_dict()):
         raise ValueError(f"there is a tensor {reprlib.repr(min(unknown))}, which a detector has not")
-
-
-def _check_calibration(specs: Mapping[str, TensorSpec], targets: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensors scores and weights are float64 of one shape (rows, *targets)."""
-    for name in CALIBRATION:
-        spec = specs.get(name)
-        if spec is None or spec.dtype is not torch.float64 or spec.shape[1:] != targets:
-            raise ValueError(f"the tensor {name!r} is missing or of another type or shape ({spec})")
-    if specs["scores"].shape != specs["weights"].shape:
-        raise ValueError(f"there are {specs['scores'].shape} scores and {specs['weights'].shape} weights")

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compound.estimators.calibration import ConformalIntervals, ConformalSets, TemperatureScaler
+from compound.estimators.adaptive import AdaptiveConformal
+from compound.estimators.calibration import TemperatureScaler
+from compound.estimators.calibration_files import calibration_tensors, restore_calibration
 from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
 from compound.estimators.file_schema import (
-    CALIBRATION,
     DISTANCE_PREFIX,
     MODEL_PREFIX,
     OOD_PREFIX,
@@ -42,7 +43,8 @@ from compound.train.history import History
 if TYPE_CHECKING:
     from compound.estimators.base import Estimator
 
-LAYOUT = 7  # of the configuration; increased when an older library could not read it
+LAYOUT = 8  # of the configuration; increased when an older library could not read it
+READABLE = (7, LAYOUT)  # 7 had no kinds of targets, groups or boxes
 MAX_LABEL_LENGTH = 10_000  # characters for which a dtype of labels may reserve memory
 
 
@@ -99,7 +101,7 @@ def load(path: str | Path) -> Any:
                 f"{path} does not hold an estimator: it is a model of the library itself, "
                 "use compound.load_model"
             )
-        if isinstance(config, dict) and config.get("layout") != LAYOUT:
+        if isinstance(config, dict) and config.get("layout") not in list(READABLE):
             layout = reprlib.repr(config.get("layout"))
             raise ValueError(
                 f"{path} has layout {layout}, this library reads {LAYOUT}: "
@@ -143,10 +145,17 @@ def _config(estimator: Any) -> dict[str, Any]:
         "promised": estimator.ood_detector_.promised,
         "history": {name: [None if math.isnan(v) else v for v in values] for name, values in columns},
         "best_step": estimator.history_.best_step,
+        "adaptive": isinstance(estimator.pooled_, AdaptiveConformal),
+        "groups": list(estimator.group_calibrations_),
+        "group_column": estimator.group_column_,
+        "roles": getattr(estimator, "roles_", {}),
+        "target_names": getattr(estimator, "target_names_", []),
     }
     if estimator.model_.task.kind == "regression":
         shift = estimator.shift_.tolist()
-        return config | {"shift": shift, "scale": estimator.scale_.tolist(), "y_is_1d": estimator.y_is_1d_}
+        kind = {"target_kind": estimator.target_kind_, "horizons": estimator.horizons_.tolist()}
+        units = {"shift": shift, "scale": estimator.scale_.tolist(), "y_is_1d": estimator.y_is_1d_}
+        return config | units | kind
     classes = estimator.classes_
     temperature = estimator.temperature_.value
     return config | {"classes": _json_labels(classes), "dtype": classes.dtype.str, "temperature": temperature}
@@ -157,13 +166,11 @@ def _tensors(estimator: Any) -> dict[str, Tensor]:
     model = estimator.model_.state_dict()
     distance = estimator.ood_detector_.distance.state_dict()
     evidence = estimator.ood_detector_.state_dict()
-    is_regression = estimator.model_.task.kind == "regression"
-    calibration = estimator.intervals_ if is_regression else estimator.sets_
     return (
         {MODEL_PREFIX + name: tensor for name, tensor in model.items()}
         | {DISTANCE_PREFIX + name: tensor for name, tensor in distance.items()}
         | {OOD_PREFIX + name: tensor for name, tensor in evidence.items()}
-        | {name: getattr(calibration, name) for name in CALIBRATION}
+        | calibration_tensors(estimator)
     )
 
 
@@ -171,14 +178,22 @@ def _parameters(estimator: "Estimator") -> dict[str, Any]:
     """The constructor's parameters but those of one run; RandomState objects are not saved."""
     params = estimator.get_params(deep=False)
     method = params["method"] if isinstance(params["method"], Method) else Method(params["method"])
+    if isinstance(params.get("class_weight"), dict):  # JSON has text as keys only
+        params["class_weight"] = [[label, float(weight)] for label, weight in params["class_weight"].items()]
     saved = {
         name: value.item() if isinstance(value, np.generic) else value
-        for name, value in params.items()
+        for name, value in map(_plain, params.items())
         if name not in ("callbacks", "checkpoint", "distributed", "method")
     }
     if not isinstance(saved["random_state"], int | None):
         saved["random_state"] = None
     return saved | {"method": {"name": method.name, "options": method.options}}
+
+
+def _plain(parameter: tuple[str, Any]) -> tuple[str, Any]:
+    """A parameter with an array or tuple of labels as a list."""
+    name, value = parameter
+    return name, np.asarray(value).tolist() if name == "ordinal" and not np.isscalar(value) else value
 
 
 def _json_labels(classes: Array) -> list[Any]:
@@ -206,6 +221,9 @@ def _restore(bundle: Bundle) -> Any:
         estimator.feature_names_in_ = np.array(config["names"], dtype=object)
     if config.get("target"):
         estimator.target_name_ = config["target"]
+    if config.get("target_names"):
+        estimator.target_names_ = list(config["target_names"])
+    estimator.roles_ = dict(config.get("roles", {}))
     estimator.number_forms_ = {name: NumberForm(**form) for name, form in config["forms"].items()}
     history = config["history"].items()
     columns = {name: [math.nan if v is None else v for v in values] for name, values in history}
@@ -221,6 +239,8 @@ def _unfitted(config: dict[str, Any]) -> Any:
 
     parameters = dict(config["parameters"])
     method = parameters.pop("method")
+    if isinstance(parameters.get("class_weight"), list):
+        parameters["class_weight"] = dict(parameters["class_weight"])
     options = {
         name: tuple(value) if isinstance(value, list) else value for name, value in method["options"].items()
     }
@@ -251,20 +271,16 @@ def _restore_detector(bundle: Bundle) -> CombinedDetector:
 def _restore_calibration(estimator: Any, bundle: Bundle) -> None:
     """Set the attributes of calibration, and the units of y or the classes; ValueError for invalid ones."""
     config = bundle.config
-    scores, weights = (bundle.tensors[name] for name in CALIBRATION)
-    if bool((scores < 0).any()) or bool((weights < 0).any()) or bool((scores[1:] < scores[:-1]).any()):
-        raise ValueError(
-            "the calibration's tensors hold negative numbers, or scores are not in ascending order"
-        )
+    restore_calibration(estimator, config, bundle.tensors)
     if config["model"]["task"]["kind"] == "regression":
+        estimator.target_kind_ = config.get("target_kind", "gaussian")
+        estimator.horizons_ = np.array(config.get("horizons", []), dtype=np.float64)
         estimator.shift_ = np.array(config["shift"], dtype=np.float64)
         estimator.scale_ = np.array(config["scale"], dtype=np.float64)
         estimator.y_is_1d_ = config["y_is_1d"]
-        estimator.intervals_ = ConformalIntervals(scores, weights)
     else:
         estimator.classes_ = _restore_classes(config["classes"], np.dtype(config["dtype"]))
         estimator.temperature_ = TemperatureScaler(config["temperature"])
-        estimator.sets_ = ConformalSets(scores, weights)
 
 
 def _restore_classes(values: list[Any], dtype: "np.dtype[Any]") -> Array:

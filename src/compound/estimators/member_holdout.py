@@ -1,17 +1,16 @@
 """Rows held out by ensemble members, and their calibration scores."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from compound.estimators.calibration import MAX_ROWS
-from compound.estimators.conformal_scores import z_score
+from compound.estimators.conformal_scores import event_scores
 from compound.estimators.prediction import predictives, to_float64
 from compound.models import Model
-from compound.predictive import GaussianPredictive
+from compound.predictive import TargetPredictive
 from compound.random import named_generator
 from compound.train.holdout import holdout_weights
 
@@ -62,33 +61,15 @@ def calibration_scores(
 ) -> Iterator[Tensor]:  # (some rows, targets) each
     """Scores |z| of the rows of `calibration_rows`, in their order, in blocks.
 
-    x (rows, width) is encoded, y (rows, targets) standardised; held_out is (rows,) or (members, rows).
+    x (rows, width) is encoded, y that of the model; held_out is (rows,) or (members, rows).
     """
     members, rows = calibration_rows(held_out, seed)
+    generator = named_generator(seed, "censored")
     start = 0
     for block in predictives(model, x[rows], seed):
         part = slice(start, start + len(block.component))
-        predictive = to_float64(cast(GaussianPredictive, block))
+        predictive = to_float64(cast(TargetPredictive, block))
         if members is not None:
-            predictive = member_predictive(predictive, members[part], len(held_out))
-        yield z_score(predictive, y[rows[part]].double())
+            predictive = predictive.of_members(members[part], len(held_out))
+        yield event_scores(predictive, y[rows[part]].double(), generator)
         start = part.stop
-
-
-def member_predictive(predictive: GaussianPredictive, index: Tensor, members: int) -> GaussianPredictive:
-    """The predictive of row i with only the draws of member index[i]; index is (rows,).
-
-    The draws of `predictive` must be ordered by member, equally many of each.
-    """
-    if members == 1:
-        return predictive
-
-    def select(values: Tensor) -> Tensor:  # (draws / members, rows, targets)
-        per_member = values.unflatten(0, (members, -1))
-        return per_member[index, :, torch.arange(len(index))].transpose(0, 1)
-
-    log_weights = predictive.log_weights
-    if log_weights is not None:
-        log_weights = torch.log_softmax(select(log_weights), 0)
-    means, variances = select(predictive.means), select(predictive.variances)
-    return replace(predictive, means=means, variances=variances, log_weights=log_weights)

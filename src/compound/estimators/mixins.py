@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
-from compound.estimators.prediction import epistemic, estimator_blocks, map_rows, ood_scores, take_first
+from compound.estimators.prediction import epistemic, estimator_blocks, map_rows, ood_scores
 from compound.estimators.validation import encode_table
 from compound.models import Model
 from compound.ood import CombinedDetector
@@ -115,7 +115,7 @@ class UncertaintyMixin:
         """Predictives block by block, calibrated and in the units of y."""
         check_is_fitted(self)
         blocks = estimator_blocks(self, encode_table(self, X))
-        return (take_first(predictive, rows) for predictive, rows in blocks)
+        return (predictive[:rows] for predictive, rows in blocks)
 
 
 class FileMixin:

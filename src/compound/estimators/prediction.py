@@ -7,8 +7,7 @@ with the table.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from compound.estimators.encoder_columns import SURE
 from compound.models import Model
 from compound.models.sanity import predictive_defect
 from compound.ood import CombinedDetector
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from compound.predictive import Predictive, TargetPredictive
 from compound.random import named_generator
 
 BLOCK = 512  # rows predicted together
@@ -64,14 +63,14 @@ def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
 
     What is computed from the last one may differ in the last bit from what a whole block gives.
     """
-    return (take_first(predictive, rows) for predictive, rows in model_blocks(model, x, seed))
+    return (predictive[:rows] for predictive, rows in model_blocks(model, x, seed))
 
 
 def postprocess(estimator: FittedEstimator, predictive: Predictive) -> Predictive:
     """A predictive of the model as the estimator gives it: in float64, in units of y or at `temperature_`."""
     fitted: Any = estimator
     exact = to_float64(predictive)
-    if isinstance(exact, GaussianPredictive):
+    if isinstance(exact, TargetPredictive):
         return exact.rescale(torch.from_numpy(fitted.shift_), torch.from_numpy(fitted.scale_))
     return fitted.temperature_(exact)
 
@@ -121,23 +120,6 @@ def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tens
 def score_block(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
     """Out-of-distribution scores of one block; the last encoded number is the surprise."""
     return detector.scores(x, epistemic, x[:, -1] / SURE)
-
-
-def take_first(predictive: P, rows: int) -> P:
-    """The predictive of the first `rows` rows."""
-    components = {name: getattr(predictive, name)[:rows] for name in ("component", "mixing", "posterior")}
-    if isinstance(predictive, CategoricalPredictive):
-        return cast(P, replace(predictive, **components, probs=predictive.probs[:rows]))
-    assert isinstance(predictive, GaussianPredictive)
-    log_weights = predictive.log_weights
-    cut = replace(
-        predictive,
-        **components,
-        means=predictive.means[:, :rows],
-        variances=predictive.variances[:, :rows],
-        log_weights=None if log_weights is None else log_weights[:, :rows],
-    )
-    return cast(P, cut)
 
 
 def to_float64(predictive: P) -> P:

@@ -1,7 +1,8 @@
 """The estimator for regression: predictive distributions of one target or several."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -11,15 +12,28 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from compound.estimators.base import Estimator
-from compound.estimators.calibration import ConformalIntervals
+from compound.estimators.calibration import ConformalIntervals, JointScores
 from compound.estimators.columns import Array
-from compound.estimators.conformal_scores import z_quantiles
+from compound.estimators.conformal_scores import event_scores
 from compound.estimators.member_holdout import calibration_rows, calibration_scores, member_holdout_weights
-from compound.predictive import GaussianPredictive, Predictive
+from compound.estimators.prediction import estimator_blocks
+from compound.estimators.target_kinds import (
+    check_extent,
+    check_values,
+    choose_kind,
+    horizons,
+    positive_times,
+    split_structured,
+    units,
+)
+from compound.estimators.thresholds import pad_labels
+from compound.estimators.validation import TrainingTable, encode_table
+from compound.models import Method
+from compound.predictive import Predictive, TargetPredictive
+from compound.predictive.sets import check_coverage
 from compound.random import derive_seed, named_generator
-from compound.types import Task
-
-MAX_RANGE = 1e140  # of y: variances are in squared units, and out of distribution many times those of y
+from compound.train.progress import FitCallback
+from compound.types import TIMES, Task
 
 
 class Interval(NamedTuple):
@@ -39,6 +53,11 @@ class CompoundRegressor(RegressorMixin, Estimator):
     method : str or Method, default="ml-cdn"
         The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
         options.
+    target_kind : str, default="gaussian"
+        The distribution of y given the parameters that the network predicts: "gaussian"; "student-t" for
+        outliers; "log-normal" for positive numbers over orders of magnitude; "poisson" and
+        "negative-binomial" for counts; "weibull" or "log-normal" for times until an event. "auto": proposed
+        from y, see `target_kind_`.
     max_epochs : int, default=None
         Passes over the training rows, at most. None: 1,000 to 10,000 steps, depending on the number of rows.
     batch_size : int, default=None
@@ -73,14 +92,19 @@ class CompoundRegressor(RegressorMixin, Estimator):
         The fitted model, for standardised inputs and targets.
     encoder_ : Encoder
         The encoding of the columns.
-    intervals_ : ConformalIntervals
-        Calibration scores of held-out rows.
+    intervals_ : ConformalIntervals or AdaptiveConformal
+        Calibration scores of held-out rows; after `recalibrate` those of the newest rows.
+    group_calibrations_ : dict
+        The same for each group that has enough rows.
     ood_detector_ : CombinedDetector
         Evidence that rows are out of distribution, with its threshold.
     history_ : History
         The learning curve.
+    target_kind_ : str
+        The kind of the targets.
     shift_, scale_ : ndarray of shape (targets,)
-        Mean and standard deviation of the targets.
+        Units of the targets inside: mean and standard deviation, or for positive ones 0 and the geometric
+        mean, for counts 0 and 1.
     y_is_1d_ : bool
         Whether y had one axis.
     n_features_in_ : int
@@ -115,7 +139,88 @@ class CompoundRegressor(RegressorMixin, Estimator):
     shift_: Array
     scale_: Array
     y_is_1d_: bool
-    intervals_: ConformalIntervals
+    target_kind_: str = "gaussian"
+    horizons_: Any = ()  # times of which the probability of no event is predicted
+    intervals_: Any  # ConformalIntervals or AdaptiveConformal
+    joint_: JointScores
+
+    def __init__(
+        self,
+        method: str | Method = "ml-cdn",
+        *,
+        target_kind: str = "gaussian",
+        max_epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        early_stopping: bool = True,
+        validation_fraction: float = 0.1,
+        false_positive_rate: float = 0.01,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        verbose: bool = False,
+        callbacks: Sequence[FitCallback] | None = None,
+        checkpoint: str | Path | None = None,
+        distributed: bool = False,
+    ):
+        super().__init__(
+            method,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            lr=lr,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            false_positive_rate=false_positive_rate,
+            warm_start=warm_start,
+            random_state=random_state,
+            device=device,
+            verbose=verbose,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+            distributed=distributed,
+        )
+        self.target_kind = target_kind
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        event: Any = None,
+        groups: Any = None,
+        time: Any = None,
+    ) -> Self:
+        """Fit the model to a table; a part of the rows is held out for early stopping and calibration.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs. Missing values, and in data frames text and categorical columns, are encoded.
+        y : array-like of shape (rows,) or (rows, targets)
+            The numbers to predict; or a structured array of events and times, as scikit-survival has them.
+        sample_weight : array-like of shape (rows,), default=None
+            How much a row counts, in training and in calibration: coverage is then meant for the population
+            that the weights describe. Rows of weight 0 are ignored.
+        event : array-like of shape (rows,), default=None
+            For times: 1 where y is the time of the event, 0 where the event had not happened by y (right
+            censored). A time of 0 counts as half of the smallest other one.
+        groups : array-like of shape (rows,) or str, default=None
+            Groups, or the column of X that names them: intervals get the promised coverage in every group of
+            at least 50 calibration rows (Mondrian conformal prediction). Smaller groups, and new ones, have
+            the threshold of all rows.
+        time : array-like of shape (rows,) or str, default=None
+            Times or any numbers in order of time, or the column of X that has them: the newest rows are held
+            out, not random ones, for early stopping and calibration.
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
+        """
+        y, own = split_structured(y)
+        event = own if event is None else event
+        return self._fit(X, y, sample_weight, event=event, groups=groups, time=time)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -143,7 +248,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         mean, std = (self._shape_like_y(part) for part in moments.unbind(-1))
         return (mean, std) if return_std else mean
 
-    def predict_dist(self, X: Any) -> GaussianPredictive:
+    def predict_dist(self, X: Any) -> TargetPredictive:
         """Predict the distribution of each row, before the conformal calibration of intervals.
 
         Parameters
@@ -153,12 +258,12 @@ class CompoundRegressor(RegressorMixin, Estimator):
 
         Returns
         -------
-        GaussianPredictive
-            Mixtures of Gaussians in the units of y, as tensors of shape (draws, rows, targets).
+        GaussianPredictive or FamilyPredictive
+            Mixtures of Gaussians, or of members of the family of the target's kind, in the units of y.
         """
-        return cast(GaussianPredictive, Predictive.concat(list(self._predictives(X))))
+        return cast(TargetPredictive, Predictive.concat(list(self._predictives(X))))
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> Interval:
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, groups: Any = None) -> Interval:
         """Predict central intervals, calibrated on held-out rows by conformal prediction.
 
         Parameters
@@ -167,19 +272,48 @@ class CompoundRegressor(RegressorMixin, Estimator):
             The inputs.
         coverage : float, default=0.9
             Probability that y lies inside; of several targets, each separately. With `n_calibration_` below
-            9, a coverage of 0.9 holds only where errors on the predictive's own scale are Gaussian.
+            9, a coverage of 0.9 holds only where errors on the predictive's own scale are Gaussian. Intervals
+            of counts are whole numbers, ends included, and cover rather more.
+        groups : array-like of shape (rows,) or str, default=None
+            Groups of the rows, if the estimator was fitted with groups; by default the column given there.
 
         Returns
         -------
         Interval
             Arrays lower and upper of shape (rows,) or (rows, targets).
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-        bounds = self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
+        check_coverage(coverage)
+        bounds = self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2], groups=groups)
         return Interval(bounds[..., 0], bounds[..., 1])
 
-    def predict_quantiles(self, X: Any, q: float | Sequence[float]) -> Array:
+    def predict_region(self, X: Any, coverage: float = 0.9) -> Interval:
+        """Predict a box that holds all targets of a row at once, calibrated on held-out rows.
+
+        The score of a held-out row is its largest |z| over the targets, in units of each target's own root
+        mean square. With one target it is `predict_interval`; groups have no boxes of their own.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        coverage : float, default=0.9
+            Probability that all targets of a row lie inside.
+
+        Returns
+        -------
+        Interval
+            Arrays lower and upper of shape (rows,) or (rows, targets).
+        """
+        check_coverage(coverage)
+        check_is_fitted(self)
+        if not hasattr(self, "joint_"):
+            raise ValueError("the model was saved without scores of boxes: fit it again to predict regions")
+        z = self.joint_.conformal_quantile(coverage)
+        bounds = self._map_rows(X, lambda p: p.z_quantiles(torch.stack([-z, z])).movedim(0, -1))
+        shaped = self._shape_like_y(bounds)
+        return Interval(shaped[..., 0], shaped[..., 1])
+
+    def predict_quantiles(self, X: Any, q: float | Sequence[float], *, groups: Any = None) -> Array:
         """Predict quantiles; those at 0.05 and 0.95 are the bounds of the interval of coverage 0.9.
 
         Parameters
@@ -188,6 +322,8 @@ class CompoundRegressor(RegressorMixin, Estimator):
             The inputs.
         q : float or sequence of float
             Levels between 0 and 1.
+        groups : array-like of shape (rows,) or str, default=None
+            Groups of the rows, if the estimator was fitted with groups; by default the column given there.
 
         Returns
         -------
@@ -198,9 +334,34 @@ class CompoundRegressor(RegressorMixin, Estimator):
         levels = np.atleast_1d(np.asarray(q, dtype=np.float64))
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"q is {q}: quantile levels must lie between 0 and 1")
-        z = torch.stack([self._calibrated_z(float(level)) for level in levels])  # (levels, targets)
-        values = self._map_rows(X, lambda predictive: z_quantiles(predictive, z).movedim(0, -1))
-        return self._shape_like_y(values)
+        labels = self.row_groups(X, groups)
+        parts, start = [], 0
+        for predictive, rows in estimator_blocks(self, encode_table(self, X)):
+            block = None if labels is None else pad_labels(labels[start : start + rows], len(predictive))
+            quantiles = self.calibrated_quantiles(predictive, levels.tolist(), block)
+            parts.append(quantiles.movedim(0, -1)[:rows])
+            start += rows
+        return self._shape_like_y(torch.cat(parts))
+
+    def predict_survival(self, X: Any, times: float | Sequence[float]) -> Array:
+        """Predict the probability that y is larger than each of some times.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        times : float or sequence of float
+            Times, or any values of y.
+
+        Returns
+        -------
+        ndarray of shape (rows, times)
+            P(y > time), of the first target.
+        """
+        points = torch.from_numpy(np.atleast_1d(np.asarray(times, dtype=np.float64)))
+        if not bool(torch.isfinite(points).all()):
+            raise ValueError(f"times is {times}: give finite numbers")
+        return self._map_rows(X, lambda p: survival(p, points)).numpy()
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
         """Draw samples of y from each row's predictive distribution.
@@ -222,7 +383,7 @@ class CompoundRegressor(RegressorMixin, Estimator):
         generator = named_generator(random_state, "sample")
         samples = [
             predictive.sample(n_samples, generator).permute(1, 2, 0)
-            for predictive in cast(Iterator[GaussianPredictive], self._predictives(X))
+            for predictive in cast(Iterator[TargetPredictive], self._predictives(X))
         ]
         return self._shape_like_y(torch.cat(samples))
 
@@ -232,13 +393,6 @@ class CompoundRegressor(RegressorMixin, Estimator):
         check_is_fitted(self)
         return self.intervals_.effective_rows
 
-    def _calibrated_z(self, level: float) -> Tensor:  # (targets,)
-        """The z for which the predictive's quantile of level Φ(z) is the calibrated quantile of `level`."""
-        if abs(level - 0.5) < 1e-12:
-            return torch.zeros(len(self.shift_), dtype=torch.float64)
-        z = self.intervals_.conformal_quantile(abs(2 * level - 1))
-        return z if level > 0.5 else -z
-
     def _check_y(self, y: Any) -> Array:
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.ndim > 2 or target.size == 0:
@@ -247,44 +401,90 @@ class CompoundRegressor(RegressorMixin, Estimator):
             )
         return cast(Array, target)
 
-    def _fit_target(self, y: Array) -> tuple[Task, Tensor]:
+    def _fit_target(self, table: TrainingTable) -> tuple[Task, Tensor]:
         """Standardise the targets; ValueError where variances would over- or underflow."""
-        columns = y.reshape(len(y), -1)
+        columns = table.y.reshape(len(table.y), -1)
+        kind = choose_kind(self.target_kind, columns, table.event is not None)
+        check_values(kind, columns, table.event)
+        columns = columns if table.event is None else positive_times(columns)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             shift = columns.mean(0)
             scale = columns.std(0)
             extent = columns.max(0) - columns.min(0)
         self._set_units(shift, scale, extent)
-        self.y_is_1d_ = y.ndim == 1
-        standardised = ((columns - shift) / self.scale_).astype(np.float32)
-        return Task("regression", columns.shape[1]), torch.from_numpy(standardised)
+        self.target_kind_ = kind
+        self.y_is_1d_ = table.y.ndim == 1
+        self.horizons_ = np.zeros(0) if table.event is None else horizons(columns[table.event > 0])
+        if kind not in ("gaussian", "student-t"):
+            self.shift_, self.scale_ = units(kind, columns)
+        target = torch.from_numpy(((columns - shift) / self.scale_).astype(np.float32))
+        if kind not in ("gaussian", "student-t"):
+            target = torch.from_numpy((columns / self.scale_).astype(np.float32))
+        if kind in TIMES:  # the smallest may round to 0
+            target = target.clamp_min(torch.finfo(target.dtype).tiny)
+        if table.event is not None:
+            target = torch.cat([target, torch.from_numpy(table.event[:, None]).float()], 1)
+        return Task("regression", columns.shape[1], None if kind == "gaussian" else kind), target
 
     def _set_units(self, shift: Array, scale: Array, extent: Array) -> None:
         """Set the units of the targets from means, standard deviations and ranges, (targets,) each.
 
         Raises ValueError where variances would over- or underflow.
         """
-        if not (np.isfinite(shift) & np.isfinite(scale) & (extent < MAX_RANGE)).all():
-            raise ValueError("y holds numbers too large to square: divide it by a constant")
-        if ((extent > 0) & (extent < 1 / MAX_RANGE)).any():
-            raise ValueError(
-                f"y varies by {extent[extent > 0].min():.2g} only, too little to square: "
-                "multiply it by a constant"
-            )
+        check_extent(shift, scale, extent)
         is_constant = scale <= 1e-12 * np.abs(shift)
         self.shift_ = shift
         self.scale_ = np.where(is_constant, 1.0, scale)
 
-    def _holdout_weights(self, y: Tensor, members: int) -> Tensor:
+    def _holdout_weights(self, y: Tensor, members: int, newest: Tensor | None = None) -> Tensor:
+        if newest is not None:
+            return 1.0 - newest.float()
         seed = derive_seed(self.seed_, "hold out")
         return member_holdout_weights(len(y), members, self.validation_fraction, seed)
 
     def _calibrate(
-        self, x: Tensor, y: Tensor, held_out: Tensor, weights: Tensor, drawn: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        held_out: Tensor,
+        weights: Tensor,
+        drawn: Tensor | None = None,
+        table: TrainingTable | None = None,
     ) -> None:
         _, rows = calibration_rows(held_out, self.seed_)
-        scores = calibration_scores(self.model_, x, y, held_out, self.seed_)
-        self.intervals_ = ConformalIntervals.fit(scores, len(self.shift_), weights[rows])
+        blocks = list(calibration_scores(self.model_, x, y, held_out, self.seed_))
+        scores = torch.cat([torch.zeros(0, len(self.shift_), dtype=torch.float64), *blocks])
+        weights = weights[rows]
+        self.intervals_ = ConformalIntervals.fit([scores], len(self.shift_), weights)
+        self.joint_ = JointScores.fit(scores, weights)
+        groups = None if table is None or table.groups is None else table.groups[rows.numpy()]
+        self._fit_groups(ConformalIntervals, scores, weights, groups)
+
+    @property
+    def pooled_(self) -> Any:
+        """The calibration of all rows."""
+        return self.intervals_
+
+    def _set_pooled(self, calibration: Any) -> None:
+        self.intervals_ = calibration
+
+    def _block_scores(self, predictive: Any, y: Tensor) -> Tensor:
+        return event_scores(predictive, y, named_generator(self.seed_, "censored"))
+
+    def _truth(self, y: Any, event: Array | None) -> Tensor:
+        y, own = split_structured(y)
+        event = own if event is None else event
+        columns = self._check_y(y).reshape(len(y), -1)
+        if columns.shape[1] != len(self.shift_):
+            raise ValueError(f"y has {columns.shape[1]} targets, the estimator {len(self.shift_)}")
+        check_values(self.target_kind_, columns, event)
+        truth = torch.from_numpy(columns if event is None else positive_times(columns))
+        return truth if event is None else torch.cat([truth, torch.from_numpy(event[:, None] + 0.0)], 1)
 
     def _shape_like_y(self, values: Tensor) -> Array:
         return (values[:, 0] if self.y_is_1d_ else values).numpy()
+
+
+def survival(predictive: TargetPredictive, times: Tensor) -> Tensor:  # (rows, times)
+    """P(y > time) of the first target of every row, for times (times,)."""
+    return torch.stack([1 - predictive.cdf(time)[:, 0] for time in times], -1)

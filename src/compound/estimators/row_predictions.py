@@ -15,11 +15,13 @@ from torch import Tensor
 
 from compound.estimators.base import Estimator
 from compound.estimators.columns import Array
-from compound.estimators.conformal_scores import aps_score, z_quantiles, z_score
-from compound.estimators.prediction import estimator_blocks, ood_scores, take_first
+from compound.estimators.conformal_scores import aps_score, event_scores
+from compound.estimators.prediction import estimator_blocks, ood_scores
+from compound.estimators.thresholds import pad_labels
 from compound.estimators.validation import encode_table
 from compound.metrics import brier_scores
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from compound.predictive import CategoricalPredictive, Predictive, TargetPredictive
+from compound.random import named_generator
 
 SET_SEPARATOR = "|"  # between the labels of a set
 
@@ -53,31 +55,47 @@ def is_regression(estimator: Estimator) -> bool:
 def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0.9) -> pd.DataFrame:
     """Predictions of a table, one line per row.
 
-    Regression: mean, std, lower, upper. Classification: class, probability, set (the labels of the conformal
-    set). Both: aleatoric, epistemic, ood_score, is_ood. Classification, last: the probability of each class.
+    Regression: mean, std, lower, upper, of several targets as mean(price) and so on; of times until an event
+    the median too, and last the probability of no event until some times. Classification: class,
+    probability, set (the labels of the conformal set), and last the probability of each class. Both:
+    aleatoric, epistemic, ood_score, is_ood.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
     x = encode_table(estimator, table)
-    parts = []
+    labels = estimator.row_groups(table)
+    parts, start = [], 0
     for predictive, rows in estimator_blocks(estimator, x):
+        groups = None if labels is None else pad_labels(labels[start : start + rows], len(predictive))
+        start += rows
         columns = {
             **_point_columns(estimator, predictive),
-            **_region_columns(estimator, predictive, coverage),
-            **_uncertainty_columns(predictive),
+            **_region_columns(estimator, predictive, coverage, groups),
+            **_uncertainty_columns(estimator, predictive),
         }
         parts.append(_head(columns, rows))
     return _with_ood_columns(estimator, x, parts)
 
 
 def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `predict_frame` without lower, upper and set."""
+    """The columns of `predict_frame` without lower, upper and set, of the first target."""
     x = encode_table(estimator, table)
-    parts = [
-        _head({**_point_columns(estimator, predictive), **_uncertainty_columns(predictive)}, rows)
-        for predictive, rows in estimator_blocks(estimator, x)
-    ]
+    parts = []
+    for predictive, rows in estimator_blocks(estimator, x):
+        point = _point_columns(estimator, predictive, single=True)
+        parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
     return _with_ood_columns(estimator, x, parts)
+
+
+def first_target_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
+    """`predict_frame` with the columns of the first of several targets only, as if it were the only one."""
+    frame = predict_frame(estimator, table)
+    if not is_regression(estimator) or estimator.model_.task.size == 1:
+        return frame
+    first, *others = target_names(estimator)
+    dropped = [name for name in frame if any(name.endswith(f"({other})") for other in others)]
+    frame = frame.drop(columns=dropped)
+    return frame.rename(columns=lambda name: name.removesuffix(f"({first})"))
 
 
 def no_progress(done: int) -> None:
@@ -90,12 +108,14 @@ def score_frame(
     y: Array,
     levels: Array,
     callback: RowCallback = no_progress,
+    target: int = 0,
     measure: RowMeasure | None = None,
 ) -> RowScores:
     """Compare predictions with `y` (rows,): numbers, or indices into `classes_`.
 
-    `levels` (levels,) are coverages, `callback` is called after each block. `measure` gives further
-    measures of the rows.
+    Times until an event are (rows, 2), with 1 where the event was observed. `levels` (levels,) are
+    coverages, `callback` is called after each block. Of several targets `target` is the one compared.
+    `measure` gives further measures of the rows.
     """
     x = encode_table(estimator, table)
     start = 0
@@ -103,29 +123,24 @@ def score_frame(
     comparisons = []
     measured: list[dict[str, Tensor]] = []
     for predictive, rows in estimator_blocks(estimator, x):
-        target = torch.tensor(y[start : start + rows])
-        start += len(target)
-        parts.append(
-            _head({**_point_columns(estimator, predictive), **_uncertainty_columns(predictive)}, rows)
-        )
-        comparisons.append(_compare(take_first(predictive, rows), target))
+        truth = torch.tensor(y[start : start + rows])
+        start += len(truth)
+        if is_regression(estimator):
+            predictive = one_target(predictive, target)
+        point = _point_columns(estimator, predictive, single=True)
+        parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
+        comparisons.append(_compare(predictive[:rows], truth, estimator.seed_))
         if measure is not None:
-            measured.append(measure(estimator, take_first(predictive, rows), target))
+            measured.append(measure(estimator, predictive[:rows], truth))
         callback(start)
     predictions = _with_ood_columns(estimator, x, parts)
     nll, error, score, brier = (np.concatenate(column) for column in zip(*comparisons, strict=True))
-    max_scores = np.array([_max_score(estimator, float(level)) for level in levels])
-    inside = score[:, None] <= max_scores
+    labels = estimator.row_groups(table)
+    thresholds = [estimator.thresholds(float(level), len(x), labels)[:, target].numpy() for level in levels]
+    inside = score[:, None] <= np.stack(thresholds, 1)
     names = measured[0] if measured else {}
     measures = {name: torch.cat([part[name] for part in measured]).double().numpy() for name in names}
     return RowScores(predictions, nll, error, score, brier, levels, inside, measures)
-
-
-def _max_score(estimator: Any, coverage: float) -> float:
-    """The largest nonconformity score inside the interval or set of this coverage."""
-    if is_regression(estimator):
-        return float(estimator.intervals_.conformal_quantile(coverage)[0])
-    return float(estimator.sets_.conformal_quantile(coverage))
 
 
 def _head(columns: dict[str, Array], rows: int) -> dict[str, Array]:
@@ -133,27 +148,55 @@ def _head(columns: dict[str, Array], rows: int) -> dict[str, Array]:
     return {name: values[:rows] for name, values in columns.items()}
 
 
-def _point_columns(estimator: Any, predictive: Predictive) -> dict[str, Array]:
-    """Columns mean and std, or class, probability (of that class) and p(...) of each class."""
-    if isinstance(predictive, GaussianPredictive):
-        return {"mean": predictive.mean[:, 0].numpy(), "std": predictive.std[:, 0].numpy()}
+def target_names(estimator: Any) -> list[str]:
+    """The names of several targets, for the columns of their predictions; ["y1", "y2"] if they have none."""
+    count = estimator.model_.task.size
+    names = getattr(estimator, "target_names_", None) or [f"y{k + 1}" for k in range(count)]
+    return [str(name) for name in names]
+
+
+def _of_targets(estimator: Any, columns: dict[str, Tensor], single: bool) -> dict[str, Array]:
+    """Columns (rows, targets): by their names for one target, as mean(price) for several."""
+    if single or estimator.model_.task.size == 1:
+        return {name: values[:, 0].numpy() for name, values in columns.items()}
+    targets = enumerate(target_names(estimator))
+    return {f"{name}({target})": v[:, k].numpy() for k, target in targets for name, v in columns.items()}
+
+
+def _point_columns(estimator: Any, predictive: Predictive, single: bool = False) -> dict[str, Array]:
+    """Columns mean and std, or class, probability (of that class) and p(...) of each class.
+
+    Of times until an event also the median, and P(y > time) at the horizons of the estimator.
+    """
+    if isinstance(predictive, TargetPredictive):
+        columns = {"mean": predictive.mean, "std": predictive.std}
+        horizons = getattr(estimator, "horizons_", ())
+        if not len(horizons):
+            return _of_targets(estimator, columns, single)
+        columns = {"median": predictive.quantile(0.5), **columns}
+        later = {
+            f"p(>{horizon:g})": 1 - predictive.cdf(torch.tensor(horizon, dtype=torch.float64))
+            for horizon in horizons
+        }
+        return _of_targets(estimator, {**columns, **later}, single)
     assert isinstance(predictive, CategoricalPredictive)
-    probabilities = {
-        name: predictive.probs[:, i].numpy() for i, name in enumerate(_probability_columns(estimator))
-    }
+    probabilities = {name: predictive.probs[:, i].numpy() for i, name in enumerate(_last_columns(estimator))}
     labels = estimator.classes_[predictive.label.numpy()]
     return {"class": labels, "probability": predictive.confidence.numpy(), **probabilities}
 
 
-def _region_columns(estimator: Any, predictive: Predictive, coverage: float) -> dict[str, Array]:
+def _region_columns(
+    estimator: Any, predictive: Predictive, coverage: float, groups: Array | None
+) -> dict[str, Array]:
     """Columns lower and upper, or set: the labels of the conformal set as text, most probable first."""
-    if isinstance(predictive, GaussianPredictive):
-        z = estimator.intervals_.conformal_quantile(coverage)
-        lower, upper = z_quantiles(predictive, torch.stack([-z, z]))[..., 0].numpy()
-        return {"lower": lower, "upper": upper}
+    if isinstance(predictive, TargetPredictive):
+        levels = [(1 - coverage) / 2, (1 + coverage) / 2]
+        lower, upper = estimator.calibrated_quantiles(predictive, levels, groups)
+        return _of_targets(estimator, {"lower": lower, "upper": upper}, False)
     assert isinstance(predictive, CategoricalPredictive)
     order = predictive.probs.argsort(dim=-1, descending=True, stable=True)
-    in_set = aps_score(predictive.probs).gather(-1, order) <= _max_score(estimator, coverage)
+    max_scores = estimator.thresholds(coverage, len(order), groups)
+    in_set = aps_score(predictive.probs).gather(-1, order) <= max_scores
     labels = np.array([str(label) for label in estimator.classes_], dtype=object)
     sets = [
         SET_SEPARATOR.join(labels[row_order[row_in_set]])
@@ -162,33 +205,39 @@ def _region_columns(estimator: Any, predictive: Predictive, coverage: float) -> 
     return {"set": np.array(sets, dtype=object)}
 
 
-def _uncertainty_columns(predictive: Predictive) -> dict[str, Array]:
-    """Columns aleatoric and epistemic, of the first target."""
-    rows = len(predictive.component)
-    return {
-        name: getattr(predictive, name).reshape(rows, -1)[:, 0].numpy() for name in ("aleatoric", "epistemic")
-    }
+def _uncertainty_columns(estimator: Any, predictive: Predictive, single: bool = False) -> dict[str, Array]:
+    """Columns aleatoric and epistemic."""
+    rows = len(predictive)
+    parts = {name: getattr(predictive, name).reshape(rows, -1) for name in ("aleatoric", "epistemic")}
+    return _of_targets(estimator, parts, single or not is_regression(estimator))
 
 
-def _compare(predictive: Predictive, y: Tensor) -> tuple[Array, ...]:  # (rows,) each
+def one_target(predictive: Any, target: int) -> Any:
+    """The predictive of one target of several."""
+    if predictive.component.shape[1] == 1:
+        return predictive
+    return predictive.of_target(target)
+
+
+def _compare(predictive: Predictive, y: Tensor, seed: int) -> tuple[Array, ...]:  # (rows,) each
     """NLL, error, nonconformity score and Brier score, as in `RowScores`, for targets y (rows,)."""
-    if isinstance(predictive, GaussianPredictive):
-        column = y.double().unsqueeze(-1)  # (rows, 1)
-        columns = (
-            -predictive.log_prob(column),
-            column[:, 0] - predictive.mean[:, 0],
-            z_score(predictive, column)[:, 0],
-            torch.full_like(y, torch.nan, dtype=torch.float64),
+    if isinstance(predictive, TargetPredictive):
+        columns = y.double().reshape(len(y), -1)  # (rows, 1), or (rows, 2) with events
+        values = (
+            -predictive.log_prob(columns),
+            columns[:, 0] - predictive.mean[:, 0],
+            event_scores(predictive, columns, named_generator(seed, "censored"))[:, 0],
+            torch.full_like(columns[:, 0], torch.nan),
         )
     else:
         assert isinstance(predictive, CategoricalPredictive)
-        columns = (
+        values = (
             -predictive.log_prob(y),
             (predictive.label != y).double(),
             aps_score(predictive.probs).gather(-1, y.unsqueeze(-1)).squeeze(-1),
             brier_scores(predictive.probs, y),
         )
-    return tuple(column.double().numpy() for column in columns)
+    return tuple(column.double().numpy() for column in values)
 
 
 def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Array]]) -> pd.DataFrame:
@@ -197,13 +246,16 @@ def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Arr
     The probabilities of single classes come last.
     """
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    epistemic = torch.from_numpy(columns["epistemic"])
+    first = next(name for name in columns if name.startswith("epistemic"))  # of the first target
+    epistemic = torch.from_numpy(columns[first])
     columns["ood_score"] = ood_scores(estimator.ood_detector_, x, epistemic).numpy()
     columns["is_ood"] = columns["ood_score"] > estimator.threshold_
-    last = set(_probability_columns(estimator))
+    last = set(_last_columns(estimator))
     return pd.DataFrame({name: columns[name] for name in sorted(columns, key=lambda name: name in last)})
 
 
-def _probability_columns(estimator: Any) -> list[str]:
-    """Names of the columns with the probabilities of single classes."""
-    return [] if is_regression(estimator) else [f"p({label})" for label in estimator.classes_]
+def _last_columns(estimator: Any) -> list[str]:
+    """Names of the columns with the probabilities of single classes, or of no event until some times."""
+    if is_regression(estimator):
+        return [f"p(>{horizon:g})" for horizon in getattr(estimator, "horizons_", ())]
+    return [f"p({label})" for label in estimator.classes_]

@@ -82,6 +82,12 @@ def encode_y(estimator: Any, y: Array) -> Tensor:  # (rows, 1) or (rows,)
 
 def check_streamable(estimator: Estimator, task: Task) -> int:
     """Raise ValueError for a method that needs all rows in memory; returns the number of members."""
+    kind = getattr(estimator, "target_kind", "gaussian")
+    if kind != "gaussian" or getattr(estimator, "ordinal", False) or getattr(estimator, "class_weight", None):
+        raise ValueError(
+            "a table larger than memory is fitted with Gaussian targets, or classes without order and "
+            "weights: give a sample of the rows"
+        )
     skeleton = memory.skeleton(check_parameters(estimator), 1, 0, task)
     if skeleton.rows_in_memory:
         raise ValueError(

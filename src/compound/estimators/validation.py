@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
 from torch import Tensor
 
 from compound.estimators.columns import Array, as_frame, is_numeric_frame
 from compound.estimators.encoder import Encoder
+from compound.estimators.target_kinds import check_kind
 from compound.models import Method
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ class TrainingTable(NamedTuple):
     x: Any  # array or data frame, (rows, columns)
     y: Array  # (rows,) or (rows, targets)
     weights: Array  # (rows,) float64, above 0
+    event: Array | None = None  # (rows,) 1.0 where the event was observed, else 0.0
+    groups: Array | None = None  # (rows,) labels
+    time: Array | None = None  # (rows,) anything that can be sorted
+
+    def take(self, mask: Array) -> "TrainingTable":
+        """The rows that the mask (rows,) marks."""
+        return TrainingTable(*(None if part is None else part[mask] for part in self))  # type: ignore[arg-type]
 
 
 def check_parameters(estimator: "Estimator") -> Method:
@@ -45,22 +54,55 @@ def check_parameters(estimator: "Estimator") -> Method:
             f"validation_fraction is {estimator.validation_fraction!r}: "
             "give a fraction of the rows, at least 0 and below 1"
         )
+    if hasattr(estimator, "target_kind"):
+        check_kind(estimator.target_kind)
     rate = estimator.false_positive_rate
     if not 0 < rate < 1:
         raise ValueError(f"false_positive_rate is {rate!r}: give a rate between 0 and 1, such as 0.01")
     return method
 
 
-def apply_sample_weight(table: Any, target: Array, sample_weight: Any) -> TrainingTable:
-    """Validate `sample_weight`, (rows,) or None for 1, and remove rows of weight 0 from table and target."""
+def apply_sample_weight(table: Any, target: Array, sample_weight: Any, **columns: Any) -> TrainingTable:
+    """Validate `sample_weight`, (rows,) or None for 1, and remove rows of weight 0 from all parts.
+
+    `columns` are event, groups and time, (rows,) each or None.
+    """
     check_consistent_length(table, target)
     weights = _check_sample_weight(sample_weight, target, dtype=np.float64, ensure_non_negative=True)
     positive = weights > 0
     if not positive.any():
         raise ValueError("sample_weight is 0 for every row: give at least one row a weight")
-    if not positive.all():
-        return TrainingTable(table[positive], target[positive], weights[positive])
-    return TrainingTable(table, target, weights)
+    whole = TrainingTable(table, target, weights, **columns)
+    return whole if positive.all() else whole.take(positive)
+
+
+def check_column(values: Any, name: str, X: Any, rows: int) -> Array | None:
+    """An argument of `fit` or `predict` with one value per row: an array, or the name of a column of X."""
+    if values is None:
+        return None
+    if isinstance(values, str):
+        if not hasattr(X, "columns") or values not in list(X.columns):
+            raise ValueError(f"{name} is {values!r}: X has no such column, give its name or an array")
+        values = X[values]
+    column = np.asarray(values)
+    if column.shape != (rows,):
+        raise ValueError(f"{name} has shape {column.shape}: give one value for each of the {rows} rows")
+    missing = pd.isna(column)
+    if missing.any():
+        raise ValueError(f"{name} is missing at row {int(missing.argmax())}: fill it or remove such rows")
+    return column
+
+
+def check_event(event: Any, rows: int) -> Array | None:
+    """Events (rows,) as 1.0 where they were observed and 0.0 elsewhere; ValueError for other values."""
+    column = check_column(event, "event", None, rows)
+    if column is None:
+        return None
+    numbers = column.astype(np.float64)
+    if not np.isin(numbers, (0.0, 1.0)).all():
+        wrong = numbers[~np.isin(numbers, (0.0, 1.0))][0]
+        raise ValueError(f"event holds {wrong:g}: give 1 where the event was observed, else 0")
+    return numbers
 
 
 def validate_table(estimator: HasEncoder, X: Any, reset: bool) -> Any:

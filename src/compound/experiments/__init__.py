@@ -4,7 +4,8 @@ registry, interface    __init__, base, forms, published (numbers of the paper)
 one run                identity, runs, run_files, locks, progress, provenance
 many runs              launch, scheduler, workers, memory, run_memory, status
 pages                  pages, times, means, overview, paper_comparison
-experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci, tables
+experiments            toy, digits, ood (with the selection of λ), fgsm (with CIFAR-10), uci, tables, images,
+                       sequences
 """
 
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ MODULES = {
     "fgsm-cifar": "fgsm.cifar",
     "uci": "uci",
     "tables": "tables",
+    "images": "images",
+    "sequences": "sequences",
     "select-mnist": "ood.select",
     "select-fashion": "ood.select",
 }

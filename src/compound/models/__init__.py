@@ -15,7 +15,7 @@ from compound.models.deep_ensemble import DeepEnsemble as DeepEnsemble
 from compound.models.distance_aware import DistanceAware as DistanceAware
 from compound.models.dpn import DPN as DPN
 from compound.models.encoded import Encoded as Encoded
-from compound.models.extrapolation import FarClasses
+from compound.models.extrapolation import FarClasses, FarDistance
 from compound.models.hmc import HMC as HMC
 from compound.models.hypernet import Hypernet as Hypernet
 from compound.models.implicit import Implicit as Implicit
@@ -57,6 +57,7 @@ METHODS: dict[str, type[Model]] = {
     "hypernet": Hypernet,
     "pbp": PBP,
 }
+FAR_OPTIONS: dict[str, Any] = {"far": float, "far_distance": FarDistance}  # of every method
 
 
 class Method:
@@ -68,7 +69,8 @@ class Method:
         One of METHODS.
     **options
         Fields of the method's `Config`. Every method takes `far` besides: far noise on its predictive
-        (see `compound.models.extrapolation`), 0 for bounds alone; CDNs have it by default, far=3.0.
+        (see `compound.models.extrapolation`), 0 for bounds alone; CDNs have it by default, far=3.0. With it
+        goes `far_distance`: 'directions' where inputs are features of a network, not centred, else 'inputs'.
 
     Raises
     ------
@@ -94,9 +96,9 @@ class Method:
         config = METHODS[self.name].Config
         fields = [field.name for field in dataclasses.fields(config)]
         for option in self.options:
-            if option not in fields and option != "far":
+            if option not in fields and option not in FAR_OPTIONS:
                 raise ValueError(f"{self.name} has no option {option!r}: it has {', '.join(fields)}")
-        hints = {"far": float, **typing.get_type_hints(config)}
+        hints = FAR_OPTIONS | typing.get_type_hints(config)
         values = {
             option: check_option(option, value, hints[option]) for option, value in self.options.items()
         }
@@ -109,6 +111,7 @@ class Method:
         method: Any = METHODS[self.name]
         if task.kind not in method.kinds:
             raise ValueError(f"{self.name} is for {' and '.join(method.kinds)}, not for {task.kind}")
+        self.check_family(task.family)
         if method.has_far_noise:
             return method(inputs, task, self.config(), seed, encoding)  # type: ignore[no-any-return]
         if encoding is None:
@@ -117,7 +120,17 @@ class Method:
             model = Encoded(method(encoding.outputs, task, self.config(), seed), encoding)
         far = self.options.get("far")
         far_classes: FarClasses = "uniform" if encoding is None else "frequencies"
-        return model if far is None else DistanceAware(model, far, far_classes)
+        far_distance: FarDistance = self.options.get("far_distance", "inputs")
+        return model if far is None else DistanceAware(model, far, far_classes, far_distance)
+
+    def check_family(self, family: str | None) -> None:
+        """Raise ValueError if the method cannot predict targets of this family."""
+        if family is not None and not METHODS[self.name].takes_families:
+            able = ", ".join(name for name, model in METHODS.items() if model.takes_families)
+            raise ValueError(
+                f"{self.name} predicts Gaussian targets and classes without order, not {family}: "
+                f"use one of {able}"
+            )
 
     def with_limits(self) -> "Method":
         """A copy whose models bound the predictive of targets (see limits.py); self where they already do."""

@@ -54,6 +54,7 @@ class Model(nn.Module, ABC):
     max_rows: ClassVar[int | None] = None  # training rows at most
     clips_gradients: ClassVar[bool] = True  # False where a gradient is an update that is exact as it is
     needs_ood_rows: ClassVar[bool] = False  # trains with out-of-distribution rows, `Batch.x_ood`
+    takes_families: ClassVar[bool] = False  # predicts targets of other families than the Gaussian
     rows_in_memory: ClassVar[str] = ""  # why all training rows must be in memory; "": they need not
     whole_batches: ClassVar[str] = ""  # why several processes cannot share a batch; "": they can
     config: Any  # the options of this model, an instance of Config
@@ -138,7 +139,8 @@ class Model(nn.Module, ABC):
         Returns
         -------
         Predictive
-            A `GaussianPredictive` for regression, a `CategoricalPredictive` for classification.
+            A `GaussianPredictive` (of a family, a `FamilyPredictive`) for regression, a
+            `CategoricalPredictive` for classification.
 
         Raises
         ------
@@ -193,6 +195,8 @@ class Model(nn.Module, ABC):
     @property
     def outputs(self) -> int:
         """Numbers per row and draw: logits, or means and variances."""
+        if self.task.family is not None and self.task.kind == "regression":
+            return 4 * self.task.size
         return self.task.size if self.task.kind == "classification" else 2 * self.task.size
 
 

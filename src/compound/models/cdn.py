@@ -24,7 +24,8 @@ from compound.distributions import log_mean_exp
 from compound.models.base import Loss, Model, train_mask, weighted_row_mean
 from compound.models.cdn_config import MLConfig, VBConfig, resolve
 from compound.models.extrapolation import ExtrapolationGuard, calibration_rows
-from compound.models.observation.last_layer import LastLayerCategorical, LastLayerGaussian, last_layer_model
+from compound.models.observation.last_layer import LastLayerGaussian
+from compound.models.observation.last_layers import last_layer_model, last_layer_outputs
 from compound.nn import BatchedCompoundLinear, CompoundConfig, Gaussian, PiecewiseLinearEncoding
 from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
@@ -44,7 +45,8 @@ class _CDN(Model):
 
     bayes: ClassVar[bool]  # whether ψ has a posterior
     has_far_noise = True
-    likelihood: LastLayerGaussian | LastLayerCategorical
+    takes_families = True
+    likelihood: Any  # an ObservationModel that is a LastLayerModel too
     far: ExtrapolationGuard
     input_scales: Tensor | None  # (members, 1, network inputs), for classes with an encoding
 
@@ -72,11 +74,13 @@ class _CDN(Model):
         )
         if self.is_table_of_targets:
             cast(LastLayerGaussian, self.likelihood).max_tau = TABLE_MAX_TAU
-        self.far = ExtrapolationGuard(inputs, task, self.config.far, self.config.far_classes)
+        far = self.config.far, self.config.far_classes, self.config.far_distance
+        self.far = ExtrapolationGuard(inputs, task, *far)
 
     def _build_layers(self, seed: int) -> nn.ModuleList:
         config = self.config
-        widths = (self.network_inputs, *config.widths, self.task.size)
+        outputs = last_layer_outputs(self.task)
+        widths = (self.network_inputs, *config.widths, outputs)
         generators = [named_generator(member_seed(seed, k), "weights") for k in range(self.members)]
         compound = CompoundConfig(
             config.hyper,
@@ -103,8 +107,9 @@ class _CDN(Model):
 
     @property
     def is_table_of_targets(self) -> bool:
-        """Whether this is ML-CDN for targets, behind the encoding of a table's columns."""
-        return self.encoding is not None and self.task.kind == "regression" and not self.bayes
+        """Whether this is ML-CDN for Gaussian targets, behind the encoding of a table's columns."""
+        is_gaussian = self.task.kind == "regression" and self.task.family is None
+        return self.encoding is not None and is_gaussian and not self.bayes
 
     @property
     def layers(self) -> list[BatchedCompoundLinear]:
@@ -135,7 +140,7 @@ class _CDN(Model):
         self.far.on_fit_start(y)
 
     def lr_multipliers(self) -> dict[str, float]:
-        return {"log_noise": self.config.noise_rate}
+        return {"log_noise": self.config.noise_rate, "log_df": self.config.noise_rate}
 
     def _last_layer(self, x: Tensor, generator: Generators, kl: bool) -> tuple[Gaussian, Tensor]:
         """The last layer's Gaussian for S draws of the hidden units, and each row's KL[p(θ; g(x)) || p(θ)].
@@ -348,7 +353,7 @@ class MLCDN(_CDN):
         """
         variance = cast(LastLayerGaussian, self.likelihood).last_variance(last).detach()  # (members, rows)
         weight = variance**self.config.beta
-        weight = weight / weighted_row_mean(weight, batch.weight).unsqueeze(-1)
+        weight = weight / batch.average(weighted_row_mean(weight, batch.row_weights)).unsqueeze(-1)
         return -weighted_row_mean(weight * log_prob, batch.row_weights)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compound.models.base import with_defaults
+from compound.models.observation.last_layer_family import INTEGRATED
 from compound.types import Task
 
 
@@ -22,7 +23,8 @@ class Config:
     samples : int, optional
         S, draws of θ per row in training.
     last_layer : {'integrate', 'sample'}, optional
-        Whether the last layer's Gaussian is integrated over, or sampled.
+        Whether the last layer's Gaussian is integrated over, or sampled; of the families other than the
+        Gaussian, only log-normal targets and ordered classes can be integrated over, and are by default.
     last_draws : int, default=2
         Antithetic draws of the logits per hidden draw.
     parametrization : {'scaled', 'paper'}, default='scaled'
@@ -39,6 +41,8 @@ class Config:
         Far noise; targets: its standard deviation far away, in standard deviations of the target; 0: none.
     far_classes : {'uniform', 'frequencies'}, optional
         Probabilities of classes far away: all equal, or the class frequencies of the training rows.
+    far_distance : {'inputs', 'directions'}, default='inputs'
+        Far in the inputs, or in their directions, where these are features of a network (not centred).
     """
 
     widths: tuple[int, ...] | None = None
@@ -54,6 +58,7 @@ class Config:
     members: int | None = None
     far: float = 3.0
     far_classes: Literal["uniform", "frequencies"] | None = None
+    far_distance: Literal["inputs", "directions"] = "inputs"
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,9 @@ def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLC
     Defaults depend on the task, and on whether the inputs are the encoded columns of a `table`.
     """
     defaults = DEFAULTS[task.kind] | (TABLE_DEFAULTS[task.kind] if table else {})
+    if task.family is not None:
+        last_layer = "integrate" if task.family in INTEGRATED else "sample"
+        defaults |= {"last_layer": last_layer, "beta": 0.0}
     is_ml = isinstance(config, MLConfig)
     if not is_ml:
         defaults |= VB_DEFAULTS[task.kind]
@@ -189,6 +197,8 @@ def _check_ml(config: Any, task: Task) -> None:
         raise ValueError("basis is 'vmg': a posterior over V needs vb-cdn")
     if not 0 <= config.beta <= 1:
         raise ValueError(f"beta is {config.beta}: give a number between 0, the likelihood, and 1")
+    if config.beta and task.family is not None:
+        raise ValueError(f"beta is {config.beta}: it is for Gaussian targets, give 0 for {task.family}")
     if config.beta and task.kind == "classification":
         raise ValueError(f"beta is {config.beta}: only targets have a variance, give 0 for classes")
     lam = config.lam if isinstance(config.lam, tuple) else (config.lam,)

@@ -53,6 +53,7 @@ class DeepEnsemble(NetworkModel):
     """Networks side by side, as one batched computation."""
 
     method = "deep-ensemble"
+    takes_families = True
     Config = DeepEnsembleConfig
     reference = "Lakshminarayanan et al. (2017)"
     components = ("component", "posterior")

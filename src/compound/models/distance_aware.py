@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from compound.models.base import Loss, Model, OptimizerSettings, train_mask
-from compound.models.extrapolation import ExtrapolationGuard, FarClasses, calibration_rows
+from compound.models.extrapolation import ExtrapolationGuard, FarClasses, FarDistance, calibration_rows
 from compound.ood.distance import Distance
 from compound.predictive import Predictive
 from compound.random import Generators
@@ -17,7 +17,13 @@ from compound.types import Batch
 class DistanceAware(Model):
     """Wraps the model of another method: bounds and far noise are applied to its predictive."""
 
-    def __init__(self, inner: Model, far: float, far_classes: FarClasses = "uniform"):
+    def __init__(
+        self,
+        inner: Model,
+        far: float,
+        far_classes: FarClasses = "uniform",
+        far_distance: FarDistance = "inputs",
+    ):
         super().__init__()
         self.inner = inner
         self.inputs = inner.inputs
@@ -28,7 +34,7 @@ class DistanceAware(Model):
         self.whole_batches = inner.whole_batches  # type: ignore[misc]
         self.rows_in_memory = inner.rows_in_memory  # type: ignore[misc]
         self.config = inner.config
-        self.far = ExtrapolationGuard(inner.inputs, inner.task, far, far_classes)
+        self.far = ExtrapolationGuard(inner.inputs, inner.task, far, far_classes, far_distance)
 
     def on_fit_start(self, data: Batch, generator: Generator) -> None:
         """Set the constants of the inner model and of far noise from the training rows."""

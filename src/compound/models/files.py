@@ -46,7 +46,9 @@ COUNT = any_of(null, integer(0, 1000))  # of iterations or draws: no tensor conf
 COUNT_NAMES = ("members", "samples", "last_draws", "flows_q", "flows_r", "groups")
 COUNTS = object_of({}, dict.fromkeys(COUNT_NAMES, COUNT), additional=True)
 OPTIONS = mapping_of(any_of(string(100), boolean, real, null, array_of(real, max_items=100)))  # of any method
-TASK = object_of({"kind": enum("classification", "regression"), "size": SIZE})
+TASK = object_of(
+    {"kind": enum("classification", "regression"), "size": SIZE}, {"family": any_of(null, string(100))}
+)
 CONFIG = object_of(
     {"method": string(), "inputs": integer(1, 10_000_000), "task": TASK, "options": mapping_of(anything)},
     {"encoding": object_of({"kept": SIZE, "bins": SIZE, "groups": SIZE}), "extra": anything},
@@ -141,6 +143,8 @@ def describe(model: Model) -> dict[str, Any]:
     options = dataclasses.asdict(model.config)
     if isinstance(model, DistanceAware):
         options["far"] = model.far.strength
+        if model.far.far_distance != "inputs":
+            options["far_distance"] = model.far.far_distance
     config = {"method": model.method, "inputs": model.inputs, "task": task, "options": options}
     encodings = [each for each in model.modules() if isinstance(each, PiecewiseLinearEncoding)]
     if not encodings:

@@ -36,6 +36,7 @@ class MAP(NetworkModel):
     """A network at the mode of its posterior."""
 
     method = "map"
+    takes_families = True
     Config = MAPConfig
     reference = "MacKay (1992)"
     components = ("component",)

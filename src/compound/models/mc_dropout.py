@@ -52,6 +52,7 @@ class MCDropout(NetworkModel):
     """A network with dropout in training and at prediction."""
 
     method = "mc-dropout"
+    takes_families = True
     Config = MCDropoutConfig
     reference = "Gal and Ghahramani (2016)"
     components = ("component", "posterior")

@@ -65,6 +65,7 @@ class MNF(NetworkModel):
     """A network with a flow posterior over its weights."""
 
     method = "mnf"
+    takes_families = True
     Config = MNFConfig
     reference = "Louizos and Welling (2017)"
     components = ("component", "posterior")

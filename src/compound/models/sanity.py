@@ -5,7 +5,7 @@ from torch import Tensor
 
 from compound.models.base import Model
 from compound.ops.clamp import LIMIT
-from compound.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from compound.predictive import CategoricalPredictive, FamilyPredictive, GaussianPredictive, Predictive
 from compound.random import named_generator
 
 TOLERANCE = 1e-3  # of a sum of probabilities: in float32 that of a thousand classes is off by 1e-4
@@ -21,6 +21,8 @@ def predictive_defect(predictive: Predictive) -> str | None:
             return f"{name} holds NaN or infinity"
     if isinstance(predictive, GaussianPredictive) and bool((predictive.variances < 0).any()):
         return "a variance is negative"
+    if isinstance(predictive, FamilyPredictive) and bool((predictive.params[..., 1:] < 0).any()):
+        return "a scale, shape or dispersion is negative"
     if not isinstance(predictive, CategoricalPredictive):
         return None
     probs = predictive.probs  # (rows, classes)

@@ -56,6 +56,7 @@ class Variational(NetworkModel):
     """A network of layers with Gaussian posteriors; a subclass chooses their form by `_layer`."""
 
     components = ("component", "posterior")
+    takes_families = True
 
     def __init__(self, inputs: int, task: Task, config: VariationalConfig, seed: int = 0):
         super().__init__(inputs, task, config)

@@ -21,9 +21,10 @@ from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive, GaussianPredictive, OODScores, Predictive, aps_score
 from compound.types import Task
 
-# Nats that far noise may cost: less than in a model of its own, since new rows lie a little farther from the
-# training rows, in features and inputs, than the few that calibrate do.
+# Nats that far noise may cost in the first view of a row, and in each further one: less than in a model of
+# its own, since new rows lie a little farther from the training rows than the few that calibrate do.
 BUDGET = 0.002
+FURTHER = 0.001
 RAMPS = GRIDS | {"classification": GRIDS["classification"]._replace(levels=(math.log(0.1 * BUDGET),))}
 SIZED_BY_DATA = ("conformal_scores", "conformal_weights")
 
@@ -52,6 +53,7 @@ class Calibrator(nn.Module):
     ):
         super().__init__()
         self.task = task
+        self.features = tuple(features)
         self.strength = strength
         self.false_positive_rate = false_positive_rate
         self.noise = CombinedNoise(features, normalized)
@@ -97,7 +99,8 @@ class Calibrator(nn.Module):
             return noisy.log_prob(y).unsqueeze(0)
 
         if self.strength:
-            self.noise.choose_ramp(RAMPS[self.task.kind], distances, log_densities, BUDGET)
+            budgets = [BUDGET] + [FURTHER] * (len(distances) - 1)
+            self.noise.choose_ramps(RAMPS[self.task.kind], distances, log_densities, budgets)
         threshold, _ = ood_threshold(self.noise.scores(distances), self.false_positive_rate)
         self.threshold.fill_(threshold)
         conformal = self._conformal(self._with_far_noise(predictive, distances), y, weight)
@@ -105,6 +108,9 @@ class Calibrator(nn.Module):
 
     def forward(self, predictive: Predictive, views: Sequence[Tensor]) -> Predictive:
         """The calibrated predictive of rows, given their views (rows, features) each."""
+        sizes, expected = tuple(view.shape[1] for view in views), self.features
+        if sizes != expected:
+            raise ValueError(f"rows have {sizes} features and inputs, they had {expected} in training")
         distances = self.noise.distances([clamp_inputs(view) for view in views])
         scores = OODScores(self.noise.scores(distances), float(self.threshold))
         conformal: Any = ConformalSets if self.task.kind == "classification" else ConformalIntervals

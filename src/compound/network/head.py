@@ -20,7 +20,7 @@ from compound.models import Method, Model
 from compound.models.base import N_INNER, N_SAMPLES, Loss
 from compound.network.batches import Loader, Network, call, device_of, unpack
 from compound.network.calibrator import Calibrator
-from compound.network.features import Collected, check_disjoint, collect, evaluating
+from compound.network.features import Collected, check_disjoint, collect, evaluating, flat_inputs, no_inputs
 from compound.network.training import train_head
 from compound.predictive import GaussianPredictive, Predictive
 from compound.random import Generators, derive_seed, member_seed, named_generator
@@ -48,6 +48,9 @@ class Head(nn.Module):
         Numbers that the backbone gives per row.
     task : Task
         What is predicted.
+    inputs : int, default=0
+        Numbers that the backbone takes per row, for far noise by distances between inputs, too; 0: between
+        features alone.
     rows : float, optional
         N, the number of training rows; `fit` counts them. Without it methods with a prior or a posterior over
         weights have no loss.
@@ -89,6 +92,7 @@ class Head(nn.Module):
         *,
         features: int,
         task: Task,
+        inputs: int = 0,
         rows: float | None = None,
         false_positive_rate: float = 0.01,
         seed: int = 0,
@@ -96,13 +100,16 @@ class Head(nn.Module):
         super().__init__()
         method = Method(method) if isinstance(method, str) else method
         check_suitable(method)
+        if task.family is not None:
+            raise ValueError(f"Head predicts Gaussian targets and classes without order, not {task.family}")
         if rows is not None and not rows > 0:
             raise ValueError(f"rows is {rows}: give the number of training rows")
-        self.features, self.task, self.seed = features, task, seed
+        self.features, self.inputs, self.task, self.seed = features, inputs, task, seed
         # far noise is the calibrator's, on directions of features; what is left are bounds of targets
         self.model: Model = Method(method.name, **{**method.options, "far": 0.0}).build(features, task, seed)
         strength = float(method.options.get("far", FAR))
-        self.calibrator = Calibrator(task, [features], [True], strength, false_positive_rate)
+        views = [features, inputs] if inputs else [features]
+        self.calibrator = Calibrator(task, views, [True, False][: len(views)], strength, false_positive_rate)
         for name, size in (("shift", features), ("y_shift", task.size)):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float32))
         for name, size in (("scale", features), ("y_scale", task.size)):
@@ -248,8 +255,9 @@ class Head(nn.Module):
         features of the training rows, where they are known.
         """
         read = self.reader(backbone)
-        train = collect(read, loader, keep_inputs=False) if train is None else train
-        held_out = None if val_loader is None else collect(read, val_loader, keep_inputs=False)
+        flat = flat_inputs if self.inputs and val_loader is not None else no_inputs
+        train = collect(read, loader, flat) if train is None else train
+        held_out = None if val_loader is None else collect(read, val_loader, flat)
         if held_out is not None:
             check_disjoint(train, held_out)
         device = device_of(self)
@@ -277,8 +285,16 @@ class Head(nn.Module):
         y = self.target_rows(held_out.targets)
         y = y.long() if self.task.kind == "classification" else y.float()
         generator = named_generator(self.seed, "far")
-        views = [train.features], [held_out.features]
-        self.calibrator.fit(predictive, y, held_out.weight, *views, std, generator)
+        seen, new = (self._views(rows.features, rows.inputs) for rows in (train, held_out))
+        self.calibrator.fit(predictive, y, held_out.weight, seen, new, std, generator)
+
+    def _views(self, features: Tensor, inputs: Tensor) -> list[Tensor]:
+        """Where distances are measured: features, and inputs (rows, numbers) if `inputs` says so."""
+        if self.inputs and len(features) != len(inputs):
+            raise ValueError(
+                f"{len(inputs)} rows of inputs have {len(features)} rows of features: leave out inputs="
+            )
+        return [features, inputs] if self.inputs else [features]
 
     def target_rows(self, targets: Tensor) -> Tensor:
         if self.task.kind == "classification":
@@ -313,7 +329,7 @@ class Head(nn.Module):
         Parameters
         ----------
         inputs : Tensor of shape (batch, ..., features), or iterable
-            Features, or a loader of what the backbone takes (of features, without a backbone).
+            Features, or what the backbone takes: a batch, or a loader.
         backbone : Module or callable, optional
         generator : Generator, optional
             Source of all noise; by default the same at every call.
@@ -329,6 +345,8 @@ class Head(nn.Module):
             [inputs] if isinstance(inputs, Tensor) else [unpack(batch).inputs for batch in inputs]
         )
         if backbone is None:
+            if self.inputs and self.calibrator.fitted:
+                raise ValueError("far noise needs the inputs: give them, and the backbone, to predict")
             features = [part.detach().reshape(-1, self.features) for part in parts]
         else:
             read = self.reader(backbone)
@@ -337,7 +355,8 @@ class Head(nn.Module):
         predictive = self._raw_predict(rows, generator, n_samples, n_inner)
         if not self.calibrator.fitted:
             return predictive
-        return cast(Predictive, self.calibrator(predictive, [rows.float()]))
+        flat = torch.cat([flat_inputs(part) for part in parts]).to(rows.device) if self.inputs else rows
+        return cast(Predictive, self.calibrator(predictive, self._views(rows.float(), flat)))
 
     def _raw_predict(
         self, features: Tensor, generator: Generator, n_samples: int = N_SAMPLES, n_inner: int = N_INNER

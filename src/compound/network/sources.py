@@ -24,23 +24,38 @@ class Source(Protocol):
 
 
 class Outputs:
-    """The network's outputs: softmax of logits, or a Gaussian whose variance held-out residuals give."""
+    """The network's outputs: softmax of logits, or a Gaussian whose variance held-out residuals give.
 
-    def __init__(self, task: Task):
+    The draws of a network with compound layers are draws from a posterior, or else from the mixing
+    distribution alone.
+    """
+
+    def __init__(self, task: Task, has_posterior: bool = False):
         self.task = task
+        self.has_posterior = has_posterior
         self.variance = torch.ones(task.size, dtype=torch.float32)
 
     def fit(self, train: Collected, held_out: Collected) -> None:
         if self.task.kind == "regression":
             w = held_out.weight.unsqueeze(1)
-            squares = (held_out.targets - held_out.outputs).square()
-            self.variance = (w * squares).sum(0) / w.sum()
+            draws = self._draws(held_out.outputs).flatten(0, 1)  # (draws, rows, targets)
+            squares = (held_out.targets - draws.mean(0)).square() - draws.var(0, correction=0)
+            residual = (w * squares).sum(0) / w.sum()  # what the draws do not explain
+            least = 0.01 * (w * (held_out.targets - draws.mean(0)).square()).sum(0) / w.sum()
+            self.variance = torch.maximum(residual, least)
+
+    def _draws(self, outputs: Tensor) -> Tensor:  # (n_samples, n_inner, rows, outputs)
+        if outputs.ndim == 2:
+            return outputs[None, None]
+        draws = outputs.transpose(0, 1)
+        return draws.unsqueeze(1) if self.has_posterior else draws.unsqueeze(0)
 
     def predict(self, features: Tensor, outputs: Tensor) -> Predictive:
+        draws = self._draws(outputs)
         if self.task.kind == "classification":
-            return CategoricalPredictive.from_draws(torch.log_softmax(outputs, -1)[None, None])
+            return CategoricalPredictive.from_draws(torch.log_softmax(draws, -1))
         noise = self.variance.expand(1, 1, 1, -1)
-        return GaussianPredictive.from_draws(outputs[None, None], noise, torch.zeros_like(noise))
+        return GaussianPredictive.from_draws(draws, noise, torch.zeros_like(noise))
 
 
 class LastLayerLaplace:

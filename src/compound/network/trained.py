@@ -2,7 +2,8 @@
 
 Training rows show where features (and inputs) of known rows lie; rows that the network was not trained on
 choose a temperature, far noise, conformal sets and a threshold of `is_ood`. The predictive comes from the
-network's own outputs; from a Laplace posterior over its last layer; or from a head trained on its features.
+network's own outputs, from several draws of them if it has compound layers; from a Laplace posterior over its
+last layer; or from a head trained on its features.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,16 @@ from torch import Tensor, nn
 from compound.models import Method
 from compound.network.batches import Loader, unpack
 from compound.network.calibrator import Calibrator
-from compound.network.features import Collected, FeatureReader, Features, check_disjoint, collect, flat_inputs
+from compound.network.features import (
+    Collected,
+    FeatureReader,
+    Features,
+    bounded_inputs,
+    check_disjoint,
+    collect,
+    flat_inputs,
+    no_inputs,
+)
 from compound.network.head import Head, check_suitable
 from compound.network.sources import FeatureHead, LastLayerLaplace, Outputs, Source
 from compound.predictive import Predictive
@@ -36,7 +46,7 @@ class PostHoc:
     task : Task
     method : str or Method, optional
         None: the network's outputs; "laplace": a posterior over its last layer; others: a head.
-    far_noise : sequence of {'features', 'inputs'}, default=('features',)
+    far_noise : sequence of {'features', 'inputs'}, optional
     strength : float, default=3.0
     false_positive_rate : float, default=0.01
     seed : int, default=0
@@ -60,12 +70,12 @@ class PostHoc:
         features: Features,
         task: Task,
         method: str | Method | None = None,
-        far_noise: Sequence[View] = ("features",),
+        far_noise: Sequence[View] | None = None,
         strength: float = 3.0,
         false_positive_rate: float = 0.01,
         seed: int = 0,
     ):
-        if not far_noise or set(far_noise) - {"features", "inputs"}:
+        if far_noise is not None and (not far_noise or set(far_noise) - {"features", "inputs"}):
             raise ValueError(f"far_noise is {far_noise!r}: choose from 'features', 'inputs'")
         if not strength >= 0:
             raise ValueError(f"strength is {strength}: it may not be negative; 0 turns far noise off")
@@ -73,8 +83,9 @@ class PostHoc:
         self.method = Method(method) if isinstance(method, str) else method
         if self.method is not None:
             check_suitable(self.method)
-        self.read = FeatureReader(network, features)
-        self.views = tuple(far_noise)
+        self.read = FeatureReader(network, features, seed=seed)
+        self.far_noise = far_noise
+        self.views: tuple[View, ...] = ()  # set by `fit`
         self.strength, self.false_positive_rate = strength, false_positive_rate
         self.calibrator: Calibrator | None = None
         self.source: Source | None = None
@@ -101,16 +112,20 @@ class PostHoc:
             raise ValueError(
                 "val_loader must hold rows that the network was not trained on: give a second loader"
             )
-        keep = "inputs" in self.views
-        held_out = collect(self.read, val_loader, keep)
-        limit = LIMIT if self.method is None else None  # a head or a posterior needs all rows
-        train = collect(self.read, train_loader, keep, limit, named_generator(self.seed, "rows"))
+        flat = bounded_inputs
+        if self.far_noise is not None:
+            flat = flat_inputs if "inputs" in self.far_noise else no_inputs
+        held_out = self._with_typed_targets(collect(self.read, val_loader, flat))
+        sample = collect(self.read, train_loader, flat, LIMIT, named_generator(self.seed, "rows"))
+        train = self._with_typed_targets(sample)
         check_disjoint(train, held_out)
         self._check_outputs(train)
-        held_out = self._with_typed_targets(held_out)
-        train = self._with_typed_targets(train)
+        self.views = self._chosen_views(train, held_out)
         self.source = self._new_source(train.features.shape[1])
-        self.source.fit(train, held_out)
+        rows = train
+        if self.method is not None and len(train.features) == LIMIT:  # a head or a posterior needs all rows
+            rows = self._with_typed_targets(collect(self.read, train_loader, no_inputs))
+        self.source.fit(rows, held_out)
         predictive = self.source.predict(held_out.features, held_out.outputs)
         views = self._views(train.features, train.inputs), self._views(held_out.features, held_out.inputs)
         sizes = [view.shape[1] for view in views[0]]
@@ -118,7 +133,7 @@ class PostHoc:
         self.calibrator = Calibrator(self.task, sizes, normalized, self.strength, self.false_positive_rate)
         std = None
         if self.task.kind == "regression":
-            std = train.targets.std(0, correction=0)
+            std = rows.targets.std(0, correction=0)
         generator = named_generator(self.seed, "far")
         self.calibrator.fit(predictive, held_out.targets, held_out.weight, *views, std, generator)
         return self
@@ -150,20 +165,32 @@ class PostHoc:
                 parts.append(self.calibrator(self.source.predict(features, outputs), views))
         return Predictive.concat(parts)
 
+    def _chosen_views(self, train: Collected, held_out: Collected) -> tuple[View, ...]:
+        """Where distances are measured; by default also between inputs, where all rows have as many."""
+        size, other = (rows.inputs.shape[1] for rows in (train, held_out))
+        if self.far_noise is None:
+            return ("features", "inputs") if size == other > 0 else ("features",)
+        if "inputs" in self.far_noise and not size == other > 0:
+            raise ValueError(
+                "rows of the loaders have inputs of different sizes: leave 'inputs' out of far_noise"
+            )
+        return tuple(self.far_noise)
+
     def _views(self, features: Tensor, inputs: Tensor) -> list[Tensor]:
+        """The views of rows with features and inputs (rows, numbers each)."""
         return [features if view == "features" else inputs for view in self.views]
 
     def _new_source(self, features: int) -> Source:
         if self.method is None:
-            return Outputs(self.task)
+            return Outputs(self.task, self.read.has_posterior)
         if self.method.name == "laplace":
             return LastLayerLaplace(self.network, self.method, features, self.task, self.seed)
         return FeatureHead(Head(self.method, features=features, task=self.task, seed=self.seed))
 
     def _check_outputs(self, rows: Collected) -> None:
-        if rows.outputs.shape[1:] != (self.task.size,):
+        if rows.outputs.shape[-1] != self.task.size:
             raise ValueError(
-                f"the network gives {tuple(rows.outputs.shape[1:])} numbers per row: for {self.task.kind} it "
+                f"the network gives {rows.outputs.shape[-1]} numbers per row: for {self.task.kind} it "
                 f"must be {self.task.size}, logits or means"
             )
 
@@ -179,7 +206,7 @@ def posthoc(
     features: Features,
     task: Task,
     method: str | Method | None = None,
-    far_noise: Sequence[View] = ("features",),
+    far_noise: Sequence[View] | None = None,
     strength: float = 3.0,
     false_positive_rate: float = 0.01,
     seed: int = 0,
@@ -189,7 +216,7 @@ def posthoc(
     Parameters
     ----------
     network : Module
-        It gives logits, or means of targets.
+        It gives logits, or means of targets. With compound layers it is drawn from 20 times.
     features : str or callable
         Name of the submodule whose output are the features, such as "layer4", or a function of the inputs.
         Feature maps are averaged over positions.
@@ -197,9 +224,9 @@ def posthoc(
     method : str or Method, optional
         None: the network's own outputs. "laplace": a Laplace posterior over its last layer. Any other: a head
         that is trained on the features.
-    far_noise : sequence of {'features', 'inputs'}, default=('features',)
-        Where rows may be far from the training rows. Inputs help for centred images on a plain background,
-        and for tables; not for photographs.
+    far_noise : sequence of {'features', 'inputs'}, optional
+        Where rows may be far from the training rows. By default in their features, and in their inputs where
+        these are one tensor of floating-point numbers, at most 4096 per row and as many for all rows.
     strength : float, default=3.0
         Of far noise; targets: the standard deviation far away, in standard deviations of the target; 0: none.
     false_positive_rate : float, default=0.01

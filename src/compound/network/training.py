@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from compound.network.batches import Loader, Network, call, device_of, to_device, unpack, with_targets
-from compound.network.features import Collected, collect
+from compound.network.features import Collected, collect, flat_inputs, no_inputs
 from compound.random import PartGenerator, named_generator
 from compound.train.processes import Processes
 from compound.types import Share, part_rows
@@ -39,7 +39,7 @@ def train_head(
     train: Collected | None = None
     batches: Any = loader
     if frozen:
-        train = collect(head.reader(backbone), loader, keep_inputs=False)
+        train = collect(head.reader(backbone), loader, flat_inputs if head.inputs else no_inputs)
         head.set_units(train.features)
         batches = _Shuffled(train, max(len(with_targets(batch)[1]) for batch in loader), head.seed)
     device = device_of(head)
@@ -85,7 +85,7 @@ def _part_gradients(
         features, y[rows].to(device), None if weight is None else weight[rows].to(device), progress
     )
     total = float(count * per_row) if weight is None else float(weight.sum())
-    share = Share(total / processes.size, 0.0)
+    share = Share(total / processes.size, 0.0, processes.average)
     generators = head.noise(PartGenerator)
     for generator in cast(list[PartGenerator], generators):
         generator.take(slice(rows.start * per_row, rows.stop * per_row), count * per_row)

@@ -4,7 +4,8 @@
 
 Each view has a distance of its own; d50 and d99 are quantiles of the distances of held-out rows, rows that
 the network was not trained on: features of trained rows lie nearer to each other than those of new rows do.
-All views have the same ramp, so that one choice balances their cost together.
+Each view has a ramp of its own, chosen in turn: a later view adds to the noise of those before it and takes
+nothing away, so that a view in which outliers look ordinary does no harm.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,11 +73,22 @@ class CombinedNoise(nn.Module):
             noise.distance.fit_quantiles(out[-1])
         return torch.stack(out)
 
-    def choose_ramp(
-        self, grid: RampGrid, distances: Tensor, log_densities: LogDensities, budget: float
+    def choose_ramps(
+        self, grid: RampGrid, distances: Tensor, log_densities: LogDensities, budgets: Sequence[float]
     ) -> None:
-        """Set the steepest ramp whose cost on held-out rows, at these distances, is within the budget."""
-        choose_ramp(self, grid, distances.unsqueeze(0), log_densities, budget)
+        """Set the ramp of each view in turn, given those before.
+
+        Each is the steepest whose further cost on held-out rows, at distances (views, rows), is within the
+        budget of the view.
+        """
+        before: Tensor | None = None
+        for noise, distance, budget in zip(self._noises(), distances, budgets, strict=True):
+
+            def with_view(t: Tensor | None, before: Tensor | None = before) -> Tensor:
+                return log_densities(_larger(t, before))
+
+            choose_ramp(noise, grid, distance.unsqueeze(0), with_view, budget)
+            before = _larger(noise.from_distance(distance), before)
 
     def distances(self, views: Sequence[Tensor]) -> Tensor:  # (views, rows)
         return torch.stack([noise.distance(view) for noise, view in zip(self._noises(), views, strict=True)])
@@ -91,6 +103,9 @@ class CombinedNoise(nn.Module):
         d50, d99, _ = torch.stack([noise.distance.quantiles for noise in self._noises()], -1)  # (views,) each
         return ((distances - d50.unsqueeze(1)) / (d99 - d50).unsqueeze(1)).amax(0)
 
-    def set_ramp(self, level: float, kappa: float, cap: float) -> None:
-        for noise in self._noises():
-            noise.set_ramp(level, kappa, cap)
+
+def _larger(t: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The larger of two noises (rows,), None where there is none."""
+    if t is None or other is None:
+        return other if t is None else t
+    return torch.maximum(t, other)

@@ -51,13 +51,13 @@ def choose_ramp(
 
     Parameters
     ----------
-    noise : DistanceAwareNoise or CombinedNoise
+    noise : DistanceAwareNoise
         Its distance is fitted; its ramp is set.
     grid : RampGrid
         Ramps to choose from.
     distances : Tensor of shape (1 + quantiles, rows)
         First the distances of the calibration rows; then other distances at which a row's cost is computed
-        too, and averaged. For `CombinedNoise` (1, views, rows).
+        too, and averaged.
     log_densities : callable
         Maps t (rows,), or None for no far noise, to log-densities (scores, rows) of the calibration rows.
     budget : float, default=0.003

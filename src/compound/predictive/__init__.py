@@ -18,6 +18,8 @@ from compound.predictive.categorical import take_label as take_label
 from compound.predictive.decomposition import entropy as entropy
 from compound.predictive.decomposition import entropy_parts as entropy_parts
 from compound.predictive.decomposition import variance_parts as variance_parts
+from compound.predictive.family import FamilyPredictive as FamilyPredictive
 from compound.predictive.gaussian import GaussianPredictive as GaussianPredictive
 from compound.predictive.sets import OODScores as OODScores
 from compound.predictive.sets import aps_score as aps_score
+from compound.predictive.targets import TargetPredictive as TargetPredictive

@@ -8,20 +8,21 @@ import torch
 from torch import Generator, Tensor
 
 from compound.distributions import (
+    gaussian_log_prob,
     mixture_cdf,
     mixture_entropy,
     mixture_log_prob,
+    weighted_log_sum,
     weighted_mean,
 )
 from compound.ops.mixture_quantile import mixture_quantiles
-from compound.predictive.base import Predictive
 from compound.predictive.decomposition import variance_parts
 from compound.predictive.plots import plot_density
-from compound.predictive.sets import check_coverage
+from compound.predictive.targets import TargetPredictive, rows_of_members
 
 
 @dataclass(frozen=True)
-class GaussianPredictive(Predictive):
+class GaussianPredictive(TargetPredictive):
     """Targets: a mixture of Gaussians, with the parts of its variance.
 
     Parameters
@@ -98,18 +99,6 @@ class GaussianPredictive(Predictive):
     def mean(self) -> Tensor:  # (rows, targets)
         return weighted_mean(self.means, self.log_weights)
 
-    @property
-    def variance(self) -> Tensor:  # (rows, targets)
-        """Variance of y: `total`.
-
-        The variance of the mixture itself is a little smaller, since its mean varies with the draws.
-        """
-        return self.total
-
-    @property
-    def std(self) -> Tensor:
-        return self.variance.sqrt()
-
     def log_prob(self, y: Tensor) -> Tensor:
         """Joint log-density (rows,) of all targets of a row, for y (rows, targets)."""
         return mixture_log_prob(y, self.means, self.variances, self.log_weights)
@@ -117,21 +106,32 @@ class GaussianPredictive(Predictive):
     def cdf(self, y: Tensor) -> Tensor:  # (rows, targets)
         return mixture_cdf(y, self.means, self.variances, self.log_weights)
 
-    def quantile(self, q: float) -> Tensor:  # (rows, targets)
-        return self._quantiles([q])[0]
-
-    def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Bounds (rows, targets) of the central interval that holds y with probability `coverage`."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
-        lower, upper = self._quantiles([(1 - coverage) / 2, (1 + coverage) / 2])
+    def log_tails(self, y: Tensor) -> tuple[Tensor, Tensor]:  # (rows, targets) each
+        z = (y - self.means) / self.variances.sqrt()
+        lower, upper = (weighted_log_sum(torch.special.log_ndtr(t), self.log_weights) for t in (z, -z))
         return lower, upper
 
-    def _quantiles(self, levels: Sequence[float]) -> Tensor:  # (levels, rows, targets)
-        if not all(0 < q < 1 for q in levels):
-            raise ValueError(f"q is {levels[0]}: a quantile level must lie between 0 and 1")
-        z = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).unsqueeze(-1)  # (levels, 1)
+    def z_quantiles(self, z: Tensor) -> Tensor:  # (levels, rows, targets)
         return mixture_quantiles(z, self.means, self.variances, self.log_weights)
+
+    def of_members(self, index: Tensor, members: int) -> Self:
+        if members == 1:
+            return self
+        log_weights = self.log_weights
+        if log_weights is not None:
+            log_weights = torch.log_softmax(rows_of_members(log_weights, index, members), 0)
+        means, variances = (rows_of_members(v, index, members) for v in (self.means, self.variances))
+        return replace(self, means=means, variances=variances, log_weights=log_weights)
+
+    def of_target(self, target: int) -> Self:
+        one = slice(target, target + 1)
+        parts = {name: getattr(self, name)[:, one] for name in ("component", "mixing", "posterior")}
+        return replace(self, **parts, means=self.means[..., one], variances=self.variances[..., one])
+
+    def density(self, y: Tensor, target: int = 0) -> Tensor:  # (points,)
+        means, variances = self.means[:, :1, target], self.variances[:, :1, target]  # (draws, 1)
+        weights = None if self.log_weights is None else self.log_weights[:, :1, 0]
+        return weighted_log_sum(gaussian_log_prob(y, means, variances), weights).exp()
 
     def entropy(self) -> Tensor:
         """Entropy of each target's marginal mixture, in nats, (rows, targets)."""
@@ -170,18 +170,6 @@ class GaussianPredictive(Predictive):
         parts = (self.component * square, self.mixing * square, self.posterior * square)
         means, variances = shift + scale * self.means, square * self.variances
         return type(self)(*parts, means, variances, self.log_weights, ood=self.ood, conformal=self.conformal)
-
-    def sets(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:  # (rows, targets) each
-        """Bounds of an interval: quantiles Φ(-z), Φ(z) with the conformal z; without one, `interval`."""
-        check_coverage(coverage)
-        if self.conformal is None:
-            return self.interval(coverage)
-        levels = torch.special.ndtr(self.conformal(coverage).double()).tolist()  # Φ(z) of every target
-        bounds = [
-            torch.stack([self.quantile(q)[:, k] for k, q in enumerate(qs)], -1)
-            for qs in ([1 - level for level in levels], levels)
-        ]
-        return bounds[0], bounds[1]
 
     def plot(self, row: int = 0, *, target: int = 0, axis: Any = None) -> Any:
         """The density of a row's target on a matplotlib axis, and the parts of its standard deviation."""

@@ -2,12 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 if TYPE_CHECKING:
     from compound.predictive.categorical import CategoricalPredictive
-    from compound.predictive.gaussian import GaussianPredictive
+    from compound.predictive.targets import TargetPredictive
 
 COLOURS = {"component": "#4477aa", "mixing": "#66ccee", "posterior": "#ee6677"}
 
@@ -21,7 +18,7 @@ def new_axis(axis: Any) -> Any:
     return plt.subplots(figsize=(6, 3.5))[1]
 
 
-def plot_density(p: "GaussianPredictive", row: int, target: int, axis: Any) -> Any:
+def plot_density(p: "TargetPredictive", row: int, target: int, axis: Any) -> Any:
     """The density of one target of one row; below it the standard deviation grows part by part.
 
     The bars are mean ± sqrt(component), ± sqrt(component + mixing), ± sqrt(total).
@@ -29,8 +26,8 @@ def plot_density(p: "GaussianPredictive", row: int, target: int, axis: Any) -> A
     axis = new_axis(axis)
     one = p[row].to("cpu")
     mean, std = float(one.mean[0, target]), float(one.std[0, target])
-    y = torch.linspace(mean - 4 * std, mean + 4 * std, 400, dtype=one.means.dtype)
-    density = _density(one, y, target)
+    y = one.plot_range(mean, std)
+    density = one.density(y, target)
     axis.plot(y.numpy(), density.numpy(), color="black", lw=1.5)
     axis.fill_between(y.numpy(), density.numpy(), color="0.9")
     height, variance = -float(density.max()), 0.0
@@ -42,15 +39,6 @@ def plot_density(p: "GaussianPredictive", row: int, target: int, axis: Any) -> A
     axis.axhline(0, color="0.5", lw=0.6)
     axis.set(xlabel="y", ylabel="density", yticks=[])
     return axis
-
-
-def _density(one: "GaussianPredictive", y: Tensor, target: int) -> Tensor:  # (points,)
-    """Density of one target at points y (points,) of the predictive of one row."""
-    normals = torch.distributions.Normal(one.means[..., target], one.variances[..., target].sqrt())
-    logs = normals.log_prob(y)  # (draws, points)
-    if one.log_weights is None:
-        return logs.exp().mean(0)
-    return (logs + one.log_weights[..., 0]).exp().sum(0)
 
 
 def plot_classes(p: "CategoricalPredictive", row: int, coverage: float, axis: Any) -> Any:

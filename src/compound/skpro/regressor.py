@@ -92,7 +92,8 @@ class CompoundProbaRegressor(BaseProbaRegressor):
         return pd.DataFrame(self.estimator_.predict(_named(X)), index=X.index, columns=self.columns_)
 
     def _predict_proba(self, X: pd.DataFrame) -> PredictiveDistribution:
-        return PredictiveDistribution(self.estimator_.predict_dist(_named(X)), False, X.index, self.columns_)
+        predictive: Any = self.estimator_.predict_dist(_named(X))  # Gaussian: the default kind of target
+        return PredictiveDistribution(predictive, False, X.index, self.columns_)
 
     def _predict_quantiles(self, X: pd.DataFrame, alpha: list[float]) -> pd.DataFrame:
         values = self.estimator_.predict_quantiles(_named(X), alpha)  # (rows, targets, levels)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,10 @@ def evaluate(
     y = encode_target(labelled, estimator)
     ood_features = None if ood is None else read_features(ood, estimator)
     is_regression = estimator.model_.task.kind == "regression"
-    scores = score_frame(estimator, labelled.x, y, LEVELS, callback, row_measures)
+    names = getattr(estimator, "target_names_", [])
+    index = names.index(target) if target in names else 0
+    measure = partial(row_measures, target=index)
+    scores = score_frame(estimator, labelled.x, y, LEVELS, callback, index, measure)
     detection: list[Metric] = []
     if ood_features is not None:
         ood_frame = uncertainty_frame(estimator, ood_features)

@@ -32,7 +32,7 @@ from compound.estimators.base import Estimator
 from compound.estimators.encoder import Column, Encoder
 from compound.estimators.encoder_columns import CategoricalColumn, NumericColumn
 from compound.estimators.prediction import epistemic
-from compound.estimators.row_predictions import predict_frame
+from compound.estimators.row_predictions import first_target_frame
 from compound.estimators.time_column import TimeColumn
 from compound.estimators.times import format_time, time_values
 from compound.estimators.validation import encode_table
@@ -61,7 +61,7 @@ class Contribution(NamedTuple):
 class Explanation:
     """Prediction of a row, with the contributions of its columns and the nearest prototypes."""
 
-    prediction: pd.DataFrame  # one row, the columns of `predict_frame`
+    prediction: pd.DataFrame  # one row, the columns of `first_target_frame`
     threshold: float  # of ood_score
     contributions: list[Contribution]  # largest contribution to the distance first
     prototypes: pd.DataFrame  # nearest first; the columns of the table
@@ -109,7 +109,7 @@ def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Ex
     ]
     contributions.sort(key=lambda contribution: -contribution.distance)
     return Explanation(
-        predict_frame(estimator, row),
+        first_target_frame(estimator, row),
         estimator.threshold_,
         contributions,
         prototypes,

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
+from compound.estimators.target_kinds import KINDS, Proposal, propose_kind
 from compound.io.model_directory import foreign_files
 from compound.io.paths import check_folder
 from compound.models import Method
@@ -28,6 +29,7 @@ from compound.tables.model_inputs import (
     read_training_table,
 )
 from compound.tables.prediction_metrics import LEVELS, prediction_metrics
+from compound.tables.roles import Roles
 from compound.train.holdout import held_out_count, last_of_class, stratified_sample
 
 Array = NDArray[Any]
@@ -39,6 +41,9 @@ class FitRequest:
 
     target: str
     task: TaskOption = "auto"
+    target_kind: str = "auto"  # "auto", one of KINDS, or "ordinal"
+    roles: Roles = field(default_factory=Roles)
+    class_weight: str | None = None
     method: str = ""  # "": the estimators' default
     options: tuple[tuple[str, Any], ...] = ()  # of the method
     parameters: tuple[tuple[str, Any], ...] = ()  # of the estimator, besides those below, such as lr
@@ -63,12 +68,14 @@ class FitResult:
     estimator: Estimator
     test: LabelledTable
     test_rows: Array  # (test rows,) indices of rows in the file, from 0
-    y_test: Array  # (test rows,) floats, or class indices
+    y_test: Array  # (test rows,) floats, or class indices; of the first target
     scores: RowScores
     metrics: list[Metric]
     n_train: int
     seconds: float  # of the fit
     effects: ColumnEffects
+    reason: str = ""  # for the kind of the target, where it was proposed
+    more_metrics: dict[str, list[Metric]] = field(default_factory=dict)  # of further targets
 
     @property
     def is_regression(self) -> bool:
@@ -82,25 +89,78 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     """
     check_fraction(request.test_fraction)
     method = request_method(request)
-    table = read_training_table(path, request.target, request.drop, request.keep)
-    task = infer_task(path, table.y, request.task)
+    roles = request.roles
+    table = read_training_table(path, request.target, request.drop, request.keep, roles)
+    task = infer_task(path, table.y, _task_option(request))
+    kind = _propose(table, request) if task == "regression" else Proposal(request.target_kind, "")
+    check_kind_of_task(kind.kind, task)
     is_test = choose_test_rows(table, task == "classification", request)
     estimator = make_estimator(task, method, request)
+    if task == "regression":
+        estimator.set_params(target_kind=kind.kind)
+        method.check_family(None if kind.kind == "gaussian" else kind.kind)
+    train, test = table.take(~is_test), table.take(is_test)
     start = time.monotonic()
-    estimator.fit(table.x[~is_test].reset_index(drop=True), table.y[~is_test].to_numpy())
+    estimator.fit(train.x, _targets(train, roles), **roles.fit_arguments(train.columns))
     seconds = time.monotonic() - start
-    estimator.target_name_ = request.target  # type: ignore[attr-defined]
-    estimator.number_forms_ = dict(table.forms)  # type: ignore[attr-defined]
-    test = table._replace(
-        x=table.x[is_test].reset_index(drop=True), y=table.y[is_test].reset_index(drop=True)
-    )
+    fitted: Any = estimator
+    fitted.target_name_ = request.target
+    fitted.target_names_ = [request.target, *roles.more_targets] if roles.more_targets else []
+    fitted.roles_ = roles.named
+    fitted.number_forms_ = {name: form for name, form in table.forms.items() if name != roles.weight}
     y_test = encode_target(test, estimator)
     scores = score_frame(estimator, test.x, y_test, LEVELS, callback)
-    metrics = prediction_metrics(scores, task == "regression", named_generator(request.seed, "bootstrap"))
-    n_train = int((~is_test).sum())
-    effects = column_effects(estimator, test.x, y_test, request.seed, callback)
-    rows = np.flatnonzero(is_test)
-    return FitResult(estimator, test, rows, y_test, scores, metrics, n_train, seconds, effects)
+    generator = named_generator(request.seed, "bootstrap")
+    metrics = prediction_metrics(scores, task == "regression", generator)
+    more = {}
+    for k, name in enumerate(roles.more_targets, start=1):
+        truth = test.columns[name].to_numpy(np.float64)
+        more[name] = prediction_metrics(
+            score_frame(estimator, test.x, truth, LEVELS, target=k), True, generator
+        )
+    shown = y_test[:, 0] if y_test.ndim > 1 else y_test
+    effects = column_effects(estimator, test.x, shown, request.seed, callback)
+    parts = (estimator, test, test.file_rows, shown, scores, metrics, len(train.y), seconds, effects)
+    return FitResult(*parts, reason=kind.reason, more_metrics=more)
+
+
+def _task_option(request: FitRequest) -> TaskOption:
+    """The task asked for, or what the kind of the target says about it."""
+    if request.task != "auto":
+        return request.task
+    if request.target_kind == "ordinal" or request.class_weight:
+        return "classification"
+    is_number = request.target_kind in KINDS or request.roles.event or request.roles.more_targets
+    return "regression" if is_number else "auto"
+
+
+def check_kind_of_task(kind: str, task: str) -> None:
+    """Raise ValueError if a kind of target does not suit the task."""
+    if (kind == "ordinal") == (task == "regression") and kind != "auto":
+        raise ValueError(f"--target-kind is {kind}: it does not suit {task}, see --task")
+
+
+def _propose(table: LabelledTable, request: FitRequest) -> Proposal:
+    """The kind asked for, or the one proposed from the column, with the reason."""
+    if request.target_kind != "auto":
+        return Proposal(request.target_kind, "")
+    columns = [table.y, *(table.columns[name] for name in request.roles.more_targets)]
+    proposals = {
+        propose_kind(column.to_numpy(np.float64), request.roles.event is not None) for column in columns
+    }
+    kinds = {proposal.kind for proposal in proposals}
+    if len(kinds) > 1:
+        return Proposal("gaussian", "the targets differ")
+    return min(proposals)
+
+
+def _targets(table: LabelledTable, roles: Roles) -> Array:  # (rows,) or (rows, targets)
+    """The targets of the rows."""
+    if not roles.more_targets:
+        return table.y.to_numpy()
+    return np.column_stack([table.y, *(table.columns[name] for name in roles.more_targets)]).astype(
+        np.float64
+    )
 
 
 def request_method(request: FitRequest) -> Method:
@@ -137,9 +197,13 @@ def save(result: FitResult, out: Path, page: str) -> None:
 
 
 def make_estimator(task: str, method: Method, request: FitRequest) -> Estimator:
+    kind: dict[str, Any] = {}
+    if task != "regression":
+        kind = {"ordinal": request.target_kind == "ordinal", "class_weight": request.class_weight}
     estimator_class = CompoundRegressor if task == "regression" else CompoundClassifier
     return estimator_class(
         method,
+        **kind,
         max_epochs=request.max_epochs,
         batch_size=request.batch_size,
         false_positive_rate=request.false_positive_rate,
@@ -155,6 +219,11 @@ def choose_test_rows(table: LabelledTable, stratify: bool, request: FitRequest) 
     rows = len(table.y)
     if rows < 4:
         raise ValueError(f"{table.path} has {rows} row(s): at least 4 are needed, for training and test")
+    if request.roles.time:  # the newest rows judge
+        count = max(1, held_out_count(rows, request.test_fraction))
+        newest = np.zeros(rows, dtype=bool)
+        newest[np.argsort(table.columns[request.roles.time].to_numpy(), kind="stable")[rows - count :]] = True
+        return newest
     labels = torch.from_numpy(pd.factorize(table.y)[0] if stratify else np.zeros(rows, dtype=np.int64))
     count = max(1, held_out_count(rows, request.test_fraction))
     sampled = stratified_sample(labels, count, derive_seed(request.seed, "test rows"))

@@ -147,7 +147,8 @@ def partial_dependence(
         if is_regression:
             lower, upper = estimator.predict_interval(repeated, LEVELS[1] - LEVELS[0])
             rows_of = (estimator.predict(repeated), lower, upper)
-            mean, low, high = (each.reshape(len(values), -1).mean(1) for each in rows_of)
+            first = (each.reshape(len(repeated), -1)[:, 0] for each in rows_of)  # of several targets
+            mean, low, high = (each.reshape(len(values), -1).mean(1) for each in first)
         else:
             probs = estimator.predict_proba(repeated)[:, label].reshape(len(values), -1)
             mean, (low, high) = probs.mean(1), np.quantile(probs, [0.1, 0.9], axis=1)

@@ -15,13 +15,16 @@ from compound.estimators.base import Estimator
 from compound.estimators.columns import is_categorical
 from compound.estimators.files import load
 from compound.estimators.number_forms import NumberForm
+from compound.estimators.target_kinds import positive_times
 from compound.tables.file_errors import file_location, join_names, missing_column
 from compound.tables.frames import ColumnType
 from compound.tables.id_columns import id_columns
+from compound.tables.roles import Roles
 from compound.tables.table_files import Chunk, column_names, infer_table, read_chunks, read_table
 
 TaskOption = Literal["auto", "regression", "classification"]
 MAX_FEATURES = 10_000  # columns: whitening this many takes 4 GB and ten minutes
+NO_ROLES = Roles()
 MAX_INTEGER_CLASSES = 10  # integer targets with at most this many distinct values are classes
 
 
@@ -33,48 +36,83 @@ class LabelledTable(NamedTuple):
     y: "pd.Series[Any]"
     forms: Mapping[str, NumberForm] = MappingProxyType({})  # of columns whose numbers are not plain ones
     ids: tuple[str, ...] = ()  # columns left out, because they seem to name the rows
+    columns: pd.DataFrame = pd.DataFrame()  # those with a role, and further targets
+    rows: "NDArray[Any] | None" = None  # indices in the file of the rows, where some have no target
+    left_out: int = 0  # rows without a target
+
+    def take(self, mask: "NDArray[Any]") -> "LabelledTable":
+        """The rows that the mask (rows,) marks."""
+        parts = (part[mask].reset_index(drop=True) for part in (self.x, self.y))
+        columns = self.columns[mask].reset_index(drop=True) if len(self.columns.columns) else self.columns
+        x, y = parts
+        return self._replace(x=x, y=y, columns=columns, rows=self.file_rows[mask])
+
+    @property
+    def file_rows(self) -> "NDArray[Any]":  # (rows,)
+        """Indices in the file of the rows, from 0."""
+        return np.arange(len(self.y)) if self.rows is None else self.rows
 
 
 def load_estimator(path: Path) -> Estimator:
-    """Load a saved estimator; ValueError if it has more than one target."""
+    """Load a saved estimator."""
     estimator: Estimator = load(path)
-    task = estimator.model_.task
-    if task.kind == "regression" and task.size > 1:
-        raise ValueError(
-            f"{path} predicts {task.size} targets at once: "
-            "the command line supports one, use compound.load in Python"
-        )
     return estimator
 
 
 def read_training_table(
-    path: Path, target: str, drop: Sequence[str] = (), keep: Sequence[str] = ()
+    path: Path, target: str, drop: Sequence[str] = (), keep: Sequence[str] = (), roles: Roles = NO_ROLES
 ) -> LabelledTable:
     """Read and check a training table: all columns but those in `drop`, which are not parsed.
 
-    Columns that seem to name the rows are left out, unless they are in `keep`.
+    Columns that seem to name the rows are left out, unless they are in `keep`, and so are rows without a
+    target.
     """
-    columns = check_columns(path, column_names(path), target, drop, keep)
+    roles.check(path, column_names(path), target, drop)
+    columns = check_columns(path, column_names(path), target, drop, keep, roles.no_features)
     max_bytes = memory.available()
     table, forms = infer_table(path, columns, max_bytes)
     if types.is_datetime64_any_dtype(table[target]):
         raise ValueError(
             f"{path}, column {target!r} holds times, which cannot be predicted: choose another --target"
         )
-    check_not_missing(path, table[target], target)
+    has_target = table[[target, *roles.more_targets]].notna().all(axis=1).to_numpy()
+    if not has_target.any():
+        raise ValueError(f"{path}, column {target!r} is empty in every row: choose another --target")
     check_finite(path, table)
-    x = table.drop(columns=target)
-    ids = tuple(name for name in id_columns(x) if name not in keep)
+    rows = np.flatnonzero(has_target)
+    if not has_target.all():
+        table = exact_targets(table[has_target].reset_index(drop=True), [target, *roles.more_targets])
+    roles.check_values(path, table)
+    x = table.drop(columns=[target, *roles.no_features])
+    ids = tuple(name for name in id_columns(x) if name not in (*keep, roles.group))
     if len(ids) == x.shape[1]:
         raise ValueError(
             f"{path}, column {ids[0]!r} seems to name the rows, and no other feature is left: "
             f"give --keep {ids[0]} to use it"
         )
-    return LabelledTable(path, x.drop(columns=list(ids)), table[target], forms, ids)
+    left_out = int((~has_target).sum())
+    x = x.drop(columns=list(ids))
+    return LabelledTable(path, x, table[target], forms, ids, table[roles.columns], rows, left_out)
+
+
+def exact_targets(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Targets that were read as floats because some were missing, as integers again if they are whole."""
+    for name in names:
+        column = table[name]
+        if types.is_bool_dtype(column.dtype):
+            table = table.assign(**{name: column.astype(bool)})
+        elif types.is_numeric_dtype(column.dtype) and bool((column == column.round()).all()):
+            table = table.assign(**{name: column.astype(np.int64)})
+    return table
 
 
 def check_columns(
-    path: Path, names: Sequence[str], target: str, drop: Sequence[str], keep: Sequence[str]
+    path: Path,
+    names: Sequence[str],
+    target: str,
+    drop: Sequence[str],
+    keep: Sequence[str],
+    no_features: Sequence[str] = (),
 ) -> list[str]:
     """The columns to read of those in `names`; ValueError if one is missing, or for too few or too many."""
     for name in (target, *drop, *keep):
@@ -86,7 +124,7 @@ def check_columns(
         raise ValueError(f"column {both[0]!r} is both kept and dropped: give --keep or --drop")
     dropped = set(drop)
     columns = [name for name in names if name not in dropped]
-    _check_n_features(path, target, len(columns) - 1)
+    _check_n_features(path, target, len(columns) - 1 - len(no_features))
     return columns
 
 
@@ -151,10 +189,15 @@ def _check_classes(path: Path, y: "pd.Series[Any]", is_discrete: bool, n_distinc
 
 
 def encode_target(table: LabelledTable, estimator: Estimator) -> NDArray[Any]:  # (rows,)
-    """The target as floats, or as indices into the estimator's `classes_`."""
+    """The target as floats, or as indices into the estimator's `classes_`; times and events as (rows, 2)."""
     path, y = table.path, table.y
     if estimator.model_.task.kind == "regression":
-        return y.to_numpy(np.float64)
+        event = getattr(estimator, "roles_", {}).get("event")
+        times = y.to_numpy(np.float64)
+        if event is None:
+            return times
+        events = table.columns[event].to_numpy(np.float64)
+        return np.column_stack([positive_times(times[:, None]), events])
     classes = estimator.classes_.tolist()  # type: ignore[attr-defined]
     index = {label: i for i, label in enumerate(classes)}
     labels = y.tolist()
@@ -182,11 +225,21 @@ def read_labelled(path: Path, estimator: Estimator, target: str) -> LabelledTabl
     if target not in names:
         raise missing_column(path, target, names, ", the target to compare with")
     form = number_forms(estimator).get(target)
+    event = getattr(estimator, "roles_", {}).get("event")
+    if event is not None and event not in names:
+        raise missing_column(path, event, names, ", which tells the events observed")
     dtypes = {**column_types(estimator), target: form or _target_type(estimator)}
-    table = read_table(path, dtypes, memory.available())
-    check_not_missing(path, table[target], target)
+    roles = [] if event is None else [event]
+    table = read_table(path, {**dtypes, **dict.fromkeys(roles, "number")}, memory.available())
+    has_target = table[target].notna().to_numpy()
+    if not has_target.any():
+        raise ValueError(f"{path}, column {target!r} is empty in every row: nothing to compare with")
     check_finite(path, table[features])
-    return LabelledTable(path, table[features], table[target])
+    if not has_target.all():
+        table = exact_targets(table[has_target].reset_index(drop=True), [target])
+    rows, left_out = np.flatnonzero(has_target), int((~has_target).sum())
+    x, y = table[features], table[target]
+    return LabelledTable(path, x, y, columns=table[roles], rows=rows, left_out=left_out)
 
 
 def column_types(estimator: Estimator) -> dict[str, ColumnType]:

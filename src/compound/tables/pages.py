@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from compound.estimators.base import Array
-from compound.estimators.row_predictions import RowScores, predict_frame
+from compound.estimators.row_predictions import RowScores, first_target_frame
 from compound.report.page import Cell, Page, format_number
 from compound.tables import figures
 from compound.tables.confidence_intervals import Metric
@@ -32,12 +32,39 @@ def fit_summary(result: FitResult) -> list[tuple[str, str]]:
         ("features", f"{len(estimator.encoder_.columns)} columns, {estimator.encoder_.width} encoded"),
         *_column_notes(result),
         ("task", f"{task_name}: {result.test.y.name}"),
+        *_target_notes(result),
         ("method", estimator.model_.method),
         ("calibration", calibration_note(estimator.n_calibration_, result.is_regression)),
         *((m.name, format_metric(m)) for m in result.metrics if m.name not in NOT_IN_SUMMARY),
         ("outliers", ood_note(estimator.false_positive_rate, estimator.ood_detector_.promised)),
         ("time", f"{result.seconds:.1f} s"),
     ]
+
+
+def _target_notes(result: FitResult) -> list[tuple[str, str]]:
+    """The kind of the target and why; groups, times and weights; metrics of further targets."""
+    estimator: Any = result.estimator
+    roles = getattr(estimator, "roles_", {})
+    notes = []
+    kind = getattr(estimator, "target_kind_", "ordinal" if estimator.model_.task.family else "")
+    if kind and (kind != "gaussian" or result.reason not in ("", "numbers")):
+        notes.append(("target kind", f"{kind}: {result.reason}" if result.reason else kind))
+    if result.test.left_out:
+        rows = "row" if result.test.left_out == 1 else "rows"
+        notes.append(("no target", f"{result.test.left_out:,} {rows} left out"))
+    if "event" in roles:
+        notes.append(("events", f"{roles['event']}, censored where it is 0"))
+    if "group" in roles:
+        own = ", ".join(estimator.group_calibrations_) or "none has enough rows"
+        notes.append(("groups", f"{roles['group']}, with thresholds of their own: {own}"))
+    if "time" in roles:
+        notes.append(("time order", f"{roles['time']}: the newest rows calibrate and judge"))
+    if "weight" in roles:
+        notes.append(("weights", roles["weight"]))
+    for name, metrics in result.more_metrics.items():
+        shown = (f"{m.name} {format_metric(m)}" for m in metrics if m.name not in NOT_IN_SUMMARY)
+        notes.append((name, "; ".join(shown)))
+    return notes
 
 
 def _column_notes(result: FitResult) -> list[tuple[str, str]]:
@@ -181,7 +208,7 @@ def confidence_section(page: Page, scores: RowScores) -> None:
 def _interval_section(page: Page, result: FitResult) -> None:
     n_rows = len(result.y_test)
     shown = np.linspace(0, n_rows - 1, min(n_rows, figures.MAX_ROWS)).astype(int)
-    predictions = predict_frame(result.estimator, result.test.x.iloc[shown].reset_index(drop=True))
+    predictions = first_target_frame(result.estimator, result.test.x.iloc[shown].reset_index(drop=True))
     figure = figures.interval_plot(predictions, result.y_test[shown], str(result.test.y.name))
     page.heading("Intervals")
     page.figure(figure, "90% prediction intervals of test rows. Dots: targets; crosses: targets outside.")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compound.estimators.conformal_scores import aps_score, z_quantiles
+from compound.estimators.conformal_scores import aps_score
 from compound.estimators.row_predictions import RowScores
 from compound.metrics import crps_scores, interval_scores
 from compound.tables.prediction_metrics import NOMINAL, PIT
@@ -22,6 +22,7 @@ INTERVAL_SCORE = "interval score of 90%"
 WIDTH = "mean width of 90%"
 SET_SIZE = "mean size of 90% sets"
 PIT_BINS = 20
+CRPS_LEVELS = 40  # of the quadrature for other families than the Gaussian
 RISK_POINTS = 50  # of a risk-coverage curve
 
 
@@ -40,20 +41,35 @@ class RiskPoint(NamedTuple):
     risk: float
 
 
-def row_measures(estimator: Any, predictive: Any, y: Tensor) -> dict[str, Tensor]:  # (rows,) each
-    """The measures of rows with targets y (rows,): numbers, or indices of classes."""
+def row_measures(
+    estimator: Any, predictive: Any, y: Tensor, target: int = 0
+) -> dict[str, Tensor]:  # (rows,) each
+    """The measures of rows with targets y (rows,): numbers, or indices of classes; of times with events.
+
+    Of several targets the predictive is that of `target`.
+    """
     if estimator.model_.task.kind == "classification":
         inside = aps_score(predictive.probs) <= estimator.sets_.conformal_quantile(NOMINAL)
         return {SET_SIZE: inside.sum(-1)}
-    column = y.double().unsqueeze(-1)  # (rows, 1)
-    z = estimator.intervals_.conformal_quantile(NOMINAL)
-    lower, upper = z_quantiles(predictive, torch.stack([-z, z]))[..., 0]
+    column = y.double().reshape(len(y), -1)[:, :1]  # (rows, 1)
+    z = estimator.intervals_.conformal_quantile(NOMINAL)[target].reshape(1)
+    lower, upper = predictive.z_quantiles(torch.stack([-z, z]))[..., 0]
     return {
-        CRPS: crps_scores(predictive, column)[:, 0],
+        CRPS: (crps_scores if hasattr(predictive, "variances") else quantile_crps)(predictive, column)[:, 0],
         INTERVAL_SCORE: interval_scores(lower, upper, column[:, 0], NOMINAL),
         WIDTH: upper - lower,
         PIT: predictive.cdf(column)[:, 0],
     }
+
+
+def quantile_crps(predictive: Any, y: Tensor) -> Tensor:  # (rows, targets)
+    """CRPS of any predictive: twice the mean pinball loss over levels, by quadrature."""
+    nodes, weights = np.polynomial.legendre.leggauss(CRPS_LEVELS)
+    levels = torch.from_numpy(0.5 * (1 + nodes))
+    quantiles = predictive.z_quantiles(torch.special.ndtri(levels).unsqueeze(-1))  # (levels, rows, targets)
+    level = levels.view(-1, 1, 1)
+    loss = torch.where(y < quantiles, (1 - level) * (quantiles - y), level * (y - quantiles))
+    return (torch.from_numpy(weights).view(-1, 1, 1) * loss).sum(0)
 
 
 def pit_histogram(scores: RowScores) -> Array:  # (PIT_BINS,)

@@ -51,6 +51,7 @@ from compound.tables.importance import column_effects
 from compound.tables.model_inputs import LabelledTable, check_columns, infer_task
 from compound.tables.parquet_rows import Block, ParquetRows, read_in_order
 from compound.tables.prediction_metrics import LEVELS, prediction_metrics
+from compound.tables.roles import Roles
 from compound.tables.row_split import RowSplit, uniform
 from compound.tables.row_stream import RowStream, check_target, read_frame
 from compound.tables.table_files import CELL_BYTES, column_names
@@ -125,6 +126,11 @@ def fit_path(
     """
     if not is_streamed(path, request.stream):
         return fit_table(path, request, callback)
+    if request.roles != Roles() or request.target_kind not in ("auto", "gaussian") or request.class_weight:
+        raise ValueError(
+            f"{path} is read in a stream, which knows one target and no --target-kind, --event, --group, "
+            "--time, --weight or --class-weight: give a sample of the rows"
+        )
     check_fraction(request.test_fraction)
     if path.is_dir() or file_format(path) == ".parquet":
         table = ParquetRows.open(path)

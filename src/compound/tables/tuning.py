@@ -27,6 +27,7 @@ from compound.tables.fitting import (
     request_method,
 )
 from compound.tables.model_inputs import LabelledTable, encode_target, infer_task, read_training_table
+from compound.tables.roles import Roles
 from compound.tables.search_space import PARAMETERS, Space, combinations, distributions, settings
 from compound.train.progress import FitProgress
 
@@ -132,13 +133,15 @@ def tune(
 def read_rows(path: Path, request: FitRequest) -> TuningRows:
     """Read a table, set its test rows aside, and divide the others."""
     check_fraction(request.test_fraction)
+    if request.roles != Roles() or request.target_kind not in ("auto", "gaussian"):
+        raise ValueError("tuning is for one Gaussian target or classes: leave out roles of columns and kinds")
     table = read_training_table(path, request.target, request.drop, request.keep)
     task = infer_task(path, table.y, request.task)
     stratify = task == "classification"
-    rest = _take(table, ~choose_test_rows(table, stratify, request))
+    rest = table.take(~choose_test_rows(table, stratify, request))
     inner = replace(request, test_fraction=VALIDATION_FRACTION, seed=derive_seed(request.seed, "tuning"))
     is_validation = choose_test_rows(rest, stratify, inner)
-    return TuningRows(task, _take(rest, ~is_validation), _take(rest, is_validation))
+    return TuningRows(task, rest.take(~is_validation), rest.take(is_validation))
 
 
 def run_trial(
@@ -292,11 +295,6 @@ def _sampler(optuna: Any, seed: int) -> Any:
 
 def _pruner(optuna: Any) -> Any:
     return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS)
-
-
-def _take(table: LabelledTable, rows: Any) -> LabelledTable:
-    """Some rows of a table."""
-    return table._replace(x=table.x[rows].reset_index(drop=True), y=table.y[rows].reset_index(drop=True))
 
 
 def _short(value: Any) -> str:

@@ -3,7 +3,8 @@
 Kristiadi et al. (2019), section 5.3: two layers with 100 hidden units on features of a network trained on
 ImageNet, batches of 200, 100 epochs; DPN sees SVHN as outliers. Pixels stay in [0, 1] and are normalised
 inside the network; the original code clips normalised ones. The other half of SVHN and traffic signs are
-evaluated as in the out-of-distribution experiments.
+evaluated as in the out-of-distribution experiments. Far noise of default forms measures distances between
+directions of features: short features, as of house numbers, lie near everything.
 """
 
 import os
@@ -78,7 +79,7 @@ class CifarExperiment(Experiment):
         runs = []
         for seed in range(seeds):
             for method in methods:
-                options = ood.OPTIONS.get(method, ood.BASE_OPTIONS)
+                options = default_options(method)
                 settings = asdict(ood.train_config(method, steps))
                 run = Run(self.name, method, DATA, seed, options, settings, n_train=rows, extractor=extractor)
                 runs.append(run)
@@ -103,6 +104,13 @@ class CifarExperiment(Experiment):
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
+
+
+def default_options(method: str) -> dict[str, Any]:
+    """Options of a method's default form: far noise, where it has it, by directions of features."""
+    options = ood.OPTIONS.get(method, ood.BASE_OPTIONS)
+    has_far_noise = METHODS[method].has_far_noise or "far" in options
+    return {**options, "far_distance": "directions"} if has_far_noise else options
 
 
 def _attack(run: Run, model: Model, sets: FeatureSets, scale: Scale) -> dict[str, Any]:
@@ -134,7 +142,8 @@ def load_features(run: Run, context: RunContext, scale: Scale) -> FeatureSets:
     others = {name: _shuffled(colour.load(name, "all", context.data_dir).x) for name in OOD_SETS}
     features = cache.features(train.x[: scale.n_train])
     weight = holdout_weights(scale.n_train, 1, 0.1, seed=0)[0]
-    extractor = FeatureExtractor.fit(network, features[weight > 0])
+    centred = run.options.get("far_distance") != "directions"
+    extractor = FeatureExtractor.fit(network, features[weight > 0], centred)
 
     def standardised(x: Tensor) -> Tensor:
         return extractor.standardise(cache.features(x))

@@ -38,11 +38,14 @@ class FeatureExtractor:
     scale: Tensor  # (features,)
 
     @classmethod
-    def fit(cls, extractor: nn.Module, features: Tensor) -> "FeatureExtractor":
-        """Standardise by the mean and deviation of `features` (rows, features); a constant one becomes 0."""
+    def fit(cls, extractor: nn.Module, features: Tensor, centred: bool = True) -> "FeatureExtractor":
+        """Standardise by the mean and deviation of `features` (rows, features); a constant one becomes 0.
+
+        With `centred` false the mean stays, so that directions are those of the network's own features.
+        """
         mean, scale = features.double().mean(0), features.double().std(0, correction=0)
         scale = torch.where(scale > 1e-6 * mean.abs(), scale, 1.0)
-        return cls(extractor, mean.float(), scale.float())
+        return cls(extractor, mean.float() if centred else torch.zeros_like(mean.float()), scale.float())
 
     def standardise(self, features: Tensor) -> Tensor:
         return (features - self.mean) / self.scale

@@ -22,7 +22,6 @@ from compound.experiments.run_files import Arrays
 from compound.experiments.runs import Outcome, Result, RunContext, fit_run
 from compound.models import METHODS, Model
 from compound.models.extrapolation import ExtrapolationGuard
-from compound.ood.noise import DistanceAwareNoise
 from compound.ops.clamp import clamp_inputs
 from compound.predictive import CategoricalPredictive
 from compound.random import named_generator
@@ -160,7 +159,8 @@ def without_far_noise(model: Model) -> Model:
     if model.distance is None:
         return model
     model = copy.deepcopy(model)
-    cast(ExtrapolationGuard, model.far).noise = DistanceAwareNoise(model.inputs)
+    far = cast(ExtrapolationGuard, model.far)
+    far.noise = far.unfitted_noise()
     return model
 
 

@@ -33,7 +33,6 @@ from compound.predictive import (
     take_label,
 )
 from compound.random import Generators
-from compound.types import Task
 
 LastLayer = Literal["integrate", "sample"]
 Draws = tuple[Tensor, Tensor]  # (members, n_samples, n_inner, rows, outputs) each
@@ -95,21 +94,6 @@ class LastLayerModel(ABC):
 
         `paired` neighbouring draws of the hidden units depend on each other, as stratified ones do.
         """
-
-
-def last_layer_model(
-    task: Task, members: int, last_layer: str, last_draws: int, noise: float
-) -> "LastLayerGaussian | LastLayerCategorical":
-    """The observation model of a compound density network for a task.
-
-    `last_layer` is "integrate" or "sample". `last_draws` (classes) is the number of draws of the logits per
-    draw of the hidden units, `noise` (targets) the standard deviation of y given f, 0 to learn it.
-    """
-    if last_layer not in ("integrate", "sample"):
-        raise ValueError(f"last_layer is {last_layer!r}: use 'integrate' or 'sample'")
-    if task.kind == "regression":
-        return LastLayerGaussian(task.size, members, noise, last_layer)  # type: ignore[arg-type]
-    return LastLayerCategorical(task.size, last_layer, last_draws)  # type: ignore[arg-type]
 
 
 class LastLayerGaussian(HomoscedasticGaussian, LastLayerModel):
