@@ -93,7 +93,7 @@ for task in (CLASSES, TARGETS):
         loader = [(x[:80].to(device), y[:80].to(device))]
         model = posthoc(net.eval(), "1", task).fit(loader, [(x[80:].to(device), y[80:].to(device))])
         results.append(numbers(model.predict(x[80:].to(device))))
-    same(results, f"posthoc of a converted network, {task.kind}")
+    same(results, f"posthoc of a converted network, {task.kind}", drawn=True)
 
 # a pickled, copied or reloaded network of layers draws the same, wherever it went in between
 x, _ = rows(CLASSES)
