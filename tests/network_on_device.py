@@ -107,4 +107,5 @@ for made in (net, copy.deepcopy(net).to("npu").to("cpu"), copy.deepcopy(net).dou
         with sampling(named_generator(2)):
             outputs.append(form(x).detach())
 for other in outputs[1:]:
-    assert_close(other, outputs[0], rtol=0, atol=0)
+    # memory of another layout rounds products differently
+    assert_close(other, outputs[0], rtol=1e-4, atol=1e-6)
