@@ -1,7 +1,7 @@
 """The types that all modules share: what is predicted, and a batch of rows."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,6 +97,9 @@ class Batch:
     share : Share, optional
         Where the rows are those of one of several processes.
 
+    importance : Tensor of shape (rows,), optional
+        How much each row counts where it is held out; 1 by default.
+
     Examples
     --------
     >>> import torch
@@ -114,6 +117,7 @@ class Batch:
     x_ood: Tensor | None = None
     progress: float = 1.0
     share: Share | None = None
+    importance: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -121,7 +125,9 @@ class Batch:
     def take(self, rows: Tensor) -> "Batch":
         """The rows with these indices; `size` and `x_ood` stay as they are."""
         weight = None if self.weight is None else self.weight[..., rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
+        importance = None if self.importance is None else self.importance[rows]
+        rows_of: dict[str, Any] = {"x": self.x[rows], "y": self.y[rows], "index": self.index[rows]}
+        return replace(self, **rows_of, weight=weight, importance=importance)
 
     def part(self, index: int, parts: int) -> "Batch":
         """The rows of one of `parts` processes, with `share`: its mean losses average to the batch's."""
@@ -135,6 +141,7 @@ class Batch:
             index=self.index[rows],
             weight=None if weight is None else weight[..., rows],
             x_ood=None if ood is None else ood[part_rows(len(ood), index, parts)],
+            importance=None if self.importance is None else self.importance[rows],
             share=Share(total / parts, 0.0 if ood is None else len(ood) / parts),
         )
 

@@ -112,9 +112,19 @@ class ThresholdMixin:
             self.group_calibrations_[label] = kind.fit(*arguments, weights=weights[mask])
 
     def row_groups(self, X: Any, groups: Any = None) -> Array | None:  # (rows,)
-        """Labels of the groups of the rows of X as text; None for an estimator without groups.
+        """Labels of the groups of the rows of a table; None for an estimator without groups.
 
-        `groups` is an array or a column of X; by default the column that `fit` was given the name of.
+        Parameters
+        ----------
+        X : array-like or data frame of shape (rows, columns)
+            The inputs.
+        groups : array-like of shape (rows,) or str, default=None
+            Groups, or a column of X; by default the column that `fit` was given the name of.
+
+        Returns
+        -------
+        ndarray of shape (rows,) or None
+            Labels as text.
         """
         if not self.group_calibrations_ and groups is None:
             return None
@@ -125,9 +135,17 @@ class ThresholdMixin:
         return None if column is None else group_labels(column)
 
     def calibrations(self, groups: Array | None) -> list[tuple[Any, Any]]:
-        """Calibrations, each with the indices of the rows that it is for: those of group labels (rows,).
+        """Calibrations of the groups of some rows, each with the rows that it is for.
 
-        Without groups the indices are a slice of all rows.
+        Parameters
+        ----------
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`.
+
+        Returns
+        -------
+        list of tuple
+            Indices of rows (without groups a slice of all of them), and their calibration.
         """
         if groups is None:
             return [(slice(None), self.pooled_)]
@@ -141,7 +159,22 @@ class ThresholdMixin:
         return parts
 
     def thresholds(self, coverage: float, rows: int, groups: Array | None) -> Tensor:  # (rows, targets or 1)
-        """The largest score inside the interval or set of this coverage, for rows of these groups."""
+        """The largest score inside the interval or set of a coverage.
+
+        Parameters
+        ----------
+        coverage : float
+            Probability that the truth lies inside.
+        rows : int
+            Number of rows.
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`.
+
+        Returns
+        -------
+        Tensor of shape (rows, targets or 1)
+            Scores.
+        """
         out: Tensor | None = None
         for index, calibration in self.calibrations(groups):
             value = torch.as_tensor(calibration.conformal_quantile(coverage), dtype=torch.float64).reshape(-1)
@@ -153,7 +186,22 @@ class ThresholdMixin:
     def calibrated_quantiles(
         self, predictive: Any, levels: Sequence[float], groups: Array | None
     ) -> Tensor:  # (levels, rows, targets)
-        """Calibrated quantiles of the rows of a predictive of targets, which belong to these groups."""
+        """Calibrated quantiles of the rows of a predictive of targets.
+
+        Parameters
+        ----------
+        predictive : TargetPredictive
+            In the units of y.
+        levels : sequence of float
+            Between 0 and 1.
+        groups : ndarray of shape (rows,) or None
+            Labels of `row_groups`.
+
+        Returns
+        -------
+        Tensor of shape (levels, rows, targets)
+            Quantiles.
+        """
         out: Tensor | None = None
         for index, calibration in self.calibrations(groups):
             targets = predictive.component.shape[1]
