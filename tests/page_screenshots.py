@@ -32,7 +32,6 @@ def take(driver: Any, page: Path, name: str, height: int, width: int = 1100, dar
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as driver:
         take(driver, folder / "diamonds-explore.html", "explore", 900)
-        take(driver, folder / "diamonds-explore.html", "explore-dark", 760, 400, dark=True)
         take(driver, folder / "diamonds.model" / "report.html", "report", 1250)
         take(driver, folder / "diamonds.html", "evaluate", 1600)
 

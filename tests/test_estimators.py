@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.datasets import make_blobs
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -25,13 +26,28 @@ TINY = {"widths": (20,), "hyper": (10,)}
 REGRESSOR = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=20, batch_size=32)
 CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=60, batch_size=32)
 EXPECTED_FAILURES = {
-    "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in SGDRegressor"
+    "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in SGDRegressor",
+    "check_class_weight_classifiers": "15 epochs are too few for weights of ten million to one: see below",
 }
 
 
 @parametrize_with_checks([REGRESSOR, CLASSIFIER], expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.slow
+def test_class_weights_decide_between_overlapping_classes():
+    """scikit-learn's check of them, with enough epochs."""
+    x, y = make_blobs(centers=2, random_state=0, cluster_std=20)
+    classifier = CompoundClassifier(
+        Method("ml-cdn", **TINY),
+        max_epochs=100,
+        batch_size=32,
+        class_weight={0: 1000, 1: 1e-4},
+        random_state=0,
+    )
+    assert (classifier.fit(x[::2], y[::2]).predict(x[1::2]) == 0).mean() > 0.87
 
 
 def line(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -41,6 +41,7 @@ LAYERS: list[tuple[str, dict[str, str]]] = [
         {
             "metrics": "NLL, CRPS, ECE, AUROC",
             "predictive": "the answer, its components",
+            "families": "counts, times, tails",
             "distributions": "MatrixNormal, mixtures, KL",
         },
     ),

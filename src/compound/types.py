@@ -1,5 +1,6 @@
 """The types that all modules share: what is predicted, and a batch of rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -66,12 +67,18 @@ class RowWeights(NamedTuple):
     total: Tensor | float  # (members,), () or a number
 
 
+def _alone(values: Tensor) -> Tensor:
+    """The mean over parts where there are no others."""
+    return values
+
+
 @dataclass(frozen=True)
 class Share:
     """What sums over a part of a batch are divided by: the mean over parts is then the mean of the batch."""
 
     rows: Tensor | float  # weight of the batch's rows, (members,), () or a number, by the number of parts
     ood: float  # number of its out-of-distribution rows, by the number of parts
+    average: Callable[[Tensor], Tensor]  # the mean over parts of numbers without gradient
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class Batch:
         rows_of: dict[str, Any] = {"x": self.x[rows], "y": self.y[rows], "index": self.index[rows]}
         return replace(self, **rows_of, weight=weight, importance=importance)
 
-    def part(self, index: int, parts: int) -> "Batch":
+    def part(self, index: int, parts: int, average: Callable[[Tensor], Tensor] = _alone) -> "Batch":
         """The rows of one of `parts` processes, with `share`: its mean losses average to the batch's."""
         weight, ood = self.weight, self.x_ood
         rows = part_rows(len(self), index, parts)
@@ -142,13 +149,17 @@ class Batch:
             weight=None if weight is None else weight[..., rows],
             x_ood=None if ood is None else ood[part_rows(len(ood), index, parts)],
             importance=None if self.importance is None else self.importance[rows],
-            share=Share(total / parts, 0.0 if ood is None else len(ood) / parts),
+            share=Share(total / parts, 0.0 if ood is None else len(ood) / parts, average),
         )
 
     @property
     def row_weights(self) -> "Tensor | RowWeights | None":
         """What a loss gives to `weighted_row_mean`: the weights, in a part with the batch's total."""
         return self.weight if self.share is None else RowWeights(self.weight, self.share.rows)
+
+    def average(self, values: Tensor) -> Tensor:
+        """Means over the rows of this part, by `row_weights`, as means over the whole batch; no gradient."""
+        return values if self.share is None else self.share.average(values)
 
     @property
     def ood_weights(self) -> RowWeights | None:

@@ -67,7 +67,7 @@ def test_page_holds_every_section_and_needs_nothing(tmp_path: Path):
     assert shown.runs == len(made) and not shown.errors
     text = (tmp_path / "page" / "index.html").read_text()
     assert text.index("entropy of letters (preset paper)") < text.index("entropy of letters (preset quick)")
-    assert "What agrees with the paper" in text and "http" not in text.replace("http://www.w3.org", "")
+    assert "What agrees with the paper" in text and "://" not in text.replace("http://www.w3.org", "")
     names = {path.name for path in (tmp_path / "page").iterdir()}
     assert {
         "paper-ood-mnist.png",

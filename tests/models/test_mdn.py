@@ -240,7 +240,6 @@ def test_bad_option_is_named():
         build(Method("mdn", components=0), 2, Task("classification", 2))
 
 
-@pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=lambda t: t.kind)
 def test_experts_start_at_quantiles_of_the_targets():
     model = build(
         Method("mdn", widths=(6,), components=4, experts=True), 3, Task("regression", 1), 1
@@ -253,6 +252,7 @@ def test_experts_start_at_quantiles_of_the_targets():
     )
 
 
+@pytest.mark.parametrize("task", [Task("regression", 2), Task("classification", 3)], ids=lambda t: t.kind)
 def test_experts_are_networks_of_their_own_behind_a_gate(task):
     """Jacobs et al. (1991): sum_k softmax(gate(x))_k p(y | expert_k(x)), each network computed by hand."""
     model = build(Method("mdn", widths=(6,), components=3, experts=True), 3, task, 1).double()

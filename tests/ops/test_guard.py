@@ -43,6 +43,9 @@ def numbers_of(loop: Loop, rng: random.Random) -> list[Any]:
     numbers = {name: makers[kind]() for name, kind in loop.numbers.items()}
     if "members" in numbers and "rows" in numbers and "gaussians" not in numbers:
         numbers["rows"] *= numbers["members"]
+    if "paired" in numbers:  # draws come in groups of so many, columns in vectors
+        numbers["draws"] *= numbers["paired"]
+        numbers["columns"] *= 16
     return list(numbers.values())
 
 
@@ -52,7 +55,11 @@ def counts_of(loop: Loop, numbers: list[Any]) -> list[int]:
 
 def random_call(loop: Loop, rng: random.Random) -> tuple[list[Tensor], list[Any]]:
     numbers = numbers_of(loop, rng)
-    return [torch.randn(count) for count in counts_of(loop, numbers)], numbers
+    tensors = [torch.randn(count) for count in counts_of(loop, numbers)]
+    if "index_" in loop.arrays:  # numbers of matrices
+        at = loop.arrays.index("index_")
+        tensors[at] = (torch.rand(len(tensors[at])) * numbers[list(loop.numbers).index("count")]).floor()
+    return tensors, numbers
 
 
 def overlapping(values: Tensor, other: Tensor) -> list[Tensor]:

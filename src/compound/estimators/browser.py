@@ -109,6 +109,7 @@ def _network(estimator: Estimator, model: MLCDN, floats: Floats) -> Spec:
                 "bound": layer.config.bound,
                 "fan_in": layer.inputs + 1 if layer.config.scaled else 1,
                 "activation": layer.config.activation,
+                "groups": None if layer.counts is None else _groups(layer.counts),
             }
         )
     noises, last = model.draw_noise(n_inner, generator, like, groups)
@@ -128,6 +129,11 @@ def _network(estimator: Estimator, model: MLCDN, floats: Floats) -> Spec:
         },
         "input_scales": None if model.input_scales is None else floats.add(model.input_scales.squeeze(1)),
     }
+
+
+def _groups(counts: Tensor) -> list[int]:
+    """The group of each input, whose entries of s and lr it shares with the others; the constant is last."""
+    return torch.arange(len(counts)).repeat_interleave(counts.long()).tolist()
 
 
 def _distance(distance: Distance, floats: Floats) -> Spec:

@@ -112,14 +112,14 @@ class ThresholdMixin:
             self.group_calibrations_[label] = kind.fit(*arguments, weights=weights[mask])
 
     def row_groups(self, X: Any, groups: Any = None) -> Array | None:  # (rows,)
-        """Labels of the groups of the rows of a table; None for an estimator without groups.
+        """Labels of the groups of the rows of X as text; None for an estimator without groups.
 
         Parameters
         ----------
         X : array-like or data frame of shape (rows, columns)
             The inputs.
-        groups : array-like of shape (rows,) or str, default=None
-            Groups, or a column of X; by default the column that `fit` was given the name of.
+        groups : str or array-like of shape (rows,), default=None
+            A column of X, or labels; None: the column that `fit` was given the name of.
 
         Returns
         -------
@@ -135,17 +135,17 @@ class ThresholdMixin:
         return None if column is None else group_labels(column)
 
     def calibrations(self, groups: Array | None) -> list[tuple[Any, Any]]:
-        """Calibrations of the groups of some rows, each with the rows that it is for.
+        """Calibrations, each with the indices of the rows that it is for: those of group labels (rows,).
 
         Parameters
         ----------
         groups : ndarray of shape (rows,) or None
-            Labels of `row_groups`.
+            Labels of `row_groups`; without them the indices are a slice of all rows.
 
         Returns
         -------
         list of tuple
-            Indices of rows (without groups a slice of all of them), and their calibration.
+            Indices of rows, and the calibration of these rows.
         """
         if groups is None:
             return [(slice(None), self.pooled_)]
@@ -159,12 +159,12 @@ class ThresholdMixin:
         return parts
 
     def thresholds(self, coverage: float, rows: int, groups: Array | None) -> Tensor:  # (rows, targets or 1)
-        """The largest score inside the interval or set of a coverage.
+        """The largest score inside the interval or set of a coverage, for each row.
 
         Parameters
         ----------
         coverage : float
-            Probability that the truth lies inside.
+            Between 0 and 1.
         rows : int
             Number of rows.
         groups : ndarray of shape (rows,) or None
@@ -186,14 +186,14 @@ class ThresholdMixin:
     def calibrated_quantiles(
         self, predictive: Any, levels: Sequence[float], groups: Array | None
     ) -> Tensor:  # (levels, rows, targets)
-        """Calibrated quantiles of the rows of a predictive of targets.
+        """Calibrated quantiles of a predictive of targets.
 
         Parameters
         ----------
-        predictive : TargetPredictive
-            In the units of y.
+        predictive : Predictive
+            Of the rows.
         levels : sequence of float
-            Between 0 and 1.
+            Probabilities.
         groups : ndarray of shape (rows,) or None
             Labels of `row_groups`.
 

@@ -353,7 +353,7 @@ class MLCDN(_CDN):
         """
         variance = cast(LastLayerGaussian, self.likelihood).last_variance(last).detach()  # (members, rows)
         weight = variance**self.config.beta
-        weight = weight / weighted_row_mean(weight, batch.weight).unsqueeze(-1)
+        weight = weight / batch.average(weighted_row_mean(weight, batch.row_weights)).unsqueeze(-1)
         return -weighted_row_mean(weight * log_prob, batch.row_weights)
 
 

@@ -121,15 +121,15 @@ def _iterate(
     energy: Energy, state: State, step: Tensor, variance: Tensor, count: int, generator: Generator
 ) -> tuple[State, Tensor]:
     """One proposal for every chain: the next state, and the probabilities of acceptance (chains,)."""
-    shape, like = state.position.shape, {"generator": generator, "dtype": state.position.dtype}
-    momentum = torch.randn(shape, **like) * variance.rsqrt()  # type: ignore[call-overload]
-    jitter = 1 + JITTER * (2 * torch.rand(len(step), **like) - 1)  # type: ignore[call-overload]
+    like, dtype = state.position, state.position.dtype
+    momentum = torch.randn(like.shape, generator=generator, dtype=dtype) * variance.rsqrt()
+    jitter = 1 + JITTER * (2 * torch.rand(len(step), generator=generator, dtype=dtype) - 1)
     proposal, end = leapfrog(energy, state, momentum, (step * jitter).unsqueeze(-1), variance, count)
     kinetic = 0.5 * (variance * (momentum.square() - end.square())).sum(-1)
     difference = state.energy - proposal.energy + kinetic  # H - H'
     difference = torch.where(difference > -DIVERGENT, difference, -torch.inf)  # not a number: not accepted
     acceptance = difference.clamp_max(0.0).exp()
-    accepted = torch.rand(len(step), **like) < acceptance  # type: ignore[call-overload]
+    accepted = torch.rand(len(step), generator=generator, dtype=dtype) < acceptance
     return proposal.where(accepted, state), acceptance
 
 

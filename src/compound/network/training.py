@@ -85,7 +85,7 @@ def _part_gradients(
         features, y[rows].to(device), None if weight is None else weight[rows].to(device), progress
     )
     total = float(count * per_row) if weight is None else float(weight.sum())
-    share = Share(total / processes.size, 0.0)
+    share = Share(total / processes.size, 0.0, processes.average)
     generators = head.noise(PartGenerator)
     for generator in cast(list[PartGenerator], generators):
         generator.take(slice(rows.start * per_row, rows.stop * per_row), count * per_row)

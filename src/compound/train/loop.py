@@ -230,7 +230,9 @@ class _Trainer:
             cast(PartGenerator, generator).take(part_rows(len(batch), self.processes.rank, size), len(batch))
         failed = False
         try:
-            loss = self.model.loss(batch.part(self.processes.rank, size), self.generators)
+            loss = self.model.loss(
+                batch.part(self.processes.rank, size, self.processes.average), self.generators
+            )
             loss.total.backward()  # type: ignore[no-untyped-call]
         except LinAlgError:
             failed = True

@@ -94,6 +94,10 @@ class Processes:
             value.copy_(part.view_as(value))
         return False
 
+    def average(self, values: Tensor) -> Tensor:
+        """The mean of a tensor over processes."""
+        return self.sum(values) / self.size
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a tensor over processes; the same bits in all."""
         if self.size > 1:

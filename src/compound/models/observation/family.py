@@ -40,7 +40,8 @@ class FamilyModel(ObservationModel):
         self.name, self.targets = family, targets
         self.per_target = 1 if family == "poisson" else 2
         self.outputs = self.per_target * targets
-        start = torch.tensor([0.0, 1.0, 1e-8, 0.0]).float().unsqueeze(1).expand(4, targets)
+        initial = torch.tensor([0.0, 1.0, 1e-8, 0.0], dtype=torch.float32)
+        start = initial.unsqueeze(1).expand(4, targets)
         self.register_buffer("constants", start.clone())
         if family == "student-t":
             self.log_df = nn.Parameter(torch.full((members, targets), math.log(8.0), dtype=torch.float32))

@@ -380,15 +380,17 @@ function moments(layer, m, h) {
     next[outputs] = 1;
     g = next;
   });
-  const bound = layer.bound;
+  const bound = layer.bound, groups = layer.groups;  // inputs of a group share entries of s and lr
+  const count = groups ? groups[r - 1] + 1 : r;
   let q = 0;
   const scaled = new Float64Array(r);
   for (let i = 0; i < r; i++) {
-    q += input[i] * input[i] * Math.exp(clamp(g[r + i], -bound, bound));
-    scaled[i] = g[i] * input[i];
+    const k = groups ? groups[i] : i;
+    q += input[i] * input[i] * Math.exp(clamp(g[count + k], -bound, bound));
+    scaled[i] = g[k] * input[i];
   }
   const mean = multiply(scaled, layer.basis.subarray(m * r * c, (m + 1) * r * c), c);
-  const std = mean.map((_, j) => Math.sqrt((q / layer.fan_in) * Math.exp(clamp(g[2 * r + j], -bound, bound))));
+  const std = mean.map((_, j) => Math.sqrt((q / layer.fan_in) * Math.exp(clamp(g[2 * count + j], -bound, bound))));
   return { mean, std };
 }
 
