@@ -24,7 +24,7 @@ from compound.types import Task
 
 TINY = {"widths": (20,), "hyper": (10,)}
 REGRESSOR = CompoundRegressor(Method("ml-cdn", members=2, **TINY), max_epochs=20, batch_size=32)
-CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=60, batch_size=32)
+CLASSIFIER = CompoundClassifier(Method("ml-cdn", **TINY), max_epochs=15, batch_size=32)
 EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": "rows are shuffled into batches, as in SGDRegressor",
     "check_class_weight_classifiers": "15 epochs are too few for weights of ten million to one: see below",
