@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,6 +104,9 @@ class Batch:
     share : Share, optional
         Where the rows are those of one of several processes.
 
+    importance : Tensor of shape (rows,), optional
+        How much each row counts where it is held out; 1 by default.
+
     Examples
     --------
     >>> import torch
@@ -121,6 +124,7 @@ class Batch:
     x_ood: Tensor | None = None
     progress: float = 1.0
     share: Share | None = None
+    importance: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -128,7 +132,9 @@ class Batch:
     def take(self, rows: Tensor) -> "Batch":
         """The rows with these indices; `size` and `x_ood` stay as they are."""
         weight = None if self.weight is None else self.weight[..., rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], weight=weight)
+        importance = None if self.importance is None else self.importance[rows]
+        rows_of: dict[str, Any] = {"x": self.x[rows], "y": self.y[rows], "index": self.index[rows]}
+        return replace(self, **rows_of, weight=weight, importance=importance)
 
     def part(self, index: int, parts: int, average: Callable[[Tensor], Tensor] = _alone) -> "Batch":
         """The rows of one of `parts` processes, with `share`: its mean losses average to the batch's."""
@@ -142,6 +148,7 @@ class Batch:
             index=self.index[rows],
             weight=None if weight is None else weight[..., rows],
             x_ood=None if ood is None else ood[part_rows(len(ood), index, parts)],
+            importance=None if self.importance is None else self.importance[rows],
             share=Share(total / parts, 0.0 if ood is None else len(ood) / parts, average),
         )
 

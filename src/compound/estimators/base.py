@@ -195,7 +195,9 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
             memory.check(method, len(target), encoder.width, encoding.bins, *limits)
             self.model_ = method.build(encoder.width, task, self.seed_, encoding)
         weight = self._holdout_weights(target, members, self._newest(table.time))
-        data = self._fit_model(x, target, weight * _mean_one(self._training_weights(table)), config)
+        counts = _mean_one(self._training_weights(table))
+        importance = None if bool((counts == 1).all()) else counts
+        data = self._fit_model(x, target, weight * counts, config, importance=importance)
         weights = torch.from_numpy(table.weights)
         self._finish(x, target, weight == 0, weights, train_mask(data), self._newest(table.time), table)
         return self
@@ -302,16 +304,17 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
         weight: Tensor,
         config: TrainConfig,
         batches: Callable[[int], Batch] | None = None,
+        importance: Tensor | None = None,
     ) -> Batch:
         """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.
 
         y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows. `batches` maps
-        steps to batches where x is only a sample.
+        steps to batches where x is only a sample; `importance` are weights of held-out rows, (rows,).
         """
         x_ood = None
         if self.model_.needs_ood_rows:
             x_ood = synthetic_outliers(x, named_generator(self.seed_, "outside"))
-        data = make_dataset(x, y, self.model_.task, weight, x_ood)
+        data = replace(make_dataset(x, y, self.model_.task, weight, x_ood), importance=importance)
         with ExitStack() as stack:
             callbacks = list(self.callbacks or ())
             if self.verbose:

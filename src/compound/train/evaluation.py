@@ -23,8 +23,8 @@ LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-
 def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
     """The rows on which a fit is evaluated: up to `config.eval_rows` held-out rows of each member.
 
-    Weight 1, in (rows,) or (members, rows), marks the rows of a member. None where no row is held out, or
-    `config.n_evals` is 0.
+    A weight above 0, in (rows,) or (members, rows), marks the rows of a member. None where no row is held
+    out, or `config.n_evals` is 0.
     """
     if not config.n_evals or data.weight is None or not bool((data.weight == 0).any()):
         return None
@@ -35,6 +35,8 @@ def held_out_batch(data: Batch, config: TrainConfig, seed: int) -> Batch | None:
         member_chosen[order[member_held_out[order]][: config.eval_rows]] = True
     rows = chosen.any(0).nonzero().squeeze(1)
     weight = chosen[:, rows].to(data.x.dtype)
+    if data.importance is not None:
+        weight = weight * data.importance[rows]
     return replace(data.take(rows), weight=weight if data.weight.ndim == 2 else weight[0])
 
 
