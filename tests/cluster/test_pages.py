@@ -22,7 +22,7 @@ y = X[:, 0]
 def test_blocks_run(cluster: TestCluster, tmp_path: Path):
     (source,) = ray_tables.write(tmp_path / "new", 1, 300)
     ray_tables.fitted().save(tmp_path / "houses.model")
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     code = "".join(block for block in blocks if "ray" in block).replace("s3://bucket", str(tmp_path))
     code = code.replace("CompoundRegressor()", 'CompoundRegressor("ml-cdn", max_epochs=1)')
     body = "".join(f"    {line}\n" for line in code.splitlines())
