@@ -81,10 +81,11 @@ def test_committed_results_keep_their_keys():
             assert run.key == entry["key"] == Run.from_config(run.config()).key
             if run.method in METHODS:
                 TrainConfig(**run.settings)
-    # pictures have other keys since the first rows are held out: their results are those of the last rows
-    committed = {entry["key"] for entry in json.loads((results / "uci-paper.json").read_text())["runs"]}
-    planned = {run.key for run in experiments.plan("uci", "paper", 20, ["all"])}
-    assert committed & planned
+    # pictures have other keys since the first rows are held out, and tables since their defaults changed
+    entries = json.loads((results / "uci-paper.json").read_text())["runs"]
+    committed = {entry["key"] for entry in entries if entry["config"]["method"] in METHODS}
+    assert len(committed) > 300
+    assert committed <= {run.key for run in experiments.plan("uci", "paper", 20, ["all"])}
 
 
 def test_options_must_be_json():

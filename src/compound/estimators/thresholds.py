@@ -1,5 +1,6 @@
 """Conformal thresholds of rows: those of all rows, of a row's group, or of the time since the last truth."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -18,16 +19,16 @@ from compound.random import named_generator
 MIN_GROUP_ROWS = 50  # effective calibration rows of a group; with fewer, it has the threshold of all rows
 
 
-class ThresholdMixin:
+class ThresholdMixin(ABC):
     """Thresholds by group, and their adaptation over time; both estimators have it."""
 
     group_column_: str | None = None
     group_calibrations_: dict[str, Any]  # ConformalIntervals or ConformalSets of each group, by its label
 
     @property
+    @abstractmethod
     def pooled_(self) -> Any:
         """The calibration of all rows: `intervals_` or `sets_`."""
-        raise NotImplementedError
 
     def recalibrate(
         self, X: Any, y: Any, *, event: Any = None, gamma: float = GAMMA, window: int = WINDOW
@@ -74,16 +75,17 @@ class ThresholdMixin:
         self._set_pooled(pooled.update(scores, gamma, window))
         return self
 
+    @abstractmethod
     def _set_pooled(self, calibration: Any) -> None:
-        raise NotImplementedError
+        """Replace the calibration of all rows."""
 
+    @abstractmethod
     def _block_scores(self, predictive: Any, y: Tensor) -> Tensor:  # (rows, targets or 1)
         """Nonconformity scores of the rows of a block; y as `_truth` gives it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _truth(self, y: Any, event: Array | None) -> Tensor:
         """Validated y in the units of y, or class indices, as `_block_scores` takes them."""
-        raise NotImplementedError
 
     def _scores(self, X: Any, y: Any, event: Any) -> Tensor:  # (rows, targets or 1)
         fitted: Any = self
