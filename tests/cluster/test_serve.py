@@ -34,7 +34,9 @@ with connected(sys.argv[1]):
     serve.start(http_options={"host": "127.0.0.1", "port": 18111})
     serve.run(deployment(sys.argv[2], replicas=2, cores=1))
     with ThreadPoolExecutor(8) as pool:
-        print(json.dumps(list(pool.map(ask, json.loads(sys.stdin.read())))))
+        answers = list(pool.map(ask, json.loads(sys.stdin.read())))
+    with open(sys.argv[3], "w") as file:  # not standard output, where Ray writes the logs of its processes
+        json.dump(answers, file)
     serve.shutdown()
 """
 
@@ -87,9 +89,9 @@ def test_missing_values_are_those_of_a_table(model: Path):
     assert answer["predictions"] == predict_frame(load(model), frame).to_dict("records")
 
 
-def test_deployment_answers_over_http(cluster: TestCluster, model: Path):
+def test_deployment_answers_over_http(cluster: TestCluster, model: Path, tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-c", SERVE, cluster.address, str(model)],
+        [sys.executable, "-c", SERVE, cluster.address, str(model), str(tmp_path / "answers.json")],
         env=cluster.environment,
         input=json.dumps([*bodies() * 3, {"row": 1}]),
         capture_output=True,
@@ -97,7 +99,7 @@ def test_deployment_answers_over_http(cluster: TestCluster, model: Path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.strip().splitlines()[-1])
+    answers = json.loads((tmp_path / "answers.json").read_text())
     for i in range(3):
         parts = answers[2 * i]["predictions"], answers[2 * i + 1]["predictions"]
         assert [*parts[0], *parts[1]] == expected(model)
