@@ -11,13 +11,15 @@ from compound.cli.display import print_tables
 @click.command()
 @options.model
 @options.table
-@click.option("--row", type=click.IntRange(1), required=True, help="Row number, from 1.")
+@click.option("--row", type=click.IntRange(1), help="Row number, from 1.  [default: of highest OOD score]")
 @click.option(
     "--out", type=options.path, help="A page (.html) or figure (.png).  [default: TABLE.row-N.html]"
 )
 @options.seed
-def explain(model: Path, table: Path, row: int, out: Path | None, seed: int) -> None:
+def explain(model: Path, table: Path, row: int | None, out: Path | None, seed: int) -> None:
     """Show what each column contributes to the OOD score and epistemic uncertainty of a row of TABLE.
+
+    Without --row it is the row of the highest OOD score.
 
     Each value is shown beside that of the nearest prototype, a cluster centre of the training rows.
 
@@ -26,9 +28,10 @@ def explain(model: Path, table: Path, row: int, out: Path | None, seed: int) -> 
     from compound.tables.explain_report import check_output, explanation_tables, write_explanation
     from compound.tables.explaining import explain_row
 
-    out = out or Path(f"{options.stem(table)}.row-{row}.html")
+    name = "highest" if row is None else str(row)
+    out = out or Path(f"{options.stem(table)}.row-{name}.html")
     check_output(out)
-    explanation = explain_row(model, table, row, seed)
+    row, explanation = explain_row(model, table, row, seed)
     write_explanation(explanation, f"Row {row} of {table.name}", out)
     print_tables(explanation_tables(explanation))
     click.echo(f"page: {out}" if out.suffix == ".html" else f"figure: {out}")

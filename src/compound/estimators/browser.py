@@ -55,6 +55,15 @@ def check_explorable(estimator: Estimator, name: str) -> MLCDN:
             f"{name} is a model of the method {model.method!r}, and the page computes 'ml-cdn' alone: "
             "fit with --method ml-cdn"
         )
+    if estimator.group_calibrations_:
+        raise ValueError(
+            f"{name} has groups with intervals or sets of their own, which the page does not compute: "
+            "fit without --group"
+        )
+    if model.task.kind == "regression" and model.task.size > 1:
+        raise ValueError(
+            f"{name} predicts {model.task.size} targets, and the page computes one: fit with one --target"
+        )
     if type(model.likelihood) not in (LastLayerGaussian, LastLayerCategorical):
         raise ValueError(
             f"{name} predicts with {type(model.likelihood).__name__}, which the page does not compute: "

@@ -26,7 +26,6 @@ from compound.estimators.memory import GB, available
 from compound.estimators.prediction import n_draws, postprocess, score_block
 from compound.io.atomic import write_atomic
 from compound.models import Model
-from compound.predictive import GaussianPredictive
 from compound.random import named_generator
 
 if TYPE_CHECKING:
@@ -122,8 +121,8 @@ def _program(estimator: "Estimator") -> Callable[[Tensor], tuple[Tensor, ...]]:
             predictive: Any = postprocess(estimator, block)
             first = predictive.epistemic.reshape(len(x), -1)[:, 0]
             score = score_block(estimator.ood_detector_, standardised, first)
-        is_gaussian = isinstance(predictive, GaussianPredictive)
-        outputs = (predictive.mean, predictive.std) if is_gaussian else (predictive.probs,)
+        is_number = model.task.kind == "regression"
+        outputs = (predictive.mean, predictive.std) if is_number else (predictive.probs,)
         return (*outputs, predictive.total, predictive.aleatoric, predictive.epistemic, score)
 
     return program

@@ -12,6 +12,9 @@ KINDS = ("gaussian", *FAMILIES["regression"])
 MAX_MEDIAN_COUNT = 50.0  # of a column proposed as counts: larger ones are as good as continuous
 MIN_SKEWNESS = 0.3  # of a column proposed as counts: that of a Poisson distribution with mean 11
 MIN_RATIO = 100.0  # of the 99% and 1% quantiles of a column proposed as log-normal
+NEEDS = dict.fromkeys(TIMES, "numbers above 0") | dict.fromkeys(
+    COUNTS, f"whole numbers from 0 to {2**24:,}"
+)  # of y, by kind
 MAX_RANGE = 1e140  # of y: variances are in squared units, and out of distribution many times those of y
 
 
@@ -78,17 +81,19 @@ def check_values(kind: str, y: Array, event: Array | None) -> None:
         if not (y > 0).any():
             raise ValueError("y is 0 for every row: times vary")
         return
-    if kind in TIMES and not (y > 0).all():
-        raise ValueError(
-            f"y holds {y[y <= 0][0]:g} at row {int((y <= 0).any(1).argmax())}: "
-            f"target_kind {kind!r} needs numbers above 0"
-        )
-    if kind in COUNTS and not ((y >= 0) & (y == np.round(y)) & (y < 2**24)).all():
-        wrong = ~((y >= 0) & (y == np.round(y)) & (y < 2**24))
-        raise ValueError(
-            f"y holds {y[wrong][0]:g} at row {int(wrong.any(1).argmax())}: "
-            f"target_kind {kind!r} needs whole numbers from 0 to {2**24:,}"
-        )
+    wrong = unsuitable(kind, y)
+    if wrong.any():
+        value, row = y[wrong][0], int(wrong.any(1).argmax())
+        raise ValueError(f"y holds {value:g} at row {row}: target_kind {kind!r} needs {NEEDS[kind]}")
+
+
+def unsuitable(kind: str, y: Array) -> Array:  # (rows, targets) bool
+    """The values of y (rows, targets) that a kind of target cannot have."""
+    if kind in TIMES:
+        return ~(y > 0)
+    if kind in COUNTS:
+        return ~((y >= 0) & (y == np.round(y)) & (y < 2**24))
+    return np.zeros(y.shape, dtype=bool)
 
 
 def units(kind: str, y: Array) -> tuple[Array, Array]:  # (targets,) each

@@ -123,9 +123,14 @@ class Method:
         far_distance: FarDistance = self.options.get("far_distance", "inputs")
         return model if far is None else DistanceAware(model, far, far_classes, far_distance)
 
+    @property
+    def takes_families(self) -> bool:
+        """Whether the method predicts targets of other families than the Gaussian."""
+        return METHODS[self.name].takes_families
+
     def check_family(self, family: str | None) -> None:
         """Raise ValueError if the method cannot predict targets of this family."""
-        if family is not None and not METHODS[self.name].takes_families:
+        if family is not None and not self.takes_families:
             able = ", ".join(name for name, model in METHODS.items() if model.takes_families)
             raise ValueError(
                 f"{self.name} predicts Gaussian targets and classes without order, not {family}: "

@@ -69,14 +69,19 @@ class Explanation:
     prototype_epistemic: float  # epistemic component at the nearest prototype
 
 
-def explain_row(model: Path, table: Path, row: int, seed: int) -> Explanation:
-    """Explain row `row`, counted from 1, of a table file."""
+def explain_row(model: Path, table: Path, row: int | None, seed: int) -> tuple[int, Explanation]:
+    """Explain row `row`, counted from 1, of a table file; None: that of the highest OOD score.
+
+    Returns the number of the row too.
+    """
     estimator = load_estimator(model)
     features = read_features(table, estimator)
-    if row > len(features):
+    if row is not None and row > len(features):
         raise ValueError(f"{table} has {len(features):,} rows: there is no row {row}")
+    if row is None:
+        row = 1 + int(estimator.ood_score(features).argmax())
     selected = features.iloc[row - 1 : row].reset_index(drop=True)
-    return explain(estimator, selected, named_generator(seed, "explain"))
+    return row, explain(estimator, selected, named_generator(seed, "explain"))
 
 
 def explain(estimator: Estimator, row: pd.DataFrame, generator: Generator) -> Explanation:

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from compound.estimators import CompoundClassifier, CompoundRegressor, files
 from compound.estimators.base import Estimator
 from compound.estimators.row_predictions import RowCallback, RowScores, no_progress, score_frame
-from compound.estimators.target_kinds import KINDS, Proposal, propose_kind
+from compound.estimators.target_kinds import KINDS, NEEDS, Proposal, propose_kind, unsuitable
 from compound.io.model_directory import foreign_files
 from compound.io.paths import check_folder
 from compound.models import Method
 from compound.random import derive_seed, named_generator
 from compound.tables.confidence_intervals import Metric
+from compound.tables.file_errors import file_location
 from compound.tables.importance import ColumnEffects, column_effects
 from compound.tables.model_inputs import (
     LabelledTable,
@@ -91,9 +92,11 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     method = request_method(request)
     roles = request.roles
     table = read_training_table(path, request.target, request.drop, request.keep, roles)
-    task = infer_task(path, table.y, _task_option(request))
-    kind = _propose(table, request) if task == "regression" else Proposal(request.target_kind, "")
+    task = infer_task(path, table.y, task_option(request))
+    kind = propose(table, request) if task == "regression" else Proposal(request.target_kind, "")
     check_kind_of_task(kind.kind, task)
+    if task == "regression":
+        check_targets(table, kind.kind, request)
     is_test = choose_test_rows(table, task == "classification", request)
     estimator = make_estimator(task, method, request)
     if task == "regression":
@@ -124,7 +127,7 @@ def fit_table(path: Path, request: FitRequest, callback: RowCallback = no_progre
     return FitResult(*parts, reason=kind.reason, more_metrics=more)
 
 
-def _task_option(request: FitRequest) -> TaskOption:
+def task_option(request: FitRequest) -> TaskOption:
     """The task asked for, or what the kind of the target says about it."""
     if request.task != "auto":
         return request.task
@@ -140,10 +143,31 @@ def check_kind_of_task(kind: str, task: str) -> None:
         raise ValueError(f"--target-kind is {kind}: it does not suit {task}, see --task")
 
 
-def _propose(table: LabelledTable, request: FitRequest) -> Proposal:
+def check_targets(table: LabelledTable, kind: str, request: FitRequest) -> None:
+    """Raise ValueError at the first number that a kind of target cannot have, and for weights of classes."""
+    if request.class_weight:
+        raise ValueError(f"--class-weight is for classes: {request.target!r} is predicted as a number")
+    names = [request.target, *request.roles.more_targets]
+    if request.roles.event:  # may be 0
+        return
+    wrong = unsuitable(kind, _targets(table, request.roles).reshape(len(table.y), -1).astype(np.float64))
+    if wrong.any():
+        row, column = (int(index[0]) for index in wrong.nonzero())
+        value = table.y[row] if column == 0 else table.columns[names[column]][row]
+        where = file_location(table.path, int(table.file_rows[row]))
+        raise ValueError(
+            f"{table.path}, {where}, column {names[column]!r} holds {value:g}: "
+            f"--target-kind {kind} needs {NEEDS[kind]}"
+        )
+
+
+def propose(table: LabelledTable, request: FitRequest) -> Proposal:
     """The kind asked for, or the one proposed from the column, with the reason."""
     if request.target_kind != "auto":
         return Proposal(request.target_kind, "")
+    method = request_method(request)
+    if not (method.takes_families or request.roles.event):
+        return Proposal("gaussian", f"the kind that {method.name} predicts")
     columns = [table.y, *(table.columns[name] for name in request.roles.more_targets)]
     proposals = {
         propose_kind(column.to_numpy(np.float64), request.roles.event is not None) for column in columns

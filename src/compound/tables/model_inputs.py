@@ -82,7 +82,7 @@ def read_training_table(
     rows = np.flatnonzero(has_target)
     if not has_target.all():
         table = exact_targets(table[has_target].reset_index(drop=True), [target, *roles.more_targets])
-    roles.check_values(path, table)
+    roles.check_values(path, table, rows)
     x = table.drop(columns=[target, *roles.no_features])
     ids = tuple(name for name in id_columns(x) if name not in (*keep, roles.group))
     if len(ids) == x.shape[1]:

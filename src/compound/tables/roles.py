@@ -56,13 +56,16 @@ class Roles:
         if self.event and self.more_targets:
             raise ValueError("--event needs one --target: the time until the event")
 
-    def check_values(self, path: Path, table: pd.DataFrame) -> None:
-        """Raise ValueError at a row without a value, and for values that do not suit a role."""
+    def check_values(self, path: Path, table: pd.DataFrame, rows: Array) -> None:
+        """Raise ValueError at a row without a value, and for values that do not suit a role.
+
+        rows (rows,) are the indices in the file of the table's rows.
+        """
         for option, name in self.named.items():
             column = table[name]
             missing = np.flatnonzero(column.isna())
             if len(missing):
-                where = file_location(path, int(missing[0]))
+                where = file_location(path, int(rows[missing[0]]))
                 raise ValueError(f"{path}, {where}, column {name!r} of --{option} is empty: fill it")
             is_text = is_categorical(column)
             if option in ("weight", "time") and (is_text or types.is_bool_dtype(column)):
@@ -74,6 +77,8 @@ class Roles:
                 raise ValueError(
                     f"{path}, column {name!r} of --weight holds {column.min():g}: weights are >= 0"
                 )
+            if option == "weight" and not (column > 0).any():
+                raise ValueError(f"{path}, column {name!r} of --weight is 0 in every row: choose another")
             if option == "event" and not (types.is_bool_dtype(column) or set(column.unique()) <= {0, 1}):
                 raise ValueError(
                     f"{path}, column {name!r} of --event holds {column.iloc[0]!r}: "

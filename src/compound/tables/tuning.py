@@ -22,9 +22,13 @@ from compound.random import derive_seed
 from compound.tables.fitting import (
     FitRequest,
     check_fraction,
+    check_kind_of_task,
+    check_targets,
     choose_test_rows,
     make_estimator,
+    propose,
     request_method,
+    task_option,
 )
 from compound.tables.model_inputs import LabelledTable, encode_target, infer_task, read_training_table
 from compound.tables.roles import Roles
@@ -52,6 +56,7 @@ class TuningRows(NamedTuple):
     """The rows of all trials: for training, and to compare settings by."""
 
     task: str
+    kind: str  # of the target
     train: LabelledTable
     validation: LabelledTable
 
@@ -133,15 +138,20 @@ def tune(
 def read_rows(path: Path, request: FitRequest) -> TuningRows:
     """Read a table, set its test rows aside, and divide the others."""
     check_fraction(request.test_fraction)
-    if request.roles != Roles() or request.target_kind not in ("auto", "gaussian"):
-        raise ValueError("tuning is for one Gaussian target or classes: leave out roles of columns and kinds")
+    if request.roles != Roles():
+        raise ValueError("tuning is for one target: leave out roles of columns")
     table = read_training_table(path, request.target, request.drop, request.keep)
-    task = infer_task(path, table.y, request.task)
+    task = infer_task(path, table.y, task_option(request))
+    kind = propose(table, request).kind if task == "regression" else request.target_kind
+    check_kind_of_task(kind, task)
+    if task == "regression":
+        check_targets(table, kind, request)
+        request_method(request).check_family(None if kind == "gaussian" else kind)
     stratify = task == "classification"
     rest = table.take(~choose_test_rows(table, stratify, request))
     inner = replace(request, test_fraction=VALIDATION_FRACTION, seed=derive_seed(request.seed, "tuning"))
     is_validation = choose_test_rows(rest, stratify, inner)
-    return TuningRows(task, rest.take(~is_validation), rest.take(is_validation))
+    return TuningRows(task, kind, rest.take(~is_validation), rest.take(is_validation))
 
 
 def run_trial(
@@ -158,6 +168,8 @@ def run_trial(
     try:
         fit = with_settings(request.fit, values)
         estimator: Any = make_estimator(rows.task, request_method(fit), fit).set_params(callbacks=callbacks)
+        if rows.task == "regression":
+            estimator.set_params(target_kind=rows.kind)
         estimator.fit(rows.train.x, rows.train.y.to_numpy())
         y = encode_target(rows.validation, estimator)
         scores = score_frame(estimator, rows.validation.x, y, np.array([0.9]), no_progress)
