@@ -2,11 +2,16 @@
 
 The rounding of products, sums and powers depends on the shapes of tensors. So every block is padded to the
 same number of rows, and padding is removed only from final results. The prediction of a row then does not
-depend on the other rows, to the last bit (on one machine, with one number of threads). Memory does not grow
-with the table.
+depend on the other rows, to the last bit (on one machine). Memory does not grow with the table.
+
+Each block is computed on one thread, as many blocks at a time as torch has threads: so the number of threads
+changes no bit either. Compiled loops and torch release Python's lock.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -25,6 +30,8 @@ N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `
 N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
 
 P = TypeVar("P", bound=Predictive)
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class FittedEstimator(Protocol):
@@ -53,9 +60,57 @@ def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictiv
 
     Every block, at every call, uses the same random numbers.
     """
-    for block, rows in padded_blocks(x):
-        generator = named_generator(seed, "ask")
-        yield model.predict(block, generator, *n_draws(model)), rows
+    return parallel_map(lambda block: (_predict_block(model, block[0], seed), block[1]), padded_blocks(x))
+
+
+def _predict_block(model: Model, block: Tensor, seed: int) -> Predictive:
+    return model.predict(block, named_generator(seed, "ask"), *n_draws(model))
+
+
+def parallel_map(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """`function` of each item, in order; as many at a time as torch has threads, each on one thread.
+
+    Items are taken as results are: those of a large table need not be in memory together.
+    """
+    threads = torch.get_num_threads()
+    grad, iterator = torch.is_grad_enabled(), iter(items)
+
+    def work(item: S) -> T:
+        with one_thread(), torch.set_grad_enabled(grad):
+            return function(item)
+
+    first = [item for _, item in zip(range(2), iterator, strict=False)]
+    if threads == 1 or len(first) < 2:
+        yield from map(work, first)
+        yield from map(work, iterator)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[T]] = deque(pool.submit(work, item) for item in first)
+        try:
+            for item in iterator:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            torch.set_num_threads(threads)  # what threads begin with that are new to torch
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations of torch on this thread, one after the other."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
@@ -90,8 +145,24 @@ def estimator_blocks(estimator: FittedEstimator, x: Tensor) -> Iterator[tuple[Pr
 
     To be equal to the last bit, compute results for all rows of a block, and then drop those of the padding.
     """
-    for predictive, rows in model_blocks(estimator.model_, x, estimator.seed_):
-        yield check_valid(postprocess(estimator, predictive)), rows
+    return map_blocks(estimator, x, lambda predictive, _, rows, __: (predictive, rows))
+
+
+def map_blocks(
+    estimator: FittedEstimator, x: Tensor, function: Callable[[Any, Tensor, int, int], T]
+) -> Iterator[T]:
+    """`function` of the estimator's predictive of each padded block of encoded rows x (rows, width), in order.
+
+    It is given the predictive, the block (BLOCK, width), its number of rows of x, and how many came before.
+    """
+
+    def compute(numbered: tuple[int, tuple[Tensor, int]]) -> T:
+        number, (block, rows) = numbered
+        predictive = _predict_block(estimator.model_, block, estimator.seed_)
+        exact = check_valid(postprocess(estimator, predictive))
+        return function(exact, block, rows, BLOCK * number)
+
+    return parallel_map(compute, enumerate(padded_blocks(x)))
 
 
 def map_rows(
@@ -101,7 +172,9 @@ def map_rows(
 
     `function` maps the predictive of a block to a tensor (rows of the block, ...).
     """
-    return torch.cat([function(predictive)[:rows] for predictive, rows in estimator_blocks(estimator, x)])
+    return torch.cat(
+        list(map_blocks(estimator, x, lambda predictive, _, rows, __: function(predictive)[:rows]))
+    )
 
 
 def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
@@ -112,9 +185,12 @@ def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
 def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
     """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` is (rows,)."""
     parts = zip(padded_blocks(x), padded_blocks(epistemic.unsqueeze(-1)), strict=True)
-    return torch.cat(
-        [score_block(detector, block, known[:, 0])[:rows] for (block, rows), (known, _) in parts]
-    )
+
+    def score(part: tuple[tuple[Tensor, int], tuple[Tensor, int]]) -> Tensor:
+        (block, rows), (known, _) = part
+        return score_block(detector, block, known[:, 0])[:rows]
+
+    return torch.cat(list(parallel_map(score, parts)))
 
 
 def score_block(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
