@@ -74,6 +74,8 @@ def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) flo
 
 def _to_numbers(column: "pd.Series[Any]") -> Array:
     """The values as float64; text "True" and "false" as 1 and 0."""
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub":
+        return column.to_numpy(np.float64, copy=True)
     try:
         return pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError):

@@ -201,12 +201,12 @@ def _region_columns(
     order = predictive.probs.argsort(dim=-1, descending=True, stable=True)
     max_scores = estimator.thresholds(coverage, len(order), groups)
     in_set = aps_score(predictive.probs).gather(-1, order) <= max_scores
-    labels = np.array([str(label) for label in estimator.classes_], dtype=object)
-    sets = [
-        SET_SEPARATOR.join(labels[row_order[row_in_set]])
-        for row_order, row_in_set in zip(order.numpy(), in_set.numpy(), strict=True)
-    ]
-    return {"set": np.array(sets, dtype=object)}
+    members = torch.where(in_set, order, -1).to(torch.int32).numpy()  # (rows, classes)
+    keys = members.view(f"V{4 * members.shape[1]}")[:, 0]  # rows with equal sets share their text
+    _, first, index = np.unique(keys, return_index=True, return_inverse=True)
+    labels = [str(label) for label in estimator.classes_]
+    sets = [SET_SEPARATOR.join(labels[k] for k in members[row] if k >= 0) for row in first]
+    return {"set": np.array(sets, dtype=object)[index]}
 
 
 def _uncertainty_columns(estimator: Any, predictive: Predictive, single: bool = False) -> dict[str, Array]:

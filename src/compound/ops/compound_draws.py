@@ -99,7 +99,13 @@ def draws_loop(
     out_mean = array(out_mean_, (members, draws, batch, c))
     out_std = array(out_std_, (members, draws, batch, c))
     fan = F(1 / (width + 1) if fan_in else 1)
-    zero, one, high, least, most = splat(F(0)), splat(F(1)), splat(F(limit)), splat(F(-bound)), splat(F(bound))
+    zero, one, high, least, most = (
+        splat(F(0)),
+        splat(F(1)),
+        splat(F(limit)),
+        splat(F(-bound)),
+        splat(F(bound)),
+    )
     active, kept = np.zeros(r + 4, np.int64), np.zeros(columns, np.int64)  # numbers of units that are not 0
     h, g = np.zeros((r + 4, 16), np.float32), np.zeros((columns, 16), np.float32)
     moments = np.zeros((2, 16), np.float32)
@@ -148,9 +154,19 @@ def draws_loop(
             square = zero
             for n in range(0, rounded, 4):
                 i0, i1, i2, i3 = active[n], active[n + 1], active[n + 2], active[n + 3]
-                s0, s1, s2, s3 = splat_at(bias_, i0), splat_at(bias_, i1), splat_at(bias_, i2), splat_at(bias_, i3)
+                s0, s1, s2, s3 = (
+                    splat_at(bias_, i0),
+                    splat_at(bias_, i1),
+                    splat_at(bias_, i2),
+                    splat_at(bias_, i3),
+                )
                 logs_ = bias_ + 4 * r
-                l0, l1, l2, l3 = splat_at(logs_, i0), splat_at(logs_, i1), splat_at(logs_, i2), splat_at(logs_, i3)
+                l0, l1, l2, l3 = (
+                    splat_at(logs_, i0),
+                    splat_at(logs_, i1),
+                    splat_at(logs_, i2),
+                    splat_at(logs_, i3),
+                )
                 for k in range(some):
                     x, w_ = load(g_, 16 * k), maps_ + 4 * kept[k] * total
                     s0, s1 = x * splat_at(w_, i0) + s0, x * splat_at(w_, i1) + s1

@@ -58,7 +58,9 @@ class Tables(NamedTuple):
     """
 
     kept: Tensor  # (2, kept) input and group of each kept input
-    binned: Tensor  # (5, columns) input, group, first bin, number of bins and first edge of each binned column
+    binned: (
+        Tensor  # (5, columns) input, group, first bin, number of bins and first edge of each binned column
+    )
     edges: Tensor  # (edges,) lower edges of the bins of each column, then infinities to a multiple of 16
     slope: Tensor  # (bins,)
     squares: Tensor  # (members, groups, padded) of the members' factors on inputs
@@ -219,7 +221,11 @@ def encoded_loop(
             own_group = int(binned[1, k])
             square[own_group] += F(0.25) * F(size - 1) + z * z
             index[count], group[count], values[count] = kept + 1 + start + t, own_group, z
-            index[count + 1], group[count + 1], values[count + 1] = kept + 1 + bins + start + t, own_group, F(1)
+            index[count + 1], group[count + 1], values[count + 1] = (
+                kept + 1 + bins + start + t,
+                own_group,
+                F(1),
+            )
             count += 2
         for m in range(members):
             maps_ = heads_ + 4 * m * hidden * total
