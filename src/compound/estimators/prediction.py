@@ -4,20 +4,17 @@ The rounding of products, sums and powers depends on the shapes of tensors. So e
 same number of rows, and padding is removed only from final results. The prediction of a row then does not
 depend on the other rows, to the last bit (on one machine). Memory does not grow with the table.
 
-Each block is computed on one thread, as many blocks at a time as torch has threads: so the number of threads
-changes no bit either. Compiled loops and torch release Python's lock.
+Blocks are computed side by side, each on one thread (`parallel`): so the number of threads changes no bit.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from compound.estimators.encoder_columns import SURE
+from compound.estimators.parallel import parallel_map
 from compound.models import Model
 from compound.models.sanity import predictive_defect
 from compound.ood import CombinedDetector
@@ -30,7 +27,6 @@ N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `
 N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
 
 P = TypeVar("P", bound=Predictive)
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -65,52 +61,6 @@ def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictiv
 
 def _predict_block(model: Model, block: Tensor, seed: int) -> Predictive:
     return model.predict(block, named_generator(seed, "ask"), *n_draws(model))
-
-
-def parallel_map(function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """`function` of each item, in order; as many at a time as torch has threads, each on one thread.
-
-    Items are taken as results are: those of a large table need not be in memory together.
-    """
-    threads = torch.get_num_threads()
-    grad, iterator = torch.is_grad_enabled(), iter(items)
-
-    def work(item: S) -> T:
-        with one_thread(), torch.set_grad_enabled(grad):
-            return function(item)
-
-    first = [item for _, item in zip(range(2), iterator, strict=False)]
-    if threads == 1 or len(first) < 2:
-        yield from map(work, first)
-        yield from map(work, iterator)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[T]] = deque(pool.submit(work, item) for item in first)
-        try:
-            for item in iterator:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > 2 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            torch.set_num_threads(threads)  # what threads begin with that are new to torch
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations of torch on this thread, one after the other."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
@@ -151,7 +101,7 @@ def estimator_blocks(estimator: FittedEstimator, x: Tensor) -> Iterator[tuple[Pr
 def map_blocks(
     estimator: FittedEstimator, x: Tensor, function: Callable[[Any, Tensor, int, int], T]
 ) -> Iterator[T]:
-    """`function` of the estimator's predictive of each padded block of encoded rows x (rows, width), in order.
+    """`function` of the estimator's predictive of each padded block of encoded rows x, in order.
 
     It is given the predictive, the block (BLOCK, width), its number of rows of x, and how many came before.
     """

@@ -176,8 +176,8 @@ class BatchedCompoundLinear(nn.Module):
     ) -> Gaussian | None:
         """`rows_given` of rows x (rows, inputs) before their encoding, which `bins` describe.
 
-        Groups are those of the layer. The encoded rows are multiplied by scales (members, 1, encoded). None where it cannot be compiled, or
-        the layer's inputs have no groups.
+        The encoded rows are multiplied by scales (members, 1, encoded). None where it cannot be compiled, or
+        the layer's inputs have no groups; those are used, and not the groups of `bins`.
         """
         (hyper, heads), basis = psi
         if self.counts is None or not can_encode(x, hyper, heads, basis):

@@ -4,13 +4,14 @@ p = softmax(z) of each draw; neighbouring draws that depend on each other form a
 a member's mean, G the number of groups of a member.
 
     component = mean of H(p),    mean = mean of m
-    conditional = mean of H(m) + (G - 1) mean of sum_k m_k ((1 + c) log(1 + c) - c),    c = (m - q) / ((G - 1) m)
+    conditional = mean of H(m) + (G - 1) mean of sum_k m_k ((1 + c) log(1 + c) - c)
+    c = (m - q) / ((G - 1) m)
 
 The sum is the jackknife of `compound.predictive.decomposition.entropy_parts`. `reference` says it in torch,
 for float64 too. torch would pass over the draws some twenty times.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -141,7 +142,7 @@ def classes_loop(
 
 
 @kernel({"contract"})
-def x_log_x(c: float) -> float:
+def x_log_x(c: Any) -> Any:
     """(1 + c) log(1 + c) - c for c >= -1: by its series for small c, where the terms would cancel."""
     square = c * c
     series = square * (F(1 / 2) - c * (F(1 / 6) - c * (F(1 / 12) - c * (F(1 / 20) - c * F(1 / 30)))))

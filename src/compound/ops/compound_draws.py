@@ -4,9 +4,10 @@
     mean = V^T (scale * h~),      std = sqrt( (sum_i h~_i² exp(lr_i)) exp(lc) )
 
 `reference` is the definition. In the loop a vector holds 16 draws: 16 of one row, or 8 of a row and 8 of the
-next one. What is zero in all of them is left out, units of the layer and of its hypernetwork. Sums go through
-the units in order, and zeros change no sum: so a row's numbers do not depend on the row beside it. torch would
-write hidden units and heads of all rows and draws to memory. For prediction: there is no gradient.
+next one. What is zero in all of them is left out, units of the layer and of its hypernetwork. Sums go
+through the units in order, and zeros change no sum: so a row's numbers do not depend on the row beside it.
+torch would write hidden units and heads of all rows and draws to memory. For prediction: there is no
+gradient.
 """
 
 import math

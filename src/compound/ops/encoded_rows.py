@@ -142,7 +142,7 @@ def can_encode(x: Tensor, hyper: Tensor, heads: Tensor, basis: Tensor) -> bool:
 def reference(
     encoded: Tensor, hyper: Tensor, heads: Tensor, basis: Tensor, counts: Tensor, options: MomentOptions
 ) -> tuple[Tensor, Tensor]:
-    """The definition of `encoded_rows`, for encoded rows (members, rows, r - 1) and groups (g,) with the 1."""
+    """The definition of `encoded_rows`, for encoded rows (members, rows, r - 1) and groups (g,)."""
     h = append_ones(encoded)
     g = append_ones(torch.relu(h @ hyper))
     out = grouped_moments.reference(h, g @ heads, basis, counts, options._replace(kl=False))
@@ -178,7 +178,7 @@ def encoded_loop(
         start, size, at = binned[2, k], binned[3, k], binned[4, k]
         if not (0 <= binned[0, k] < inputs and 0 <= binned[1, k] < groups and start >= 0 and size >= 1):
             raise ValueError("a column with bins is not one of the row")
-        if not (start + size <= bins and 0 <= at and at + (size + 15) // 16 * 16 <= edge_count):
+        if not (start + size <= bins and at >= 0 and at + (size + 15) // 16 * 16 <= edge_count):
             raise ValueError("a bin of a column does not exist")
     fan = F(r if fan_in else 1)
     zero, least, most = splat(F(0)), splat(F(-bound)), splat(F(bound))

@@ -74,7 +74,7 @@ class CategoricalPredictive(Predictive):
     def from_parts(cls, probs: Tensor, component: Tensor, conditional: Tensor) -> Self:
         """The predictive of mean probabilities (rows, classes), with nothing negative in its entropy.
 
-        `component` (rows,) is the mean entropy of draws, `conditional` (rows,) that given the posterior's draw.
+        `component` (rows,) is the mean entropy given θ, `conditional` (rows,) that given ψ.
         """
         total = entropy(probs)
         component = torch.minimum(component, total)
