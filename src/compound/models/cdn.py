@@ -89,6 +89,7 @@ class _CDN(Model):
             config.parametrization,
             config.basis,
             small=self.task.kind == "classification",
+            gradients=config.gradients,
         )
         starts = config.log_col
         configs = [replace(compound, log_col=starts[min(i, len(starts) - 1)]) for i in range(len(widths) - 1)]
@@ -151,7 +152,8 @@ class _CDN(Model):
         samples, rows = self.config.samples, len(x)
         x = self._encode(x)
         shared = self._shared()
-        once = shared[0] == samples  # all draws of a row have the same ψ: the first layer is computed once
+        # where all draws of a row have the same ψ, the first layer is computed once
+        once = shared[0] == samples and self.config.gradients == "local"
         first, *rest = self.layers
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
         total = self._mean_draw(out.kl, rows) if kl else out.kl

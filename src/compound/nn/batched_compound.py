@@ -24,6 +24,7 @@ from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.grouped_moments import grouped_moments, repeat_heads
 from compound.ops.noisy_affine import scaled_noise
 from compound.ops.prepared import Prepared
+from compound.ops.weight_gradients import drawn_weights
 from compound.precision import full_precision
 from compound.random import Generators
 
@@ -126,6 +127,10 @@ class BatchedCompoundLinear(nn.Module):
             if self.config.basis != "vmg":
                 return grouped_moments(x_aug, heads, self.basis, self.counts, options)
             heads = repeat_heads(heads, self.counts, self.inputs + 1)
+        if self.config.gradients == "weights" and torch.is_grad_enabled():
+            return self._as_drawn(
+                compound_moments(x_aug, heads, self.basis, options), x_aug, heads, generator
+            )
         if self.config.basis != "vmg":
             return compound_moments(x_aug, heads, self.basis, options, overwrite_heads=True)
         # V's own posterior adds noise to s * h~, which rows that share ψ share as well
@@ -135,6 +140,14 @@ class BatchedCompoundLinear(nn.Module):
         noise = scaled_noise(scaled, self.log_row.exp(), noise, shared[1])
         mean = torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2))
         return out._replace(mean=mean)
+
+    def _as_drawn(self, out: Gaussian, x_aug: Tensor, heads: Tensor, generator: Generators) -> Gaussian:
+        """`out`, whose mean passes back the gradients of weights that are drawn for every row."""
+        r, bound = self.inputs + 1, self.config.bound
+        _, log_row, log_col = heads.split([r, r, self.outputs], -1)
+        q = x_aug * (0.5 * log_row.clamp(-bound, bound)).exp() * self._prior_std()
+        col = (0.5 * log_col.clamp(-bound, bound)).exp()
+        return out._replace(mean=drawn_weights(out.mean, q, col, row_normal(generator, q.shape, q)))
 
     def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
         """One draw of the hypernetwork's weights (see `HyperNetwork.draw`) and of V (*members, in + 1, out).
