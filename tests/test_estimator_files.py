@@ -300,6 +300,25 @@ def test_exported_classifiers_take_encoded_numbers(classifier, tmp_path):
     assert metadata["outputs"][0] == "probabilities" and metadata["threshold"] == classifier.threshold_
 
 
+@pytest.mark.parametrize("kind", ["weibull", "ordinal"])
+def test_programs_of_every_kind_predict_as_the_estimator_does(kind, tmp_path):
+    x, _ = line(60)
+    y = np.round(np.exp(1 + x[:, 0])) + 1
+    if kind == "ordinal":
+        model = clone(CLASSIFIER).set_params(ordinal=True, max_epochs=2, random_state=0)
+        y = np.clip(y, 1, 4)
+    else:
+        model = clone(REGRESSOR).set_params(target_kind=kind, max_epochs=2, random_state=0)
+    model.fit(x, y).export(tmp_path / "model.pt2", rows=8)
+    new = np.concatenate([line(5, seed=1)[0], 40 * line(3, seed=2)[0]])
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    outputs = [part.detach().numpy() for part in program(torch.from_numpy(model.encoder_.numbers(new)))]
+    first = (model.predict_proba(new),) if kind == "ordinal" else model.predict(new, return_std=True)
+    expected = (*first, *model.decompose(new)[:3], model.ood_score(new))
+    for actual, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(actual.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_missing_values_are_replaced_as_in_training(regressor):
     x, _ = line(5, seed=1)
     missing = x.copy()

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats as stats
 import torch
 from fuzz_damages import put_together, take_apart
 
@@ -286,6 +287,23 @@ def test_censored_times_are_calibrated():
     structured = np.array(list(zip(event, y, strict=True)), dtype=[("event", bool), ("time", float)])
     same = quick("auto", epochs=30, validation_fraction=0.4).fit(X, structured)
     np.testing.assert_allclose(same.predict(X_test[:5]), model.predict(X_test[:5]))
+
+
+@pytest.mark.parametrize("kind", ["weibull", "log-normal"])
+def test_times_may_be_expected_long_after_the_last_one_seen(kind):
+    """Four in five rows are censored: bounds that follow the times seen would hide who lives long."""
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(600, 2)), rng.normal(size=(400, 2))
+    scale = 100 * np.exp(1.5 * X[:, 0])
+    if kind == "weibull":
+        time, alive = scale * rng.weibull(1.0, 600), np.exp(-0.1 * np.exp(-1.5 * new[:, 0]))
+    else:
+        time = scale * np.exp(rng.normal(size=600))
+        alive = stats.norm.sf(np.log(0.1) - 1.5 * new[:, 0])
+    end = rng.uniform(5, 20, 600)
+    model = quick(kind, epochs=60).fit(X, np.minimum(time, end), event=time <= end)
+    found = model.predict_survival(new, 10)[:, 0]
+    assert abs(found.mean() - alive.mean()) < 0.03 and found.max() > 0.98
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,10 @@ def test_explain_from_end_to_end(home: Path, here: Path, kind: str):
     assert f"why.{kind}" in result.output
     start = Path(f"why.{kind}").read_bytes()
     assert start.startswith(b"\x89PNG" if kind == "png" else b"<!doctype html>")
+
+
+def test_without_a_row_the_most_unusual_one_is_explained(home: Path, here: Path):
+    result = run_ok("explain", home / "dear.model", home / "new.csv")
+    scores = load(home / "dear.model").ood_score(pd.read_csv(home / "new.csv")[FEATURES])
+    assert "page: new.row-highest.html" in result.output
+    assert f"Row {1 + scores.argmax()} of new.csv" in Path("new.row-highest.html").read_text()

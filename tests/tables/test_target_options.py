@@ -8,6 +8,7 @@ import pytest
 from table_commands import assert_rejected, run, run_ok
 
 import compound
+from compound.estimators.browser import check_explorable
 
 FAST = ("--method", "map", "--epochs", 3)
 
@@ -110,6 +111,34 @@ def test_wrong_roles_are_refused(table: pd.DataFrame):
     refused("--weight", "price", a="two roles")
     refused("--group", "region", "--drop", "region", a="has a role and is dropped")
     refused("--event", "died", "--target", "time", a="--event needs one --target")
-    refused("--target-kind", "poisson", a="needs whole numbers")
+    refused("--target-kind", "poisson", a="t.csv, line 2, column 'price'", b="needs whole numbers")
+    refused("--class-weight", "balanced", "--task", "regression", a="--class-weight is for classes")
+    table.loc[3, ["price", "load"]] = np.nan, -1.0  # lines are those of the file, though a row is left out
+    table.loc[7, "price"] = -2.0
+    table.assign(w=0).to_csv("t.csv", index=False)
+    refused("--target-kind", "log-normal", a="t.csv, line 9, column 'price' holds -2", b="above 0")
+    refused("--weight", "w", a="'w' of --weight is 0 in every row")
     refused("--target-kind", "ordinal", "--task", "regression", a="does not suit regression")
     refused("--method", "laplace", "--target-kind", "student-t", a="laplace predicts Gaussian targets")
+
+
+def test_auto_is_gaussian_where_the_method_knows_no_other_kind(table: pd.DataFrame):
+    done = run_ok("fit", "t.csv", "--target", "price", "--method", "pbp", "--epochs", 1, *drop("price"))
+    assert "the kind that pbp predicts" in done.output
+    assert compound.load("t.model").target_kind_ == "gaussian"
+
+
+def test_pages_to_explore_refuse_what_they_do_not_compute(table: pd.DataFrame):
+    small = ("--option", "members=1", "--option", "widths=[4]", "--option", "hyper=[3]", "--epochs", 1)
+    for kind, target, sentence in (
+        ("weibull", "price", "LastLayerFamily"),
+        ("ordinal", "w", "LastLayerOrdinal"),
+    ):
+        run_ok("fit", "t.csv", "--target", target, "--target-kind", kind, *small, *drop(target))
+        assert_rejected(run("explore", "t.model"), sentence)
+    run_ok("fit", "t.csv", "--target", "price", "--target", "load", "--target-kind", "gaussian", *small)
+    assert_rejected(run("explore", "t.model"), "predicts 2 targets", "one --target")
+    model = compound.load("t.model")
+    model.group_calibrations_ = {"north": model.intervals_}
+    with pytest.raises(ValueError, match="without --group"):
+        check_explorable(model, "t.model")

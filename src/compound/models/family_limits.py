@@ -32,8 +32,13 @@ class FamilyLimits(nn.Module):
             self.register_buffer(name, torch.full(shape, value, dtype=torch.float32))
 
     def fit(self, y: Tensor, predictive: FamilyPredictive) -> None:
-        """Set the bounds from training targets (rows, targets) and the model's predictive of some rows."""
+        """Set the bounds from training targets (rows, targets) and the model's predictive of some rows.
+
+        Where times are censored, most may be expected long after the last one that was seen.
+        """
+        is_censored = y.shape[1] > self.low.shape[0] and not bool((y[:, self.low.shape[0] :] > 0).all())
         y = y[:, : self.low.shape[0]]
+        location = predictive.params[..., 0].amax((0, 1))  # (targets,)
         spread = predictive.params[..., 1]  # (draws, rows, targets)
         low, high = y.amin(0), y.amax(0)
         if self.family == "student-t":
@@ -42,9 +47,13 @@ class FamilyLimits(nn.Module):
             self.high[:, 1] = MULTIPLE * spread.amax((0, 1))
         elif self.family == "log-normal":
             self.low[:, 0], self.high[:, 0] = low.log() - 1, high.log() + 1
+            if is_censored:
+                self.high[:, 0] = torch.maximum(self.high[:, 0], location + 1)
             self.high[:, 1] = MULTIPLE * spread.amax((0, 1))
         elif self.family == "weibull":
             self.low[:, 0], self.high[:, 0] = low / math.e, high * math.e
+            if is_censored:
+                self.high[:, 0] = torch.maximum(self.high[:, 0], location * math.e)
             self.low[:, 1] = spread.amin((0, 1)) / MULTIPLE
         else:
             self.high[:, 0] = math.e * high.clamp_min(1)
