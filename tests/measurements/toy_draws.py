@@ -2,9 +2,9 @@
 
     python tests/measurements/toy_draws.py [--seeds 5] [--steps 10000] [--runs runs]
 
-The paper's footnotes: more than one draw is crucial for the CDNs, which with one look like VMG and noisy K-FAC,
-and does not change these; with one draw the objective of ML-CDN is that of VIB. Published forms; vib in the
-common setting. Prints tables, means and standard errors over seeds. Finished runs in `--runs` are not repeated.
+The paper's footnotes: more than one draw is crucial for the CDNs, which with one look like VMG and noisy
+K-FAC, and does not change these; with one draw the objective of ML-CDN is that of VIB. Published forms; vib
+in the common setting. Prints tables: means and standard errors over seeds. Finished runs are not repeated.
 """
 
 import argparse
