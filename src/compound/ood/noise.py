@@ -4,7 +4,9 @@
 
 and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or
 the cap) at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99
-gets the full noise.
+gets the full noise. Of few inputs neighbours are so near that this is a step at the edge of the data: there
+exp(t) is at most exp(cap) (max(d, d50) / reach)^2, so that a target's noise has a standard deviation that grows
+linearly, up to a distance as large as the spread of the training rows.
 
 What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
 added variance, in units of its largest value.
@@ -74,7 +76,9 @@ class DistanceAwareNoise(nn.Module):
         level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
         least = cap.clamp_max(MAX_RISE) + 6 * ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0).log()
-        return torch.minimum(torch.maximum(rise, least).clamp_min(-20), cap)
+        beyond = torch.maximum(distance, d50).clamp_min(torch.finfo(distance.dtype).tiny)
+        most = cap + 2 * (beyond.log() - self.distance.reach.log()).clamp_max(0)  # a reach of 0 is no limit
+        return torch.minimum(torch.maximum(rise, least), most).clamp_min(-20)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
         """Make t `level` at the median distance and `level + kappa` at the 99% quantile, at most `cap`."""

@@ -225,7 +225,8 @@ class Engine {
     const [d50, d99, edge] = far.quantiles, [level, kappa, cap] = far.ramp;
     const rise = level + (kappa * (d - d50)) / (d99 - d50);
     const least = Math.min(cap, far.max_rise) + 6 * Math.log(clamp((d - edge) / (2.9 * d99 - edge), 1e-6, 1));
-    return Math.min(Math.max(rise, least, -20), cap);
+    const most = far.reach ? cap + 2 * Math.min(0, Math.log(Math.max(d, d50) / far.reach)) : cap;
+    return Math.max(Math.min(Math.max(rise, least), most), -20);
   }
 
   oodScore(x, epistemic) {
