@@ -2,11 +2,11 @@
 
     t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
-and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or
-the cap) at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99
-gets the full noise. Of few inputs neighbours are so near that this is a step at the edge of the data: there
-exp(t) is at most exp(cap) (max(d, d50) / reach)^2, so that a target's noise has a standard deviation that grows
-linearly, up to a distance as large as the spread of the training rows.
+and beyond every training row exp(t) grows at least with a power of the distance, up to MAX_RISE (or the cap)
+at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99 gets the full
+noise. The power is 6. Of few inputs neighbours are so near that this is a step at the edge of the data: for
+targets the power is then 2, and exp(t) at most (max(d, d50) / reach)^2, so that the noise has a standard
+deviation that grows linearly, up to a distance as large as the spread of the training rows.
 
 What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
 added variance, in units of its largest value.
@@ -75,9 +75,12 @@ class DistanceAwareNoise(nn.Module):
         d50, d99, edge = self.distance.quantiles.unbind()
         level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
-        least = cap.clamp_max(MAX_RISE) + 6 * ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0).log()
-        beyond = torch.maximum(distance, d50).clamp_min(torch.finfo(distance.dtype).tiny)
-        most = cap + 2 * (beyond.log() - self.distance.reach.log()).clamp_max(0)  # a reach of 0 is no limit
+        reach = torch.where(cap > 0, 0.0, self.distance.reach)  # of targets; 0 is no limit
+        power = torch.where(reach > 0, 2, 6)
+        beyond = ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0)
+        least = cap.clamp_max(MAX_RISE) + power * beyond.log()
+        near = torch.maximum(distance, d50).clamp_min(torch.finfo(distance.dtype).tiny)
+        most = cap + 2 * (near.log() - reach.log()).clamp_max(0)
         return torch.minimum(torch.maximum(rise, least), most).clamp_min(-20)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
