@@ -249,6 +249,14 @@ class TestFit:
 
 
 class TestPredict:
+    def test_a_saved_model_has_the_same_predictions(self, tmp_path: Path, fitted):
+        fitted.estimator.save(tmp_path / "model")
+        rows = fitted.test.x.head(50)
+        before, after = (
+            predict_frame(e, rows) for e in (fitted.estimator, compound.load(tmp_path / "model"))
+        )
+        pd.testing.assert_frame_equal(after, before, check_exact=True)
+
     def test_files_have_the_bits_of_the_frame_and_are_not_written_twice(
         self, folder: Path, tmp_path: Path, fitted
     ):

@@ -67,12 +67,13 @@ def _predict_on_ray(
     """`compound predict --ray`."""
     from compound.ray.cluster import connected
     from compound.ray.parts import default_folder
-    from compound.ray.predict import predict_files
+    from compound.ray.predict import plan_files, predict_files
     from compound.tables.model_inputs import load_estimator
 
     estimator, out = load_estimator(model), target or default_folder(source)
+    plan = plan_files(estimator, source, out, coverage, only)  # refused here, before a cluster is needed
     with connected(address) as ray, row_progress("rows") as callback:
-        summary = predict_files(ray, estimator, source, out, coverage, only, callback)
+        summary = predict_files(ray, estimator, plan, callback)
     _echo_summary(summary, out)
 
 

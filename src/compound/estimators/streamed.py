@@ -150,6 +150,7 @@ def _set_target(estimator: Any, table: StreamedTable) -> None:
             np.array([m.mean]), np.array([np.sqrt(m.squares / m.count)]), np.array([m.high - m.low])
         )
         estimator.y_is_1d_ = True
+        estimator.horizons_ = np.zeros(0)
         return
     classes = np.unique(np.array(list(table.target.classes), dtype=table.y.dtype))
     if len(classes) < 2:
