@@ -5,8 +5,9 @@
 and beyond every training row exp(t) grows at least with a power of the distance, up to MAX_RISE (or the cap)
 at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99 gets the full
 noise. The power is 6. Of few inputs neighbours are so near that this is a step at the edge of the data: for
-targets the power is then 2, and exp(t) at most (max(d, d50) / reach)^2, so that the noise has a standard
-deviation that grows linearly, up to a distance as large as the spread of the training rows.
+targets the power is then 2, up to the reach, if that is farther, and exp(t) is at most
+(max(d, d50) / reach)^2. So the noise has a standard deviation that grows linearly, until the distance is as
+large as the spread of the training rows.
 
 What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
 added variance, in units of its largest value.
@@ -77,7 +78,8 @@ class DistanceAwareNoise(nn.Module):
         rise = level + kappa * (distance - d50) / (d99 - d50)
         reach = torch.where(cap > 0, 0.0, self.distance.reach)  # of targets; 0 is no limit
         power = torch.where(reach > 0, 2, 6)
-        beyond = ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0)
+        end = torch.maximum(2.9 * d99, reach)  # of the rise
+        beyond = ((distance - edge) / (end - edge)).clamp(1e-6, 1.0)
         least = cap.clamp_max(MAX_RISE) + power * beyond.log()
         near = torch.maximum(distance, d50).clamp_min(torch.finfo(distance.dtype).tiny)
         most = cap + 2 * (near.log() - reach.log()).clamp_max(0)

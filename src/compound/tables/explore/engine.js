@@ -225,7 +225,7 @@ class Engine {
     const [d50, d99, edge] = far.quantiles, [level, kappa, cap] = far.ramp;
     const rise = level + (kappa * (d - d50)) / (d99 - d50);
     const reach = cap > 0 ? 0 : far.reach, power = reach ? 2 : 6;
-    const beyond = clamp((d - edge) / (2.9 * d99 - edge), 1e-6, 1);
+    const beyond = clamp((d - edge) / (Math.max(2.9 * d99, reach) - edge), 1e-6, 1);
     const least = Math.min(cap, far.max_rise) + power * Math.log(beyond);
     const most = reach ? cap + 2 * Math.min(0, Math.log(Math.max(d, d50) / reach)) : cap;
     return Math.max(Math.min(Math.max(rise, least), most), -20);
