@@ -2,12 +2,11 @@
 
     t(x) = clamp( level + kappa (d(x) - d50) / (d99 - d50), -20, cap )
 
-and beyond every training row exp(t) grows at least with a power of the distance, up to MAX_RISE (or the cap)
-at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99 gets the full
-noise. The power is 6. Of few inputs neighbours are so near that this is a step at the edge of the data: for
-targets the power is then 2, up to the reach, if that is farther, and exp(t) is at most
-(max(d, d50) / reach)^2. So the noise has a standard deviation that grows linearly, until the distance is as
-large as the spread of the training rows.
+and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or
+the cap) at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99
+gets the full noise. Of few inputs neighbours are so near that this is a step at the edge of the data. For
+targets the standard deviation exp(t / 2) then grows linearly from there to its largest value, at a distance
+as large as the spread of the training rows, the reach; before the edge it is at most in proportion to d.
 
 What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
 added variance, in units of its largest value.
@@ -76,14 +75,15 @@ class DistanceAwareNoise(nn.Module):
         d50, d99, edge = self.distance.quantiles.unbind()
         level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
-        reach = torch.where(cap > 0, 0.0, self.distance.reach)  # of targets; 0 is no limit
-        power = torch.where(reach > 0, 2, 6)
-        end = torch.maximum(2.9 * d99, reach)  # of the rise
-        beyond = ((distance - edge) / (end - edge)).clamp(1e-6, 1.0)
-        least = cap.clamp_max(MAX_RISE) + power * beyond.log()
-        near = torch.maximum(distance, d50).clamp_min(torch.finfo(distance.dtype).tiny)
-        most = cap + 2 * (near.log() - reach.log()).clamp_max(0)
-        return torch.minimum(torch.maximum(rise, least), most).clamp_min(-20)
+        least = cap.clamp_max(MAX_RISE) + 6 * ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0).log()
+        steep = torch.maximum(rise, least)
+        reach = self.distance.reach
+        inside = torch.minimum(rise, level + kappa * (edge - d50) / (d99 - d50))  # t up to the edge
+        share = (torch.maximum(distance, d50) / reach).clamp_max(edge / reach)
+        std = torch.minimum((0.5 * inside).exp(), share)
+        beyond = ((distance - edge) / (torch.maximum(2.9 * d99, reach) - edge)).clamp(0.0, 1.0)
+        linear = 2 * torch.lerp(std, torch.ones_like(std), beyond).log()
+        return torch.where((reach > 0) & (cap == 0), linear, steep).clamp_min(-20).minimum(cap)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
         """Make t `level` at the median distance and `level + kappa` at the 99% quantile, at most `cap`."""
