@@ -203,7 +203,8 @@ def test_few_rows_are_held_out_by_one_member_each_and_of_many_some_by_all(monkey
 
 
 @pytest.mark.parametrize(
-    "rows,common,each", [(4999, 0, 499), (5000, 500, 500), (20_000, 500, 2000), (200_000, 2000, 20_000)]
+    "rows,common,each",
+    [(4999, 0, 499), (5000, 500, 500), (16_000, 800, 1600), (60_000, 2000, 6000), (400_000, 4000, 40_000)],
 )
 def test_rows_held_out_in_common(rows, common, each):
     held = member_holdout_weights(rows, 5, 0.1, seed=3) == 0

@@ -31,6 +31,7 @@ from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import row_normal, standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
+from compound.ops.jit import can_use_kernel
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
@@ -194,15 +195,16 @@ class _CDN(Model):
         each ψ's draws of θ are so many independent samples of an even number of draws.
         """
         first, *rest = self.layers
-        compiled = groups > 0 and all(layer.has_compiled_draws for layer in self.layers)
-        encoded = x if compiled else self._encode(x)
+        compiled = self._is_compiled(x) and len(rest) == 1  # of the last layer
+        of_table = compiled and self.encoding is not None  # and of the first one: its inputs are sparse
+        encoded = x if of_table else self._encode(x)
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         outer = []
         for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
             noises, last = self.draw_noise(n_inner, generator, x, groups)
-            start = self._compiled_start(x, psi[0]) if compiled else first.forward_given(encoded, psi[0])
-            if groups and len(rest) == 1 and rest[0].has_compiled_draws:
+            start = self._compiled_start(x, psi[0]) if of_table else first.forward_given(encoded, psi[0])
+            if compiled:
                 out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))
                 continue
@@ -224,6 +226,11 @@ class _CDN(Model):
             outer.append([torch.cat(kind, 1) for kind in zip(*inner, strict=True)])
         means, variances = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, variances
+
+    def _is_compiled(self, x: Tensor) -> bool:
+        """Whether draws are computed by compiled loops, which hold no array of all draws' hidden units."""
+        whole = all(layer.has_compiled_draws for layer in self.layers)
+        return whole and not self.bayes and can_use_kernel(x) and not torch.is_grad_enabled()
 
     def _compiled_start(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
         """The first layer's Gaussian for rows x (rows, inputs), without gradients."""
