@@ -107,7 +107,7 @@ def test_colour_images_come_as_channels(monkeypatch):
 
 @pytest.mark.slow
 def test_sequences_experiment(monkeypatch, tmp_path):
-    """Speakers differ by the sign pattern of their numbers, demand is a wave with a noise that is known."""
+    """Speakers differ by the largest of twelve numbers, demand is a wave with noise."""
     g = named_generator(0, "sequences")
 
     def vowels(part: str, data_dir=None) -> sequences.Vowels:
@@ -117,7 +117,7 @@ def test_sequences_experiment(monkeypatch, tmp_path):
 
     steps = torch.arange(365 * 48, dtype=torch.float32)
     wave = 3 + torch.sin(2 * torch.pi * steps / 48) + 0.1 * torch.randn(len(steps), generator=g)
-    demand = sequences.Demand(wave, torch.zeros_like(wave) + torch.randn(len(steps), generator=g), steps * 0)
+    demand = sequences.Demand(wave, 0 * steps, torch.randn(len(steps), generator=g))
     monkeypatch.setattr(sequences, "vowels", vowels)
     monkeypatch.setattr(sequences, "demand", lambda data_dir=None: demand)
     monkeypatch.setattr("compound.experiments.sequences.HELD_OUT", 20)
@@ -132,7 +132,8 @@ def test_sequences_experiment(monkeypatch, tmp_path):
         if result.run.data == "vowels":
             assert numbers["accuracy"] > 0.5 and len(numbers["auroc by speaker"]) == 3
         else:
-            assert numbers["crps"] < 0.3 and 0.8 < numbers["coverage"] < 1.0
+            assert numbers["crps"] < 0.4  # that of the wave's mean and standard deviation
+            assert 0.8 < numbers["coverage"] < 1.0
     claims = publish(results, tmp_path / "page")
     assert "compound-gru" in (tmp_path / "page" / "index.html").read_text()
     assert any("accuracy" in claim.claim for claim in claims)
