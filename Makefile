@@ -1,7 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && echo python3.11 || echo python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-cluster quick durations machines fuzz bench coverage lint docs wheel clean
+.PHONY: demo test test-cluster quick durations machines fuzz bench coverage results lint docs wheel clean
 
 demo: .venv/.stamp
 	$(BIN)/compound demo
@@ -41,6 +41,10 @@ bench: .venv/.stamp
 # of 90% intervals and sets, 200 synthetic tables of each kind: about 15 minutes
 coverage: .venv/.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformal.py
+
+# everything under results/ from this commit: prints its plan first; about a night on two cores, and resumes. Some steps only: STEPS="toy pbp"
+results: .venv/.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python tests/regenerate.py $(STEPS)
 
 lint: .venv/.stamp
 	$(BIN)/ruff check .

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class TestCluster:
             MARK: self.mark,
             "RAY_TMPDIR": str(self.folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # 15 by default: workers would starve beside other programs
+            "RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1",  # processes that read_parquet starts; 32 by default
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": uuid.uuid4().hex,
             "OMP_NUM_THREADS": "1",
@@ -77,6 +80,28 @@ class TestCluster:
     def workers(self) -> list[int]:
         """Processes that perform a task now."""
         return [pid for pid, title in self.processes(b"ray::").items() if not title.startswith(AGENTS)]
+
+    @contextmanager
+    def killing(self, title: bytes, times: int, ready: Callable[[int], bool]) -> Iterator[list[int]]:
+        """Context in which processes with this title are killed, the k-th when `ready(k)`; their ids."""
+        killed: list[int] = []
+        done = threading.Event()
+
+        def kill() -> None:
+            while len(killed) < times and not done.wait(0.05):
+                pids = self.processes(title)
+                if pids and ready(len(killed)):
+                    with suppress(ProcessLookupError):
+                        os.kill(min(pids), signal.SIGKILL)
+                        killed.append(min(pids))
+
+        thread = threading.Thread(target=kill, daemon=True)
+        thread.start()
+        try:
+            yield killed
+        finally:
+            done.set()
+            thread.join()
 
     def close(self) -> dict[int, bytes]:
         """End the cluster; what is left of its processes after some seconds, which is then killed."""

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 
 from compound.experiments import runs
 from compound.experiments.identity import Run
-from compound.experiments.launch import run_grid
+from compound.experiments.launch import GridResult, run_grid
 from compound.experiments.runs import Outcome, RunContext, Work, fit_run
 from compound.random import named_generator
 from compound.train.config import TrainConfig
@@ -86,26 +87,29 @@ def memory_of(run: Run) -> int:
     return 300 * 2**20
 
 
-def main(
-    folder: str, jobs: str, count: str, steps: str, address: str = "", storage: str = "", name: str = "trains"
-) -> int:
-    planned = grid(int(count), int(steps), name)
-    if not address:
-        return len(run_grid(planned, work_of, Path(folder), None, int(jobs)).failures)
-    from compound.ray.cluster import connected
+def grid_on_ray(
+    ray: Any, folder: Path, jobs: int, count: int, steps: int, storage: str = "", name: str = "trains"
+) -> GridResult:
+    """Perform a grid on the cluster that this process is connected to."""
     from compound.ray.grid import RayExecutor
     from compound.ray.storage import Storage
 
     files = Storage(storage, copy_interval=0.3) if storage else None
+    executor = RayExecutor(ray, memory_of, 1, files)
+    return run_grid(grid(count, steps, name), work_of, folder, None, jobs, executor)
+
+
+def main(folder: str, jobs: str, count: str, steps: str, address: str = "", storage: str = "") -> int:
+    if not address:
+        return len(run_grid(grid(int(count), int(steps)), work_of, Path(folder), None, int(jobs)).failures)
+    from compound.ray.cluster import connected
+
     with connected(address) as ray:
-        executor = RayExecutor(ray, memory_of, 1, files)
-        done = run_grid(planned, work_of, Path(folder), None, int(jobs), executor)
-    for run, reason in done.failures:
-        print(f"failed: {run}: {reason}", file=sys.stderr)
-    return len(done.failures)
+        return len(grid_on_ray(ray, Path(folder), int(jobs), int(count), int(steps), storage).failures)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     try:
         sys.exit(main(*sys.argv[1:]))
     except KeyboardInterrupt:

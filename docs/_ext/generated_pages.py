@@ -46,6 +46,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "truth": "results/truth.md",
     "posthoc": "results/posthoc.md",
     "table-1": "results/table-1.md",
+    "claims": "results/claims.md",
     "images": "results/images.md",
     "sequences": "results/sequences.md",
     "measured-layers": "results/layers.md",

@@ -4,19 +4,21 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grids
 import pytest
 from clusters import TestCluster
 from ray_kills import VICTIMS, compare, kill_and_compare, start
+from table_commands import assert_rejected, run
 
 from compound.experiments.identity import Run
 
 RUNS, STEPS = 4, 400
+SECONDS = 120.0  # far more than anything takes, also beside other programs
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list:
     """Results of an undisturbed local grid."""
     folder = tmp_path_factory.mktemp("calm")
     return grids.run_grid(grids.grid(RUNS, STEPS), grids.work_of, folder, None, 1).results
-
-
-def finish(cluster: TestCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a grid to its end."""
-    command = [sys.executable, grids.__file__, *arguments]
-    return subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("storage", [False, True], ids=["shared folder", "storage"])
@@ -41,64 +37,64 @@ def test_kills_change_nothing(cluster: TestCluster, tmp_path: Path, calm: list, 
     kill_and_compare(cluster, tmp_path, kills, calm, STEPS, chance, storage)
 
 
-def test_interrupt_leaves_a_grid_that_resumes_and_no_task(cluster: TestCluster, tmp_path: Path, calm: list):
+def test_interrupt_leaves_a_grid_that_resumes_and_no_task(
+    cluster: TestCluster, ray: Any, tmp_path: Path, calm: list
+):
     driver = start(cluster, tmp_path, RUNS, STEPS)
-    until = time.monotonic() + 60
-    while not cluster.workers() and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(0.5)
+    assert wait_until(cluster.workers)
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(30) == 130
-    until = time.monotonic() + 15
-    while (left := cluster.workers()) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not left
-    assert finish(cluster, str(tmp_path), "2", str(RUNS), str(STEPS), cluster.address).returncode == 0
+    assert driver.wait(SECONDS) == 130
+    assert wait_until(lambda: not cluster.workers())
+    assert not grids.grid_on_ray(ray, tmp_path, 2, RUNS, STEPS).failures
     compare(tmp_path, calm, {})
 
 
-def test_one_failure_is_reported_and_the_others_finish(cluster: TestCluster, tmp_path: Path):
-    arguments = (str(tmp_path), "2", "3", "20", cluster.address, "", "fills")
-    done = finish(cluster, *arguments)
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+def wait_until(what: Callable[[], object]) -> bool:
+    """Whether it came true."""
+    until = time.monotonic() + SECONDS
+    while not what() and time.monotonic() < until:
+        time.sleep(0.1)
+    return bool(what())
+
+
+def test_one_failure_is_reported_and_the_others_finish(ray: Any, tmp_path: Path):
+    ((_, reason),) = grids.grid_on_ray(ray, tmp_path, 2, 3, 20, name="fills").failures
+    assert "No space left on device" in reason
     assert len(list(tmp_path.glob("*/metrics.json"))) == 2
     (tmp_path / "fixed").touch()
-    assert finish(cluster, *arguments).returncode == 0
+    assert not grids.grid_on_ray(ray, tmp_path, 2, 3, 20, name="fills").failures
 
 
-def test_run_that_kills_its_workers_fails_alone(cluster: TestCluster, tmp_path: Path):
-    done = finish(cluster, str(tmp_path), "2", "3", "20", cluster.address, "", "dies")
-    assert done.returncode == 1
-    assert "worker died" in done.stderr
+def test_run_that_kills_its_workers_fails_alone(ray: Any, tmp_path: Path):
+    ((run, reason),) = grids.grid_on_ray(ray, tmp_path, 2, 3, 20, name="dies").failures
+    assert (run.seed, reason) == (0, "worker died")
     assert len(list(tmp_path.glob("*/metrics.json"))) == 2
 
 
-def test_run_that_no_node_can_hold_is_refused(cluster: TestCluster, tmp_path: Path):
-    code = (
-        "import sys, grids\nfrom pathlib import Path\n"
-        "from compound.ray.cluster import connected\nfrom compound.ray.grid import RayExecutor\n"
-        f"with connected({cluster.address!r}) as ray:\n"
-        "    executor = RayExecutor(ray, lambda run: 10**12)\n"
-        f"    grids.run_grid(grids.grid(1, 5), grids.work_of, Path({str(tmp_path)!r}), None, 1, executor)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=cluster.environment, capture_output=True, text=True, timeout=120
-    )
-    assert "1000.0 GB, the largest node of the Ray cluster has 1 and 4.3 GB" in done.stderr
+def test_run_that_no_node_can_hold_is_refused(ray: Any, tmp_path: Path):
+    from compound.ray.grid import RayExecutor
+
+    executor = RayExecutor(ray, lambda run: 10**12)
+    with pytest.raises(ValueError, match=r"1000.0 GB, the largest node of the Ray cluster has 1 and 4.3 GB"):
+        grids.run_grid(grids.grid(1, 5), grids.work_of, tmp_path, None, 1, executor)
     assert not list(tmp_path.glob("*/config.json"))
 
 
 @pytest.mark.parametrize("kind", ["closed", "other"])
-def test_unreachable_address_is_refused_before_any_work(cluster: TestCluster, tmp_path: Path, kind: str):
+def test_unreachable_address_is_refused_before_any_work(
+    cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # this process may be connected
+    monkeypatch.setattr("compound.ray.cluster.CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if kind == "closed":
             server.close()
         start = time.monotonic()
-        done = finish(cluster, str(tmp_path), "2", "3", "20", f"127.0.0.1:{port}")
-        assert time.monotonic() - start < 60
-    assert f"Error: no Ray cluster answers at 127.0.0.1:{port}" in done.stderr
+        folders = ("--runs", tmp_path / "runs", "--out", tmp_path / "report")
+        done = run("run", "toy", *folders, "--ray", f"127.0.0.1:{port}")
+        assert time.monotonic() - start < SECONDS  # Ray itself waits for minutes
+    assert_rejected(done, f"Error: no Ray cluster answers at 127.0.0.1:{port}")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,11 +1,7 @@
 """Predictions on Ray: equal to those of one machine, once for each row whatever dies; errors."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -13,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import ray_tables
 from clusters import TestCluster
+from table_commands import assert_rejected, run, run_ok
 
 from compound.estimators.row_predictions import predict_frame
-from compound.ray import parts
-
-MAIN = "from compound.cli.app import main; main()"
+from compound.ray import parts, predict_dataset
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +27,19 @@ def model(estimator, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(cluster: TestCluster, model: Path, pattern: object, *arguments: object) -> list[str]:
-    words = ["predict", model, pattern, "--ray", cluster.address, *arguments]
-    return [sys.executable, "-c", MAIN, *map(str, words)]
-
-
-def predict(cluster: TestCluster, model: Path, pattern: object, *arguments: object):
-    return subprocess.run(
-        command(cluster, model, pattern, *arguments),
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def states(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet")}
 
 
 def test_answers_equal_those_of_one_machine_and_kills_write_no_row_twice(
-    cluster: TestCluster, estimator, model: Path, tmp_path: Path
+    cluster: TestCluster, ray: Any, estimator, model: Path, tmp_path: Path
 ):
     sources = ray_tables.write(tmp_path / "data", 4, 3000, group=1000)
-    words = command(cluster, model, tmp_path / "data" / "*.parquet")
-    driver = subprocess.Popen(words, env=cluster.environment, stderr=subprocess.PIPE)
-    out, killed = tmp_path / "data.predicted", 0
-    while driver.poll() is None and killed < 2:
-        if len(states(out)) > killed and (pids := cluster.processes(b"ray::MapWorker")):
-            os.kill(min(pids), signal.SIGKILL)
-            killed += 1
-        time.sleep(0.05)
-    _, errors = driver.communicate(timeout=300)
-    assert driver.returncode == 0, errors
+    out = tmp_path / "data.predicted"
+    command = ("predict", model, tmp_path / "data" / "*.parquet", "--ray", cluster.address)
+    with cluster.killing(b"ray::MapWorker", 2, lambda k: out.exists() and len(states(out)) > k) as killed:
+        run_ok(*command)
+    assert killed
     before = states(out)
     assert sorted(before) == [path.name for path in sources]
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
@@ -74,48 +49,46 @@ def test_answers_equal_those_of_one_machine_and_kills_write_no_row_twice(
         expected = predict_frame(estimator, table[["size", "age", "kind"]])
         pd.testing.assert_frame_equal(answers[table.columns], table)
         pd.testing.assert_frame_equal(answers[expected.columns], expected)
-    again = predict(cluster, model, tmp_path / "data" / "*.parquet")
-    assert again.returncode == 0, again.stderr
+    again = run_ok(*command)
     assert states(out) == before
-    assert "12,000 rows" in again.stdout
+    assert "12,000 rows" in again.output
 
 
 def test_damaged_data_keeps_what_is_done_and_the_next_command_goes_on(
-    cluster: TestCluster, model: Path, tmp_path: Path
+    cluster: TestCluster, ray: Any, model: Path, tmp_path: Path
 ):
     sources = ray_tables.write(tmp_path / "data", 3, 300)
     whole = sources[1].read_bytes()
     sources[1].write_bytes(whole[:4] + bytes(byte ^ 255 for byte in whole[4:2000]) + whole[2000:])
-    done = predict(cluster, model, tmp_path / "data", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "1 of 3 parts could not be predicted" in done.stderr
-    assert "part-1.parquet is truncated or damaged" in done.stderr
+    command = ("predict", model, tmp_path / "data", "--out", tmp_path / "out", "--ray", cluster.address)
+    done = run(*command)
+    assert done.exit_code == 2
+    assert "1 of 3 parts could not be predicted" in done.output
+    assert "part-1.parquet is truncated or damaged" in done.output
     assert sorted(states(tmp_path / "out")) == ["part-0.parquet", "part-2.parquet"]
     before = states(tmp_path / "out")
     sources[1].write_bytes(whole)
-    assert predict(cluster, model, tmp_path / "data", "--out", tmp_path / "out").returncode == 0
+    run_ok(*command)
     after = states(tmp_path / "out")
     assert len(after) == 3
     assert before.items() <= after.items()
 
 
-def test_data_sets_have_the_same_predictions(cluster: TestCluster, estimator, model: Path, tmp_path: Path):
-    code = (
-        "import sys, ray\n"
-        "from compound.ray import predict_dataset\nfrom compound.ray.cluster import connected\n"
-        "address, model, source, out = sys.argv[1:]\n"
-        "with connected(address):\n"
-        "    predict_dataset(model, ray.data.read_parquet(source), predictions_only=True)"
-        ".write_parquet(out)\n"
-    )
+def test_data_sets_have_the_same_predictions(ray: Any, estimator, model: Path, tmp_path: Path):
+    from ray.data import read_parquet
+
     (source,) = ray_tables.write(tmp_path / "data", 1, 1500)
-    arguments = [cluster.address, str(model), str(source), str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=cluster.environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    predict_dataset(model, read_parquet(str(source)), predictions_only=True).write_parquet(tmp_path / "out")
     expected = predict_frame(estimator, pd.read_parquet(source)[["size", "age", "kind"]])
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out"), expected)
+
+
+def test_wrong_tables_are_refused_before_a_cluster_is_asked(model: Path, tmp_path: Path):
+    table = pd.read_parquet(*ray_tables.write(tmp_path / "data", 1, 20))
+    table.drop(columns="age").to_parquet(tmp_path / "data" / "part-1.parquet")
+    done = run("predict", model, tmp_path / "data", "--ray", "127.0.0.1:1")  # where nothing listens
+    assert_rejected(done, "part-1.parquet has no column 'age'")
+    assert not (tmp_path / "data.predicted").exists()
 
 
 def test_parts_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

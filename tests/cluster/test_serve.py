@@ -1,44 +1,34 @@
 """Serving: requests in one batch get the predictions of their rows, and wrong ones a sentence."""
 
 import json
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pandas as pd
 import pytest
 import ray_tables
-from clusters import TestCluster
 
 from compound.estimators.row_predictions import predict_frame
-from compound.ray.serve import Predictor
+from compound.ray.serve import Predictor, deployment
 
-SERVE = """
-import json, sys
-from concurrent.futures import ThreadPoolExecutor
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
-from ray import serve
-from compound.ray.cluster import connected
-from compound.ray.serve import deployment
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve" / "serve_houses.py"
 
-def ask(body):
-    request = Request("http://127.0.0.1:18111/", json.dumps(body).encode())
+
+def ask(port: int, body: dict) -> dict:
+    request = Request(f"http://127.0.0.1:{port}/", json.dumps(body).encode())
     try:
-        with urlopen(request, timeout=60) as answer:
+        with urlopen(request, timeout=100) as answer:
             return json.load(answer)
     except HTTPError as error:
-        return {"status": error.code, **json.load(error)}
-
-with connected(sys.argv[1]):
-    serve.start(http_options={"host": "127.0.0.1", "port": 18111})
-    serve.run(deployment(sys.argv[2], replicas=2, cores=1))
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, json.loads(sys.stdin.read())))
-    with open(sys.argv[3], "w") as file:  # not standard output, where Ray writes the logs of its processes
-        json.dump(answers, file)
-    serve.shutdown()
-"""
+        with error:
+            return {"status": error.code, **json.load(error)}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +36,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("serve") / "model"
     ray_tables.fitted().save(path)
     return path
+
+
+def measure_load(url: str, *options: str) -> dict:
+    """What the example's second process measures."""
+    types = json.dumps({"size": "number", "age": "number", "kind": "text"})
+    command = [sys.executable, str(EXAMPLE), "--load", url, "--types", types, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    return json.loads(done.stdout)  # of a process without Ray
 
 
 def bodies() -> list[dict]:
@@ -89,18 +87,22 @@ def test_missing_values_are_those_of_a_table(model: Path):
     assert answer["predictions"] == predict_frame(load(model), frame).to_dict("records")
 
 
-def test_deployment_answers_over_http(cluster: TestCluster, model: Path, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, cluster.address, str(model), str(tmp_path / "answers.json")],
-        env=cluster.environment,
-        input=json.dumps([*bodies() * 3, {"row": 1}]),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    answers = json.loads((tmp_path / "answers.json").read_text())
+def test_deployment_answers_over_http(ray: Any, model: Path):
+    from ray import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        serve.run(deployment(model, replicas=2, cores=1))
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(partial(ask, port), [*bodies() * 3, {"row": 1}]))
+        load = measure_load(f"http://127.0.0.1:{port}/", "--seconds", "1", "--clients", "4", "--rows", "3")
+    finally:
+        serve.shutdown()
     for i in range(3):
         parts = answers[2 * i]["predictions"], answers[2 * i + 1]["predictions"]
         assert [*parts[0], *parts[1]] == expected(model)
     assert answers[-1]["status"] == 400
+    assert load["requests"] >= 4 and load["errors"] == 0
+    assert 0 < load["milliseconds"]["p50"] <= load["milliseconds"]["p99"]

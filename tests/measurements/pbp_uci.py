@@ -2,8 +2,8 @@
 
     python tests/measurements/pbp_uci.py bostonHousing concrete
 
-Prints mean and standard error of NLL and RMSE over the standard splits, in units of the target, beside the
-published numbers (Hernández-Lobato and Adams 2015) and the difference in standard errors of both.
+Prints a table: mean and standard error of NLL and RMSE over the standard splits, in units of the target,
+beside the published numbers (Hernández-Lobato and Adams 2015) and the difference in standard errors of both.
 """
 
 import math
@@ -44,14 +44,16 @@ def run(table: str, split: int) -> tuple[float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     published = uci_results()["PBP"]
+    print("| table | NLL | published | difference | RMSE | published | difference |\n|" + " --- |" * 7)
     for table in sys.argv[1:] or ("yacht", "bostonHousing", "energy", "concrete", "wine-quality-red"):
         nll, rmse = zip(*(run(table, split) for split in range(uci.SPLITS[table])), strict=True)
+        cells = [table]
         for name, values in (("nll", list(nll)), ("rmse", list(rmse))):
             ours, error = mean_error(values)
             theirs, their_error = published[name]["values"][NAMES.get(table, table)]
             distance = (ours - theirs) / math.hypot(error, their_error)
-            numbers = f"{ours:.3f} ± {error:.3f}, published {theirs:.2f} ± {their_error:.2f}"
-            print(f"{table}, {name}: {numbers}, {distance:+.1f} standard errors", flush=True)
+            cells += [f"{ours:.3f} ± {error:.3f}", f"{theirs:.2f} ± {their_error:.2f}", f"{distance:+.1f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

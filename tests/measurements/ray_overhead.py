@@ -25,7 +25,7 @@ import ray_tables
 from compound.estimators.base import Estimator
 from compound.ray.cluster import connected
 from compound.ray.grid import RayExecutor
-from compound.ray.predict import predict_files
+from compound.ray.predict import plan_files, predict_files
 from compound.tables.streaming import predict_file
 
 RUNS, STEPS = 20, 300
@@ -74,7 +74,7 @@ def predict_here(estimator: Estimator, sources: list[Path], out: Path) -> None:
 
 
 def predict_there(ray: Any, estimator: Estimator, source: Path, out: Path) -> None:
-    predict_files(ray, estimator, str(source), str(out), 0.9, False, lambda rows: None)
+    predict_files(ray, estimator, plan_files(estimator, str(source), str(out), 0.9, False), lambda rows: None)
 
 
 def show(name: str, one: list[float], other: list[float], ratios: list[list[float]]) -> None:

@@ -108,3 +108,78 @@ def test_float32_is_enough():
 def test_bad_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         build(Method("bbb", **options), 3, ONE)
+
+
+class TestGraves:
+    """gradients='graves': those of drawn weights, and variances from squares of single data's gradients."""
+
+    def model(self, widths=(4,), samples=2, prior=0.5):
+        options = {"widths": widths, "samples": samples, "prior": prior, "log_std": -1.0}
+        return model_of(Method("bbb", gradients="graves", **options), 3, CLASSES)
+
+    def oracle(self, model, data, weight):
+        """Gradients of M and log S by the definition: every draw, datum and weight by itself."""
+        noise = named_generator(5)
+        layers, samples, n = model.layers, model.config.samples, len(data.x)
+        drawn = []
+        for layer in layers:
+            e = torch.randn(samples, *layer.mean.shape, generator=noise, dtype=torch.float64)
+            drawn.append((layer.mean + layer.log_std.exp() * e).detach())
+        means = [torch.zeros_like(layer.mean) for layer in layers]
+        squares = [torch.zeros_like(layer.mean) for layer in layers]
+        for s in range(samples):
+            for k in range(n):
+                ws = [w[s].clone().requires_grad_() for w in drawn]
+                h = data.x[k]
+                for j, w in enumerate(ws):
+                    h = wide(h if j == 0 else h.relu()) @ w
+                nll = torch.nn.functional.cross_entropy(h, data.y[k])
+                for j, g in enumerate(torch.autograd.grad(nll, ws)):
+                    share = weight[k] / weight.sum() / samples
+                    means[j] += share * g
+                    squares[j] += share * g.square()
+        size, p = data.size, model.config.prior
+        for j, layer in enumerate(layers):
+            variance = (2 * layer.log_std).exp().detach()
+            means[j] += layer.mean.detach() / p / size
+            squares[j] = variance * squares[j] + (variance / p - 1) / size
+        return means, squares
+
+    def test_gradients_are_those_of_single_data(self):
+        model, weight = self.model(), torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0], dtype=torch.float64)
+        data = make_dataset(numbers(5, 3), torch.tensor([0, 2, 1, 1, 0]), CLASSES, weight=weight)
+        model.loss(data, named_generator(5)).total.backward()
+        for layer, mean, log_std in zip(model.layers, *self.oracle(model, data, weight), strict=True):
+            assert_close(layer.mean.grad, mean, rtol=1e-9, atol=1e-12)
+            assert_close(layer.log_std.grad, log_std, rtol=1e-9, atol=1e-12)
+
+    def test_loss_and_kl_are_those_of_bayes_by_backprop(self):
+        """The same bound: its value for many draws is that of local reparametrisation."""
+        model = self.model(samples=4000)
+        other = model_of(Method("bbb", widths=(4,), samples=4000, prior=0.5, log_std=-1.0), 3, CLASSES)
+        data = make_dataset(numbers(5, 3), torch.tensor([0, 2, 1, 1, 0]), CLASSES)
+        ours, theirs = (m.loss(data, named_generator(5)) for m in (model, other))
+        assert_close(ours.kl, theirs.kl, rtol=1e-12, atol=0)
+        assert_close(ours.nll, theirs.nll, rtol=0.06, atol=0)
+
+    def test_variances_of_well_specified_regression_become_the_posterior_s(self):
+        """With the model's noise in the data, they are the curvature: variances 1 / (x² / noise² + 1 / p)."""
+        n, noise = 20_000, 0.5
+        x, w = variational.orthogonal(n, 3), numbers(4, 1)
+        y = wide(x) @ w + noise * numbers(n, 1, seed=7)
+        model = build(Method("bbb", widths=(), noise=noise, gradients="graves"), 3, ONE).double()
+        (layer,) = model.layers
+        with torch.no_grad():
+            layer.mean.copy_(w)
+            layer.log_std.fill_(-5.0)
+        model.loss(make_dataset(x, y, ONE), named_generator(0)).total.backward()
+        # dL/dlog S = S² (mean square + 1 / (p N)) - 1 / N: the S² at which it is 0
+        variance = (2 * layer.log_std).exp().detach()
+        stationary = 1 / (n * (layer.log_std.grad + 1 / n) / variance)
+        exact = 1 / (wide(x).square().sum(0) / noise**2 + 1)
+        assert_close(stationary.squeeze(1), exact, rtol=0.06, atol=0)
+
+
+def test_unknown_gradients_are_refused():
+    with pytest.raises(ValueError, match="'local' or 'graves'"):
+        build(Method("bbb", gradients="other"), 3, ONE)

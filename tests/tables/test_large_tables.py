@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import compound
+from compound.estimators import training
 from compound.estimators.encoder import Encoder
 from compound.estimators.row_predictions import predict_frame
 from compound.nn import PiecewiseLinearEncoding
@@ -158,13 +159,13 @@ class TestFit:
     def test_weights_of_the_sample_add_up_to_the_table(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(stream_fitting, "SAMPLE", 800)
         seen = {}
-        original = compound.estimators.base.fit
+        original = training.fit
 
         def spy(model, data, *rest, **options):
             seen["data"], seen["batch"] = data, options["batches"](0)
             return original(model, data, *rest, **options)
 
-        monkeypatch.setattr(compound.estimators.base, "fit", spy)
+        monkeypatch.setattr(training, "fit", spy)
         result = fit_path(
             folder, FitRequest("y", method="deep-ensemble", max_epochs=1, verbose=False, stream=True)
         )
@@ -248,6 +249,14 @@ class TestFit:
 
 
 class TestPredict:
+    def test_a_saved_model_has_the_same_predictions(self, tmp_path: Path, fitted):
+        fitted.estimator.save(tmp_path / "model")
+        rows = fitted.test.x.head(50)
+        before, after = (
+            predict_frame(e, rows) for e in (fitted.estimator, compound.load(tmp_path / "model"))
+        )
+        pd.testing.assert_frame_equal(after, before, check_exact=True)
+
     def test_files_have_the_bits_of_the_frame_and_are_not_written_twice(
         self, folder: Path, tmp_path: Path, fitted
     ):

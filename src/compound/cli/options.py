@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+path = click.Path(path_type=Path)
+table = click.argument("table", type=path)
+model = click.argument("model", type=path)
 seed = click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 json_file = click.option(
     "--json",
@@ -39,6 +42,11 @@ def directory(name: str, default: str | None, text: str, env: str | None = None)
 data_dir = directory(
     "--data-dir", None, "Directory of the data sets.  [env: COMPOUND_DATA]", env="COMPOUND_DATA"
 )
+
+
+def stem(file: Path) -> str:
+    """The file name without its endings: houses.csv.gz gives houses."""
+    return file.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
 def check_outputs(*folders: Path, json_path: Path | None = None) -> None:

@@ -8,12 +8,11 @@ import click
 from compound.cli import options
 from compound.cli.display import print_tables
 
-_path = click.Path(path_type=Path)
 SHOWN = 5  # trials in the table
 
 
 @click.command()
-@click.argument("table", type=_path)
+@options.table
 @click.option("--target", required=True, help="The column to predict.")
 @click.option(
     "--trials", type=click.IntRange(1), default=20, show_default=True, help="Fits with different settings."
@@ -30,9 +29,11 @@ SHOWN = 5  # trials in the table
 )
 @click.option("--drop", multiple=True, metavar="COLUMN", help="Column to leave out, unread; may be repeated.")
 @click.option("--epochs", "max_epochs", type=click.IntRange(1), help="Maximal number of epochs of a fit.")
-@click.option("--study", type=_path, help="File of the trials, to go on from.  [default: TABLE.tune.journal]")
+@click.option(
+    "--study", type=options.path, help="File of the trials, to go on from.  [default: TABLE.tune.journal]"
+)
 @click.option("--prune/--no-prune", default=True, show_default=True, help="End bad trials early.")
-@click.option("--out", type=_path, help="Directory of the best model.  [default: TABLE.model]")
+@click.option("--out", type=options.path, help="Directory of the best model.  [default: TABLE.model]")
 @options.seed
 @options.ray
 def tune(
@@ -65,7 +66,7 @@ def tune(
     from compound.tables.tuning import LocalRunner, TuneRequest, require_optuna
     from compound.tables.tuning import tune as search_settings
 
-    stem = table.name.removesuffix(".gz").rsplit(".", 1)[0]
+    stem = options.stem(table)
     out, study = out or Path(f"{stem}.model"), study or Path(f"{stem}.tune.journal")
     require_optuna()
     check_model_path(out)
@@ -89,9 +90,6 @@ def tune(
     print_tables([(f"{len(tuned.trials)} trials", ["trial", *names, "held-out NLL"], rows)])
     for name, text in (*fit_summary(result), ("model", out), ("report", out / "report.html")):
         click.echo(f"{name:<16} {text}")
-
-
-COMMANDS = (tune,)
 
 
 def _cluster(address: str | None):  # type: ignore[no-untyped-def]

@@ -1,25 +1,21 @@
-"""The base class of both estimators: parameters, and fitting a model to a table."""
+"""The base class of both estimators: fitting a model to a table, step by step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from torch import Generator, Tensor
+from torch import Tensor
 
 from compound.estimators import memory
 from compound.estimators.columns import Array as Array
 from compound.estimators.encoder import Encoder
 from compound.estimators.mixins import Decomposition as Decomposition
 from compound.estimators.mixins import FileMixin, UncertaintyMixin
-from compound.estimators.prediction import epistemic
+from compound.estimators.parameters import Parameters
 from compound.estimators.thresholds import ThresholdMixin
+from compound.estimators.training import fit_detector, train, train_config
 from compound.estimators.validation import (
     TrainingTable,
     apply_sample_weight,
@@ -28,78 +24,19 @@ from compound.estimators.validation import (
     check_parameters,
     validate_table,
 )
-from compound.models import Method
 from compound.models.base import train_mask
 from compound.nn import PiecewiseLinearEncoding
-from compound.ood import CombinedDetector, Distance
-from compound.random import named_generator
-from compound.train.config import TrainConfig, table_train_config
 from compound.train.history import History
 from compound.train.holdout import held_out_count
-from compound.train.loop import fit
 from compound.train.processes import Processes
-from compound.train.progress import FitCallback, FitProgress, progress_bar
-from compound.types import Batch, Task, make_dataset
-
-FEW_ROWS = 100  # below, a fit takes fewer steps
+from compound.types import Task
 
 
-class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC):
+class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, Parameters, ABC):
     """Base class of the estimators; `CompoundRegressor` and `CompoundClassifier` document the parameters."""
 
     history_: History
     n_features_in_: int
-
-    def __init__(
-        self,
-        method: str | Method = "ml-cdn",
-        *,
-        max_epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        early_stopping: bool = True,
-        validation_fraction: float = 0.1,
-        false_positive_rate: float = 0.01,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        verbose: bool = False,
-        callbacks: Sequence[FitCallback] | None = None,
-        checkpoint: str | Path | None = None,
-        distributed: bool = False,
-    ):
-        self.method = method
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.false_positive_rate = false_positive_rate
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-        self.distributed = distributed
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters, as in scikit-learn; options of the method as `method__lam`.
-
-        Parameters
-        ----------
-        **params : dict
-            Parameters by name.
-
-        Returns
-        -------
-        Self
-            The estimator itself.
-        """
-        sets_option = any(name.startswith("method__") for name in params)
-        if isinstance(self.method, str) and "method" not in params and sets_option:
-            self.method = Method(self.method)
-        return super().set_params(**params)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -177,7 +114,7 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
         task, target = self._fit_target(table)
         method.check_family(task.family)
         method = method.with_limits() if task.kind == "regression" else method
-        config = self._train_config(task, len(target))
+        config = train_config(self, task, len(target))
         skeleton = memory.skeleton(method, 1, 0, task)
         members = skeleton.members
         Processes.of(self.distributed).check(skeleton, min(config.batch_size, len(target)))
@@ -197,7 +134,7 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
         weight = self._holdout_weights(target, members, self._newest(table.time))
         counts = _mean_one(self._training_weights(table))
         importance = None if bool((counts == 1).all()) else counts
-        data = self._fit_model(x, target, weight * counts, config, importance=importance)
+        data = train(self, x, target, weight * counts, config, importance=importance)
         weights = torch.from_numpy(table.weights)
         self._finish(x, target, weight == 0, weights, train_mask(data), self._newest(table.time), table)
         return self
@@ -219,7 +156,7 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
         for tensor in (*self.model_.parameters(), *self.model_.buffers()):
             tensor.data = tensor.data.contiguous()  # as after loading: another layout rounds differently
         self._calibrate(x, y, held_out, weights, drawn, table)
-        self.ood_detector_ = self._fit_detector(x, trained_on)
+        self.ood_detector_ = fit_detector(self, x, trained_on)
 
     @property
     @abstractmethod
@@ -258,99 +195,7 @@ class Estimator(UncertaintyMixin, ThresholdMixin, FileMixin, BaseEstimator, ABC)
         newest[torch.from_numpy(np.argsort(time, kind="stable")[len(time) - count :].copy())] = True
         return newest
 
-    def _train_config(self, task: Task, rows: int) -> TrainConfig:
-        """The default for the task and the number of rows, changed by the estimator's parameters."""
-        default = table_train_config(task, rows)
-        batch_size = int(self.batch_size or default.batch_size)
-        steps = default.steps
-        if self.max_epochs is not None:
-            steps = int(self.max_epochs * max(1, rows // batch_size))
-        elif rows < FEW_ROWS:
-            steps = max(steps // 5, steps * rows // FEW_ROWS)
-        return replace(
-            default,
-            steps=steps,
-            batch_size=batch_size,
-            lr=self.lr or default.lr,
-            n_evals=min(default.n_evals, max(5, steps // 20)) if self.early_stopping else 0,
-            patience=default.patience if self.early_stopping else 0,
-        )
-
-    def _fit_detector(self, x: Tensor, trained_on: Tensor) -> CombinedDetector:
-        """An out-of-distribution detector that uses the model's distance, or fits one if the model has none.
-
-        Its distances are those that new rows would have: cross-fitted distances of the rows that the model
-        was trained on, True in trained_on (rows,), and plain distances of the others.
-        """
-        distance = self.model_.distance
-        if distance is None or distance.cross_fitted is None:
-            distance = Distance(x.shape[1])
-            distances = distance.fit(x, named_generator(self.seed_, "strange"))
-            for tensor in distance.buffers():
-                tensor.data = tensor.data.contiguous()
-        else:
-            distances = x.new_empty(len(x))
-            distances[trained_on] = distance.cross_fitted
-            distances[~trained_on] = distance(x[~trained_on])
-        generator = named_generator(self.seed_, "evidence")
-        return CombinedDetector(distance).fit(
-            x, distances, lambda rows: epistemic(self, rows), self.false_positive_rate, generator
-        )
-
-    def _fit_model(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        config: TrainConfig,
-        batches: Callable[[int], Batch] | None = None,
-        importance: Tensor | None = None,
-    ) -> Batch:
-        """Train the model on encoded rows x (rows, width); returns the data set that it was trained on.
-
-        y is that of `_fit_target`; weight, (rows,) or (members, rows), is 0 for held-out rows. `batches` maps
-        steps to batches where x is only a sample; `importance` are weights of held-out rows, (rows,).
-        """
-        x_ood = None
-        if self.model_.needs_ood_rows:
-            x_ood = synthetic_outliers(x, named_generator(self.seed_, "outside"))
-        data = replace(make_dataset(x, y, self.model_.task, weight, x_ood), importance=importance)
-        with ExitStack() as stack:
-            callbacks = list(self.callbacks or ())
-            if self.verbose:
-                callbacks.append(stack.enter_context(progress_bar("fit")))
-            self.history_ = fit(
-                self.model_,
-                data,
-                config,
-                self.seed_,
-                self.checkpoint,
-                callback=_call_all(callbacks),
-                distributed=self.distributed,
-                batches=batches,
-            )
-        return data
-
-
-def synthetic_outliers(x: Tensor, generator: Generator, distance: float = 5.0) -> Tensor:  # (rows, features)
-    """The rows of x (rows, features), each moved by `distance` in a random direction.
-
-    They are the outliers for methods that need some in training.
-    """
-    step = torch.randn(x.shape, generator=generator, dtype=torch.float32)
-    return x + distance * step / step.norm(dim=1, keepdim=True)
-
 
 def _mean_one(weights: Array) -> Tensor:  # (rows,) float32
     """Weights divided by their mean."""
     return torch.from_numpy(weights / weights.mean()).float()
-
-
-def _call_all(callbacks: Sequence[FitCallback]) -> Callable[[FitProgress], None] | None:
-    """One callback for all of them; None where there are none."""
-
-    def callback(progress: FitProgress) -> None:
-        for each in callbacks:
-            each(progress)
-
-    return callback if callbacks else None

@@ -28,7 +28,7 @@ same rows: one number, which changes all scores and hardly their order. With few
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -48,6 +48,7 @@ class ConformalIntervals:
 
     scores: Tensor  # (rows, targets) float64, ascending
     weights: Tensor  # (rows, targets) float64, of each target in the order of its scores
+    quantiles: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def fit(cls, scores: Iterable[Tensor], targets: int, weights: Tensor | None = None) -> Self:
@@ -65,6 +66,11 @@ class ConformalIntervals:
 
     def conformal_quantile(self, coverage: float) -> Tensor:  # (targets,)
         """The s for which the interval from the predictive's quantile Φ(-s) to Φ(s) has this coverage."""
+        if coverage not in self.quantiles:  # blocks of rows ask for the same ones
+            self.quantiles[coverage] = self._conformal_quantile(coverage)
+        return self.quantiles[coverage].clone()
+
+    def _conformal_quantile(self, coverage: float) -> Tensor:
         n = self.effective_rows
         gaussian = float(ndtri((1 + coverage) / 2))
         quantiles = torch.full((self.scores.shape[1],), gaussian, dtype=torch.float64)

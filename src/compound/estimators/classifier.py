@@ -1,7 +1,7 @@
 """The estimator for classification: calibrated probabilities and prediction sets of two or more classes."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -16,19 +16,21 @@ from torch import Tensor
 
 from compound.estimators.base import Estimator
 from compound.estimators.calibration import MAX_ROWS, ConformalSets, TemperatureScaler
+from compound.estimators.class_predictions import ClassPredictions
 from compound.estimators.columns import Array
 from compound.estimators.conformal_scores import aps_score
+from compound.estimators.parameters import documented
 from compound.estimators.prediction import predictives
 from compound.estimators.validation import TrainingTable
-from compound.models import Method
-from compound.predictive import CategoricalPredictive, Predictive
+from compound.predictive import CategoricalPredictive
 from compound.random import derive_seed, named_generator
 from compound.train.holdout import held_out_count, last_of_class, stratified_sample
-from compound.train.progress import FitCallback
 from compound.types import Task
 
 
-class CompoundClassifier(ClassifierMixin, Estimator):
+@documented
+@dataclass(eq=False, repr=False, kw_only=True)
+class CompoundClassifier(ClassifierMixin, ClassPredictions, Estimator):
     """Classification with calibrated probabilities and prediction sets.
 
     Classes are not reweighted by default: rare classes have small probabilities. Every class has its
@@ -36,42 +38,13 @@ class CompoundClassifier(ClassifierMixin, Estimator):
 
     Parameters
     ----------
-    method : str or Method, default="ml-cdn"
-        The method: a name such as "ml-cdn", "vb-cdn" or "deep-ensemble", or `Method("ml-cdn", lam=1e-4)` with
-        options.
+    {the parameters of both estimators}
     ordinal : bool or sequence of labels, default=False
         Whether the classes are ordered: one latent number with learnt thresholds between them (cumulative
         probit). True: ascending labels; a sequence gives their order, the lowest first.
     class_weight : dict or "balanced", default=None
         Weights of the classes in training and in the temperature, as in scikit-learn: probabilities are then
         those of the reweighted classes. Prediction sets keep their coverage for the rows as they are.
-    max_epochs : int, default=None
-        Passes over the training rows, at most. None: 2,000 to 10,000 steps, depending on the number of rows.
-    batch_size : int, default=None
-        Rows per optimizer step. None: 200.
-    lr : float, default=None
-        Learning rate. None: 0.003.
-    early_stopping : bool, default=True
-        Whether held-out rows choose the stopping step.
-    validation_fraction : float, default=0.1
-        Fraction of the rows that is held out, for early stopping and calibration.
-    false_positive_rate : float, default=0.01
-        Fraction of ordinary rows that `is_ood` marks.
-    warm_start : bool, default=False
-        Whether `fit` continues with the weights of the last fit.
-    random_state : int, RandomState or None, default=None
-        Seed of weights, batches and noise. Equal seeds give equal bits.
-    device : {"auto", "cpu"}, default="auto"
-        Where to compute; tables are fitted on the CPU.
-    verbose : bool, default=False
-        Whether to show a progress bar.
-    callbacks : sequence of callable, default=None
-        Functions that are called with a `FitProgress` during `fit`.
-    checkpoint : str or Path, default=None
-        A file to which `fit` saves its progress, and from which an interrupted one is resumed to the same
-        bits.
-    distributed : bool, default=False
-        Whether the processes of torch.distributed fit one model together (see docs/scale.md).
 
     Attributes
     ----------
@@ -120,156 +93,8 @@ class CompoundClassifier(ClassifierMixin, Estimator):
     array([False,  True])
     """
 
-    classes_: Array
-    temperature_: TemperatureScaler
-    sets_: Any  # ConformalSets or AdaptiveSets
-
-    def __init__(
-        self,
-        method: str | Method = "ml-cdn",
-        *,
-        ordinal: bool | Sequence[Any] = False,
-        class_weight: dict[Any, float] | str | None = None,
-        max_epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        early_stopping: bool = True,
-        validation_fraction: float = 0.1,
-        false_positive_rate: float = 0.01,
-        warm_start: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        verbose: bool = False,
-        callbacks: Sequence[FitCallback] | None = None,
-        checkpoint: str | Path | None = None,
-        distributed: bool = False,
-    ):
-        super().__init__(
-            method,
-            max_epochs=max_epochs,
-            batch_size=batch_size,
-            lr=lr,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            false_positive_rate=false_positive_rate,
-            warm_start=warm_start,
-            random_state=random_state,
-            device=device,
-            verbose=verbose,
-            callbacks=callbacks,
-            checkpoint=checkpoint,
-            distributed=distributed,
-        )
-        self.ordinal = ordinal
-        self.class_weight = class_weight
-
-    def predict(self, X: Any) -> Array:
-        """Predict the most probable class of each row.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-
-        Returns
-        -------
-        ndarray of shape (rows,)
-            Labels.
-        """
-        most_probable = self.predict_proba(X).argmax(1)
-        return self.classes_[most_probable]
-
-    def predict_proba(self, X: Any) -> Array:
-        """Predict the probability of each class.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-
-        Returns
-        -------
-        ndarray of shape (rows, classes)
-            Calibrated probabilities, in the order of `classes_`.
-        """
-        return self._map_rows(X, lambda predictive: predictive.probs).numpy()
-
-    def predict_log_proba(self, X: Any) -> Array:
-        """Predict the log of the probability of each class.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-
-        Returns
-        -------
-        ndarray of shape (rows, classes)
-            Finite log-probabilities, in the order of `classes_`.
-        """
-        return np.log(np.clip(self.predict_proba(X), np.finfo(np.float64).tiny, None))
-
-    def predict_set(self, X: Any, coverage: float = 0.9, *, groups: Any = None) -> Array:
-        """Predict sets of classes, calibrated on held-out rows by conformal prediction.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-        coverage : float, default=0.9
-            Probability that the set holds the true class. With `n_calibration_` below 9, the set of coverage
-            0.9 is that of all classes.
-        groups : array-like of shape (rows,) or str, default=None
-            Groups of the rows, if the estimator was fitted with groups; by default the column given there.
-
-        Returns
-        -------
-        ndarray of bool of shape (rows, classes)
-            Which classes are in the set, in the order of `classes_`.
-        """
-        check_is_fitted(self)
-        labels = self.row_groups(X, groups)
-        scores = self._map_rows(X, lambda predictive: aps_score(predictive.probs))  # (rows, classes)
-        return (scores <= self.thresholds(coverage, len(scores), labels)).numpy()
-
-    def predict_dist(self, X: Any) -> CategoricalPredictive:
-        """Predict the distribution of each row.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-
-        Returns
-        -------
-        CategoricalPredictive
-            Probabilities with the components of their entropy, as tensors.
-        """
-        return cast(CategoricalPredictive, Predictive.concat(list(self._predictives(X))))
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
-        """Draw labels from each row's predictive distribution.
-
-        Parameters
-        ----------
-        X : array-like or data frame of shape (rows, columns)
-            The inputs.
-        n_samples : int, default=1
-            Samples per row.
-        random_state : int, default=0
-            Seed.
-
-        Returns
-        -------
-        ndarray of shape (rows, n_samples)
-            Labels.
-        """
-        generator = named_generator(random_state, "sample")
-        samples = [
-            predictive.sample(n_samples, generator).T
-            for predictive in cast(Iterator[CategoricalPredictive], self._predictives(X))
-        ]
-        return self.classes_[torch.cat(samples).numpy()]
+    ordinal: bool | Sequence[Any] = False
+    class_weight: dict[Any, float] | str | None = None
 
     @property
     def n_calibration_(self) -> float:

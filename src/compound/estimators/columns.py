@@ -74,6 +74,8 @@ def numeric_values(column: "pd.Series[Any]", name: str) -> Array:  # (rows,) flo
 
 def _to_numbers(column: "pd.Series[Any]") -> Array:
     """The values as float64; text "True" and "false" as 1 and 0."""
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub":
+        return column.to_numpy(np.float64, copy=True)
     try:
         return pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError):
@@ -83,9 +85,15 @@ def _to_numbers(column: "pd.Series[Any]") -> Array:
 
 def category_values(column: "pd.Series[Any]") -> Array:  # (rows,) of text, None = missing
     """The values of a categorical column as text: "1" for 1 and for 1.0."""
+    labels, codes = distinct_labels(column)
+    return labels[codes]
+
+
+def distinct_labels(column: "pd.Series[Any]") -> tuple[Array, Array]:  # (labels,), (rows,)
+    """The different values of a categorical column as text, then None, and the number of each row's value."""
     codes, distinct = pd.factorize(column)
     labels = np.array([*(_label(value) for value in distinct), None], dtype=object)
-    return labels[codes]  # the code of a missing value is -1, the last
+    return labels, codes  # the code of a missing value is -1, the last
 
 
 def canonical_label(label: str | None) -> str | None:

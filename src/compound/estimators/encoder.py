@@ -25,6 +25,7 @@ import pandas as pd
 from compound.estimators.columns import (
     Array,
     category_values,
+    distinct_labels,
     is_boolean,
     is_categorical,
     numeric_values,
@@ -136,16 +137,24 @@ class Encoder:
             )
         out = np.zeros((len(table), self.width))
         start = 0
-        for column, values in zip(self.columns, self._values(table), strict=True):
-            column.encode(out[:, start : start + column.width], values)
-            out[:, -1] += column.surprise(values)
+        for column, (values, index) in zip(self.columns, self._values(table), strict=True):
+            block = out[:, start : start + column.width]
+            if index is None:
+                column.encode(block, values)
+                out[:, -1] += column.surprise(values)
+            else:
+                encoded = np.zeros((len(values), column.width))
+                column.encode(encoded, values)
+                block[:] = encoded[index]
+                out[:, -1] += column.surprise(values)[index]
             start += column.width
         return out
 
     def surprises(self, table: Table) -> Array:  # (rows, columns)
         """Surprise of each value of a table: the last encoded number is their sum."""
         parts = zip(self.columns, self._values(table), strict=True)
-        return np.column_stack([column.surprise(values) for column, values in parts])
+        surprises = ((column.surprise(values), index) for column, (values, index) in parts)
+        return np.column_stack([each if index is None else each[index] for each, index in surprises])
 
     def standardize(self, numbers: Array) -> Array:  # (rows, width) float32
         """Standardise encoded numbers (rows, width), and clip them to ±LIMIT."""
@@ -165,8 +174,11 @@ class Encoder:
         """The encoder of which `to_config` gave this configuration."""
         return cls(tuple(_column(entry) for entry in config))
 
-    def _values(self, table: Table) -> list[Array]:
-        """The values (rows,) of each column: float64 numbers or days, or labels as text."""
+    def _values(self, table: Table) -> list[tuple[Array, Array | None]]:
+        """The values of each column: float64 numbers or days (rows,), or different labels as text.
+
+        With labels comes the number of each row's label (rows,), with numbers None.
+        """
         if isinstance(table, np.ndarray):
             for column in self.columns:
                 if not isinstance(column, NumericColumn):
@@ -175,17 +187,17 @@ class Encoder:
                         f"column {column.name!r} is {kind}: "
                         "give a data frame with the columns of the training table"
                     )
-            return [table[:, i].astype(np.float64) for i in range(table.shape[1])]
+            return [(table[:, i].astype(np.float64), None) for i in range(table.shape[1])]
         return [_column_values(column, table.iloc[:, i]) for i, column in enumerate(self.columns)]
 
 
-def _column_values(column: Column, values: "pd.Series[Any]") -> Array:  # (rows,)
-    """What the encoding of a column takes: numbers, days, or labels as text."""
+def _column_values(column: Column, values: "pd.Series[Any]") -> tuple[Array, Array | None]:
+    """What the encoding of a column takes, as in `Encoder._values`."""
     if isinstance(column, NumericColumn):
-        return numeric_values(values, column.name)
+        return numeric_values(values, column.name), None
     if isinstance(column, TimeColumn):
-        return time_values(values, column.name)
-    return category_values(values)
+        return time_values(values, column.name), None
+    return distinct_labels(values)
 
 
 def _type_of(column: Column) -> str:

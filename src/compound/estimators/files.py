@@ -214,7 +214,7 @@ def _restore(bundle: Bundle) -> Any:
     check_parameters(estimator)
     estimator.model_ = rebuild(Bundle(config["model"], without_prefix(bundle.tensors, MODEL_PREFIX)))
     estimator.encoder_ = Encoder.from_config(config["encoder"])
-    estimator.ood_detector_ = _restore_detector(bundle)
+    estimator.ood_detector_ = _restore_detector(bundle, estimator.model_.distance)
     estimator.seed_ = config["seed"]
     estimator.n_features_in_ = config["columns"]
     if config["names"]:
@@ -250,11 +250,16 @@ def _unfitted(config: dict[str, Any]) -> Any:
     )
 
 
-def _restore_detector(bundle: Bundle) -> CombinedDetector:
-    """The saved out-of-distribution detector; ValueError unless its scores of probe inputs are finite."""
+def _restore_detector(bundle: Bundle, of_model: Any) -> CombinedDetector:
+    """The saved out-of-distribution detector; ValueError unless its scores of probe inputs are finite.
+
+    Its distance is that of the model, `of_model`, if they are equal: then both compute it once.
+    """
     inputs = bundle.config["model"]["inputs"]
     distance = Distance(inputs)
     distance.load_state_dict(without_prefix(bundle.tensors, DISTANCE_PREFIX))
+    if isinstance(of_model, Distance) and _equal_buffers(distance, of_model):
+        distance = of_model
     detector = CombinedDetector(distance, bundle.config["threshold"], bundle.config.get("promised", True))
     detector.load_state_dict(without_prefix(bundle.tensors, OOD_PREFIX))
     for name in ("values", "logs"):
@@ -266,6 +271,11 @@ def _restore_detector(bundle: Bundle) -> CombinedDetector:
     if not bool(torch.isfinite(scores).all()):
         raise ValueError("its out-of-distribution score is not a number")
     return detector
+
+
+def _equal_buffers(one: Distance, other: Distance) -> bool:
+    pairs = zip(one.buffers(), other.buffers(), strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def _restore_calibration(estimator: Any, bundle: Bundle) -> None:

@@ -16,6 +16,7 @@ from compound.train.holdout import holdout_weights
 
 COMMON_FROM = 5000  # with at least so many rows, some are held out by all members
 MIN_COMMON = 500  # such rows at least: the coverage of a 90% interval then has the standard deviation 1.3%
+MAX_COMMON = 2000  # and a twentieth of the rows up to so many, .7%; beyond, a hundredth
 
 
 def member_holdout_weights(rows: int, members: int, fraction: float, seed: int) -> Tensor:  # (members, rows)
@@ -29,13 +30,18 @@ def member_holdout_weights(rows: int, members: int, fraction: float, seed: int) 
     if rows < COMMON_FROM or members == 1:
         return weight
     per_member = int((weight[0] == 0).sum())
-    common = min(per_member, max(MIN_COMMON, rows // 100))
+    common = min(per_member, common_count(rows))
     order = torch.randperm(rows, generator=named_generator(seed, "hold out in common"))
     weight = torch.ones(members, rows, dtype=torch.float32)
     weight[:, order[:common]] = 0
     remaining = rows - common
     weight[:, order[common:]] = holdout_weights(remaining, members, (per_member - common) / remaining, seed)
     return weight
+
+
+def common_count(rows: int) -> int:
+    """How many of `rows` rows all members hold out, if each holds out at least so many."""
+    return max(MIN_COMMON, min(rows // 20, MAX_COMMON), rows // 100)
 
 
 def calibration_rows(held_out: Tensor, seed: int) -> tuple[Tensor | None, Tensor]:  # (rows',) each

@@ -2,8 +2,9 @@
 
 The rounding of products, sums and powers depends on the shapes of tensors. So every block is padded to the
 same number of rows, and padding is removed only from final results. The prediction of a row then does not
-depend on the other rows, to the last bit (on one machine, with one number of threads). Memory does not grow
-with the table.
+depend on the other rows, to the last bit (on one machine). Memory does not grow with the table.
+
+Blocks are computed side by side, each on one thread (`parallel`): so the number of threads changes no bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from compound.estimators.encoder_columns import SURE
+from compound.estimators.parallel import parallel_map
 from compound.models import Model
 from compound.models.sanity import predictive_defect
 from compound.ood import CombinedDetector
@@ -25,6 +27,7 @@ N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `
 N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
 
 P = TypeVar("P", bound=Predictive)
+T = TypeVar("T")
 
 
 class FittedEstimator(Protocol):
@@ -53,9 +56,11 @@ def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictiv
 
     Every block, at every call, uses the same random numbers.
     """
-    for block, rows in padded_blocks(x):
-        generator = named_generator(seed, "ask")
-        yield model.predict(block, generator, *n_draws(model)), rows
+    return parallel_map(lambda block: (_predict_block(model, block[0], seed), block[1]), padded_blocks(x))
+
+
+def _predict_block(model: Model, block: Tensor, seed: int) -> Predictive:
+    return model.predict(block, named_generator(seed, "ask"), *n_draws(model))
 
 
 def predictives(model: Model, x: Tensor, seed: int) -> Iterator[Predictive]:
@@ -90,8 +95,24 @@ def estimator_blocks(estimator: FittedEstimator, x: Tensor) -> Iterator[tuple[Pr
 
     To be equal to the last bit, compute results for all rows of a block, and then drop those of the padding.
     """
-    for predictive, rows in model_blocks(estimator.model_, x, estimator.seed_):
-        yield check_valid(postprocess(estimator, predictive)), rows
+    return map_blocks(estimator, x, lambda predictive, _, rows, __: (predictive, rows))
+
+
+def map_blocks(
+    estimator: FittedEstimator, x: Tensor, function: Callable[[Any, Tensor, int, int], T]
+) -> Iterator[T]:
+    """`function` of the estimator's predictive of each padded block of encoded rows x, in order.
+
+    It is given the predictive, the block (BLOCK, width), its number of rows of x, and how many came before.
+    """
+
+    def compute(numbered: tuple[int, tuple[Tensor, int]]) -> T:
+        number, (block, rows) = numbered
+        predictive = _predict_block(estimator.model_, block, estimator.seed_)
+        exact = check_valid(postprocess(estimator, predictive))
+        return function(exact, block, rows, BLOCK * number)
+
+    return parallel_map(compute, enumerate(padded_blocks(x)))
 
 
 def map_rows(
@@ -101,7 +122,9 @@ def map_rows(
 
     `function` maps the predictive of a block to a tensor (rows of the block, ...).
     """
-    return torch.cat([function(predictive)[:rows] for predictive, rows in estimator_blocks(estimator, x)])
+    return torch.cat(
+        list(map_blocks(estimator, x, lambda predictive, _, rows, __: function(predictive)[:rows]))
+    )
 
 
 def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
@@ -112,9 +135,12 @@ def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
 def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
     """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` is (rows,)."""
     parts = zip(padded_blocks(x), padded_blocks(epistemic.unsqueeze(-1)), strict=True)
-    return torch.cat(
-        [score_block(detector, block, known[:, 0])[:rows] for (block, rows), (known, _) in parts]
-    )
+
+    def score(part: tuple[tuple[Tensor, int], tuple[Tensor, int]]) -> Tensor:
+        (block, rows), (known, _) = part
+        return score_block(detector, block, known[:, 0])[:rows]
+
+    return torch.cat(list(parallel_map(score, parts)))
 
 
 def score_block(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64

@@ -16,7 +16,7 @@ from torch import Tensor
 from compound.estimators.base import Estimator
 from compound.estimators.columns import Array
 from compound.estimators.conformal_scores import aps_score, event_scores
-from compound.estimators.prediction import estimator_blocks, ood_scores
+from compound.estimators.prediction import map_blocks, score_block
 from compound.estimators.thresholds import pad_labels
 from compound.estimators.validation import encode_table
 from compound.metrics import brier_scores
@@ -64,27 +64,25 @@ def predict_frame(estimator: Estimator, table: pd.DataFrame, coverage: float = 0
         raise ValueError(f"coverage is {coverage}: it must lie between 0 and 1, such as 0.9")
     x = encode_table(estimator, table)
     labels = estimator.row_groups(table)
-    parts, start = [], 0
-    for predictive, rows in estimator_blocks(estimator, x):
+
+    def columns(predictive: Predictive, block: Tensor, rows: int, start: int) -> dict[str, Array]:
         groups = None if labels is None else pad_labels(labels[start : start + rows], len(predictive))
-        start += rows
-        columns = {
-            **_point_columns(estimator, predictive),
-            **_region_columns(estimator, predictive, coverage, groups),
-            **_uncertainty_columns(estimator, predictive),
-        }
-        parts.append(_head(columns, rows))
-    return _with_ood_columns(estimator, x, parts)
+        point = _point_columns(estimator, predictive)
+        point |= _region_columns(estimator, predictive, coverage, groups)
+        return _with_uncertainty(estimator, point, predictive, block, rows)
+
+    return _join(estimator, list(map_blocks(estimator, x, columns)))
 
 
 def uncertainty_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
     """The columns of `predict_frame` without lower, upper and set, of the first target."""
     x = encode_table(estimator, table)
-    parts = []
-    for predictive, rows in estimator_blocks(estimator, x):
+
+    def columns(predictive: Predictive, block: Tensor, rows: int, _: int) -> dict[str, Array]:
         point = _point_columns(estimator, predictive, single=True)
-        parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
-    return _with_ood_columns(estimator, x, parts)
+        return _with_uncertainty(estimator, point, predictive, block, rows, single=True)
+
+    return _join(estimator, list(map_blocks(estimator, x, columns)))
 
 
 def first_target_frame(estimator: Estimator, table: pd.DataFrame) -> pd.DataFrame:
@@ -118,27 +116,33 @@ def score_frame(
     `measure` gives further measures of the rows.
     """
     x = encode_table(estimator, table)
-    start = 0
-    parts = []
-    comparisons = []
-    measured: list[dict[str, Tensor]] = []
-    for predictive, rows in estimator_blocks(estimator, x):
+
+    def compare(
+        predictive: Predictive, block: Tensor, rows: int, start: int
+    ) -> tuple[dict[str, Array], tuple[Array, ...], dict[str, Tensor]]:
         truth = torch.tensor(y[start : start + rows])
-        start += len(truth)
         if is_regression(estimator):
             predictive = one_target(predictive, target)
         point = _point_columns(estimator, predictive, single=True)
-        parts.append(_head({**point, **_uncertainty_columns(estimator, predictive, single=True)}, rows))
-        comparisons.append(_compare(predictive[:rows], truth, estimator.seed_))
-        if measure is not None:
-            measured.append(measure(estimator, predictive[:rows], truth))
-        callback(start)
-    predictions = _with_ood_columns(estimator, x, parts)
+        columns = _with_uncertainty(estimator, point, predictive, block, rows, single=True)
+        of_rows = predictive[:rows]
+        comparison = _compare(of_rows, truth, estimator.seed_)
+        return columns, comparison, {} if measure is None else measure(estimator, of_rows, truth)
+
+    parts, comparisons, measured = [], [], []
+    done = 0
+    for columns, comparison, further in map_blocks(estimator, x, compare):
+        parts.append(columns)
+        comparisons.append(comparison)
+        measured.append(further)
+        done += len(comparison[0])
+        callback(done)
+    predictions = _join(estimator, parts)
     nll, error, score, brier = (np.concatenate(column) for column in zip(*comparisons, strict=True))
     labels = estimator.row_groups(table)
     thresholds = [estimator.thresholds(float(level), len(x), labels)[:, target].numpy() for level in levels]
     inside = score[:, None] <= np.stack(thresholds, 1)
-    names = measured[0] if measured else {}
+    names = measured[0]
     measures = {name: torch.cat([part[name] for part in measured]).double().numpy() for name in names}
     return RowScores(predictions, nll, error, score, brier, levels, inside, measures)
 
@@ -197,12 +201,12 @@ def _region_columns(
     order = predictive.probs.argsort(dim=-1, descending=True, stable=True)
     max_scores = estimator.thresholds(coverage, len(order), groups)
     in_set = aps_score(predictive.probs).gather(-1, order) <= max_scores
-    labels = np.array([str(label) for label in estimator.classes_], dtype=object)
-    sets = [
-        SET_SEPARATOR.join(labels[row_order[row_in_set]])
-        for row_order, row_in_set in zip(order.numpy(), in_set.numpy(), strict=True)
-    ]
-    return {"set": np.array(sets, dtype=object)}
+    members = torch.where(in_set, order, -1).to(torch.int32).numpy()  # (rows, classes)
+    keys = members.view(f"V{4 * members.shape[1]}")[:, 0]  # rows with equal sets share their text
+    _, first, index = np.unique(keys, return_index=True, return_inverse=True)
+    labels = [str(label) for label in estimator.classes_]
+    sets = [SET_SEPARATOR.join(labels[k] for k in members[row] if k >= 0) for row in first]
+    return {"set": np.array(sets, dtype=object)[index]}
 
 
 def _uncertainty_columns(estimator: Any, predictive: Predictive, single: bool = False) -> dict[str, Array]:
@@ -240,16 +244,25 @@ def _compare(predictive: Predictive, y: Tensor, seed: int) -> tuple[Array, ...]:
     return tuple(column.double().numpy() for column in values)
 
 
-def _with_ood_columns(estimator: Estimator, x: Tensor, parts: list[dict[str, Array]]) -> pd.DataFrame:
-    """Concatenate blocks of columns, and add ood_score and is_ood of encoded rows x (rows, width).
+def _with_uncertainty(
+    estimator: Any,
+    columns: dict[str, Array],
+    predictive: Predictive,
+    block: Tensor,
+    rows: int,
+    single: bool = False,
+) -> dict[str, Array]:
+    """Columns of one block with aleatoric, epistemic, ood_score and is_ood, without the rows of padding."""
+    uncertainty = _uncertainty_columns(estimator, predictive, single)
+    first = next(name for name in uncertainty if name.startswith("epistemic"))  # of the first target
+    scores = score_block(estimator.ood_detector_, block, torch.from_numpy(uncertainty[first])).numpy()
+    columns = {**columns, **uncertainty, "ood_score": scores, "is_ood": scores > estimator.threshold_}
+    return _head(columns, rows)
 
-    The probabilities of single classes come last.
-    """
+
+def _join(estimator: Estimator, parts: list[dict[str, Array]]) -> pd.DataFrame:
+    """A data frame of blocks of columns; the probabilities of single classes come last."""
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    first = next(name for name in columns if name.startswith("epistemic"))  # of the first target
-    epistemic = torch.from_numpy(columns[first])
-    columns["ood_score"] = ood_scores(estimator.ood_detector_, x, epistemic).numpy()
-    columns["is_ood"] = columns["ood_score"] > estimator.threshold_
     last = set(_last_columns(estimator))
     return pd.DataFrame({name: columns[name] for name in sorted(columns, key=lambda name: name in last)})
 

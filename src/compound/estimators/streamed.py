@@ -21,6 +21,7 @@ from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
 from compound.estimators.regressor import CompoundRegressor
 from compound.estimators.streamed_columns import ColumnStatistics, Moments, encoded_counts, fit_columns
+from compound.estimators.training import train, train_config
 from compound.estimators.validation import check_parameters
 from compound.models.base import train_mask
 from compound.nn import PiecewiseLinearEncoding
@@ -94,7 +95,7 @@ def check_streamable(estimator: Estimator, task: Task) -> int:
             f"{skeleton.method} cannot be fitted to a table larger than memory: {skeleton.rows_in_memory}; "
             "give a sample of the rows, or another method"
         )
-    config = estimator._train_config(task, memory.LARGE)
+    config = train_config(estimator, task, memory.LARGE)
     Processes.of(estimator.distributed).check(skeleton, config.batch_size)
     return skeleton.members
 
@@ -105,7 +106,7 @@ def fit_streamed(estimator: Any, table: StreamedTable) -> None:
     task = table.target.task
     _set_target(estimator, table)
     method = method.with_limits() if task.kind == "regression" else method
-    config = estimator._train_config(task, table.rows)
+    config = train_config(estimator, task, table.rows)
     encoder: Encoder = fit_columns(table.statistics)
     estimator.encoder_ = encoder
     estimator.n_features_in_ = len(encoder.columns)
@@ -125,7 +126,7 @@ def fit_streamed(estimator: Any, table: StreamedTable) -> None:
     sampled = weight.sum(-1, keepdim=True).clamp_min(1)
     weight = weight * (table.size.unsqueeze(-1) / sampled).float()
     batches = table.batches(estimator, config)
-    data = estimator._fit_model(x, y, weight, config, batches)
+    data = train(estimator, x, y, weight, config, batches)
     estimator._finish(x, y, held_out, torch.ones(len(x), dtype=torch.float64), train_mask(data), held_out)
 
 
@@ -149,6 +150,7 @@ def _set_target(estimator: Any, table: StreamedTable) -> None:
             np.array([m.mean]), np.array([np.sqrt(m.squares / m.count)]), np.array([m.high - m.low])
         )
         estimator.y_is_1d_ = True
+        estimator.horizons_ = np.zeros(0)
         return
     classes = np.unique(np.array(list(table.target.classes), dtype=table.y.dtype))
     if len(classes) < 2:

@@ -31,6 +31,7 @@ from compound.ood.distance import Distance
 from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import row_normal, standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
+from compound.ops.jit import can_use_kernel
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
@@ -89,6 +90,7 @@ class _CDN(Model):
             config.parametrization,
             config.basis,
             small=self.task.kind == "classification",
+            gradients=config.gradients,
         )
         starts = config.log_col
         configs = [replace(compound, log_col=starts[min(i, len(starts) - 1)]) for i in range(len(widths) - 1)]
@@ -151,7 +153,8 @@ class _CDN(Model):
         samples, rows = self.config.samples, len(x)
         x = self._encode(x)
         shared = self._shared()
-        once = shared[0] == samples  # all draws of a row have the same ψ: the first layer is computed once
+        # where all draws of a row have the same ψ, the first layer is computed once
+        once = shared[0] == samples and self.config.gradients == "local"
         first, *rest = self.layers
         out = first(x if once else x.repeat(1, samples, 1), generator, (1, 1) if once else shared, kl)
         total = self._mean_draw(out.kl, rows) if kl else out.kl
@@ -191,16 +194,17 @@ class _CDN(Model):
         θ for each ψ. All rows share the noise. It is stratified in the hidden layers if `groups` is not 0:
         each ψ's draws of θ are so many independent samples of an even number of draws.
         """
-        x = self._encode(x)
         first, *rest = self.layers
-        step = max(1, 2048 // x.shape[1])  # draws computed together: few rows would leave the processor idle
+        compiled = self._is_compiled(x) and len(rest) == 1  # of the last layer
+        of_table = compiled and self.encoding is not None  # and of the first one: its inputs are sparse
+        encoded = x if of_table else self._encode(x)
+        step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         outer = []
         for _ in range(n_samples):
             psi = [layer.draw(generator) for layer in self.layers]
             noises, last = self.draw_noise(n_inner, generator, x, groups)
-            compiled = groups and all(layer.has_compiled_draws for layer in self.layers)
-            start = (first.rows_given if compiled else first.forward_given)(x, psi[0])
-            if groups and len(rest) == 1 and rest[0].has_compiled_draws:
+            start = self._compiled_start(x, psi[0]) if of_table else first.forward_given(encoded, psi[0])
+            if compiled:
                 out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))
                 continue
@@ -222,6 +226,19 @@ class _CDN(Model):
             outer.append([torch.cat(kind, 1) for kind in zip(*inner, strict=True)])
         means, variances = (torch.stack(kind, 1) for kind in zip(*outer, strict=True))
         return means, variances
+
+    def _is_compiled(self, x: Tensor) -> bool:
+        """Whether draws are computed by compiled loops, which hold no array of all draws' hidden units."""
+        whole = all(layer.has_compiled_draws for layer in self.layers)
+        return whole and not self.bayes and can_use_kernel(x) and not torch.is_grad_enabled()
+
+    def _compiled_start(self, x: Tensor, psi: tuple[list[Tensor], Tensor]) -> Gaussian:
+        """The first layer's Gaussian for rows x (rows, inputs), without gradients."""
+        start = None
+        if self.encoding is not None:
+            bins, scales = self.encoding.constants, self.input_scales
+            start = self.layers[0].encoded_given(clamp_inputs(x), bins, scales, psi)
+        return self.layers[0].rows_given(self._encode(x), psi) if start is None else start
 
     def draw_noise(
         self, n_inner: int, generator: Generator, like: Tensor, groups: int = 0

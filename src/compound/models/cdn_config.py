@@ -29,6 +29,9 @@ class Config:
         Antithetic draws of the logits per hidden draw.
     parametrization : {'scaled', 'paper'}, default='scaled'
         Weight variances over fan-in, or as published.
+    gradients : {'local', 'weights'}, default='local'
+        Of local reparametrisation, or, as in the paper, of whole weight matrices drawn for every row: the
+        same law and mean gradients, more noise. Needs last_layer='sample', for classes last_draws=1.
     noise : float, default=0.0
         Standard deviation of targets given the network; 0: learnt.
     noise_rate : float, default=5.0
@@ -52,6 +55,7 @@ class Config:
     last_layer: Literal["integrate", "sample"] | None = None
     last_draws: int = 2
     parametrization: Literal["scaled", "paper"] = "scaled"
+    gradients: Literal["local", "weights"] = "local"
     noise: float = 0.0
     noise_rate: float = 5.0
     log_col: tuple[float, ...] | None = None
@@ -160,6 +164,8 @@ def resolve(config: MLConfig | VBConfig, task: Task, table: bool = False) -> MLC
         defaults["last_hyper"] = config.hyper or defaults["hyper"]
     config = with_defaults(config, defaults)
     _check(config)
+    if config.gradients == "weights":
+        _check_weights(config, task)
     if isinstance(config, MLConfig):
         _check_ml(config, task)
         return config
@@ -184,11 +190,24 @@ def _check(config: Any) -> None:
         )
     for name, allowed in (
         ("parametrization", ("scaled", "paper")),
+        ("gradients", ("local", "weights")),
         ("activation", ("relu", "tanh")),
         ("basis", ("point", "map", "vmg")),
     ):
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} is {getattr(config, name)!r}: use one of {', '.join(allowed)}")
+
+
+def _check_weights(config: Any, task: Task) -> None:
+    """Raise ValueError where draws would share weights, so that none is drawn whole for every row."""
+    if config.last_layer != "sample" or (task.kind == "classification" and config.last_draws != 1):
+        raise ValueError(
+            "gradients is 'weights': give last_layer='sample' with it, and for classes last_draws=1"
+        )
+    if config.basis == "vmg":
+        raise ValueError("gradients is 'weights': basis 'vmg' has no such gradients, use 'point' or 'map'")
+    if config.samples > 1 and getattr(config, "objective", "joint") != "joint":
+        raise ValueError("gradients is 'weights': draws may not share ψ, give samples=1 or objective='joint'")
 
 
 def _check_ml(config: Any, task: Task) -> None:

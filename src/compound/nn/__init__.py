@@ -1,10 +1,10 @@
 """Layers whose weights have a distribution: modules that hold parameters and call `compound.ops`."""
 
 from compound.nn.batched_compound import BatchedCompoundLinear as BatchedCompoundLinear
-from compound.nn.compound_cell import CompoundGRUCell as CompoundGRUCell
-from compound.nn.compound_cell import CompoundLSTMCell as CompoundLSTMCell
 from compound.nn.compound_conv import CompoundConv1d as CompoundConv1d
 from compound.nn.compound_conv import CompoundConv2d as CompoundConv2d
+from compound.nn.compound_gates import CompoundGRUCell as CompoundGRUCell
+from compound.nn.compound_gates import CompoundLSTMCell as CompoundLSTMCell
 from compound.nn.compound_linear import CompoundLinear as CompoundLinear
 from compound.nn.compound_recurrent import CompoundGRU as CompoundGRU
 from compound.nn.compound_recurrent import CompoundLSTM as CompoundLSTM

@@ -19,9 +19,12 @@ from compound.ops.affine import append_ones
 from compound.ops.compound_draws import compound_draws
 from compound.ops.compound_moments import Gaussian, MomentOptions, compound_moments
 from compound.ops.compound_rows import compound_rows
+from compound.ops.encoded_rows import Bins, Tables, can_encode, encoded_rows, prepare
 from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.grouped_moments import grouped_moments, repeat_heads
 from compound.ops.noisy_affine import scaled_noise
+from compound.ops.prepared import Prepared
+from compound.ops.weight_gradients import drawn_weights
 from compound.precision import full_precision
 from compound.random import Generators
 
@@ -79,6 +82,7 @@ class BatchedCompoundLinear(nn.Module):
         groups = None if counts is None else len(counts)
         self.hyper = HyperNetwork(inputs, outputs, config, generator, members, groups=groups)
         self.register_buffer("counts", None if counts is None else torch.cat([counts, counts.new_ones(1)]))
+        self.tables: Prepared[Tables] = Prepared()
         basis = init_basis(inputs, outputs, config, generator, members)
         self.basis = nn.Parameter(basis)  # V, or the mean of its posterior; (*members, in + 1, out)
         self.basis_variance = 2.0 / (inputs + 1) if config.scaled else 1.0  # of V's prior
@@ -123,6 +127,10 @@ class BatchedCompoundLinear(nn.Module):
             if self.config.basis != "vmg":
                 return grouped_moments(x_aug, heads, self.basis, self.counts, options)
             heads = repeat_heads(heads, self.counts, self.inputs + 1)
+        if self.config.gradients == "weights" and torch.is_grad_enabled():
+            return self._as_drawn(
+                compound_moments(x_aug, heads, self.basis, options), x_aug, heads, generator
+            )
         if self.config.basis != "vmg":
             return compound_moments(x_aug, heads, self.basis, options, overwrite_heads=True)
         # V's own posterior adds noise to s * h~, which rows that share ψ share as well
@@ -132,6 +140,14 @@ class BatchedCompoundLinear(nn.Module):
         noise = scaled_noise(scaled, self.log_row.exp(), noise, shared[1])
         mean = torch.addcmul(out.mean, noise, (0.5 * self.log_col).exp().unsqueeze(-2))
         return out._replace(mean=mean)
+
+    def _as_drawn(self, out: Gaussian, x_aug: Tensor, heads: Tensor, generator: Generators) -> Gaussian:
+        """`out`, whose mean passes back the gradients of weights that are drawn for every row."""
+        r, bound = self.inputs + 1, self.config.bound
+        _, log_row, log_col = heads.split([r, r, self.outputs], -1)
+        q = x_aug * (0.5 * log_row.clamp(-bound, bound)).exp() * self._prior_std()
+        col = (0.5 * log_col.clamp(-bound, bound)).exp()
+        return out._replace(mean=drawn_weights(out.mean, q, col, row_normal(generator, q.shape, q)))
 
     def draw(self, generator: Generator) -> tuple[list[Tensor], Tensor]:
         """One draw of the hypernetwork's weights (see `HyperNetwork.draw`) and of V (*members, in + 1, out).
@@ -166,6 +182,24 @@ class BatchedCompoundLinear(nn.Module):
         heads = heads if self.counts is None else repeat_heads(heads, self.counts, self.inputs + 1)
         options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
         return Gaussian(*compound_rows(x, hyper, heads, basis, options), x.new_empty(0))
+
+    @full_precision
+    def encoded_given(
+        self, x: Tensor, bins: Bins, scales: Tensor | None, psi: tuple[list[Tensor], Tensor]
+    ) -> Gaussian | None:
+        """`rows_given` of rows x (rows, inputs) before their encoding, which `bins` describe.
+
+        The encoded rows are multiplied by scales (members, 1, encoded). None where it cannot be compiled, or
+        the layer's inputs have no groups; those are used, and not the groups of `bins`.
+        """
+        (hyper, heads), basis = psi
+        if self.counts is None or not can_encode(x, hyper, heads, basis):
+            return None
+        bins = bins._replace(counts=self.counts[:-1])
+        given = (hyper, heads, basis, *bins[:-1], *(() if scales is None else (scales,)))
+        tables = self.tables.get(given, lambda: prepare(bins, scales, hyper, heads, basis))
+        options = MomentOptions(self.config.bound, self.config.scaled, kl=False)
+        return Gaussian(*encoded_rows(x, tables, self.inputs + 1, options), x.new_empty(0))
 
     @property
     def has_compiled_draws(self) -> bool:

@@ -6,15 +6,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from compound.nn.compound_cell import (
-    CompoundCell,
-    CompoundGRUCell,
-    CompoundLSTMCell,
-    Draw,
-    OwnSteps,
-    SharedSteps,
-    State,
-)
+from compound.nn.compound_cell import CompoundCell, Draw, OwnSteps, SharedSteps, State
+from compound.nn.compound_gates import CompoundGRUCell, CompoundLSTMCell
 from compound.nn.compound_layer import LOG_COL
 from compound.precision import full_precision
 

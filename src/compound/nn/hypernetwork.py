@@ -40,6 +40,8 @@ class CompoundConfig:
     small : bool, default False
         Published initial values for classification (True) or for the toy regressions (False); paper form
         only.
+    gradients : {"local", "weights"}, default "local"
+        Gradients of local reparametrisation, or, as published, those of weights that are drawn for every row.
 
     Examples
     --------
@@ -55,6 +57,7 @@ class CompoundConfig:
     basis: Literal["point", "map", "vmg"] = "point"
     log_col: float = -4.0
     small: bool = False
+    gradients: Literal["local", "weights"] = "local"
 
     @property
     def scaled(self) -> bool:
@@ -183,10 +186,11 @@ def _init_hidden(
         weight = standard_normal(generator, shape, FLOAT32) * 0.5 * math.sqrt(2 / (inputs + 1))
         weight[..., -1, :] = 0
         if config.bayes:
-            return MatrixGaussianLinear(weight, log_variance=-4.0, prior_variance=(1 / (inputs + 1),))
+            return MatrixGaussianLinear(weight, (), -4.0, (1 / (inputs + 1),), gradients=config.gradients)
         return Affine(weight)
     if config.bayes:
-        return MatrixGaussianLinear(standard_normal(generator, shape, FLOAT32) * math.sqrt(2 / outputs))
+        mean = standard_normal(generator, shape, FLOAT32) * math.sqrt(2 / outputs)
+        return MatrixGaussianLinear(mean, gradients=config.gradients)
     return _init_published(inputs, outputs, config, generator, members)
 
 
@@ -206,11 +210,12 @@ def _init_heads(
         weight[..., -1, :] = bias
         if config.bayes:
             variances = tuple(v / (inputs + 1) for v in (0.01, 0.1, 1.0))
-            return MatrixGaussianLinear(weight, heads, -4.0, variances, bias)
+            return MatrixGaussianLinear(weight, heads, -4.0, variances, bias, config.gradients)
         return Affine(weight)
     if config.bayes:
         weights = [standard_normal(generator, (*shape[:-1], n), FLOAT32) * math.sqrt(2 / n) for n in heads]
-        return MatrixGaussianLinear(torch.cat(weights, -1), heads, -3.0, (1.0, 1.0, 1.0))
+        mean = torch.cat(weights, -1)
+        return MatrixGaussianLinear(mean, heads, -3.0, (1.0, 1.0, 1.0), gradients=config.gradients)
     return _init_published(inputs, sum(heads), config, generator, members)
 
 

@@ -1,6 +1,7 @@
 """Affine maps, and affine maps whose weights have a matrix-Gaussian posterior."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -11,6 +12,7 @@ from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.matrix_normal import matrix_normal_kl
 from compound.ops.matrix_normal_linear import matrix_normal_linear, row_scale
 from compound.ops.noisy_affine import noisy_affine
+from compound.ops.weight_gradients import drawn_weights
 from compound.precision import full_precision
 from compound.random import Generators
 
@@ -83,6 +85,9 @@ class MatrixGaussianLinear(nn.Module):
         Prior variance of each block.
     prior_bias : Tensor of shape (out,), optional
         Prior mean of the bias; 0 by default.
+    gradients : {"local", "weights"}, default "local"
+        Those of local reparametrisation, or noisier ones of weights that are drawn, see
+        `compound.ops.weight_gradients`. Draws are the same in law.
 
     Raises
     ------
@@ -110,8 +115,10 @@ class MatrixGaussianLinear(nn.Module):
         log_variance: float = -3.0,
         prior_variance: Sequence[float] = (1.0,),
         prior_bias: Tensor | None = None,
+        gradients: Literal["local", "weights"] = "local",
     ):
         super().__init__()
+        self.gradients = gradients
         *members, rows, outputs = mean.shape
         self.blocks = tuple(blocks) or (outputs,)
         self.prior_variance = tuple(prior_variance)
@@ -146,7 +153,18 @@ class MatrixGaussianLinear(nn.Module):
         """
         *members, _, outputs = self.mean.shape
         noise = row_normal(generator, (*members, x_aug.shape[-2], outputs), self.mean)
-        return noisy_affine(x_aug, self.mean, self.log_row, self.log_col, noise, self.blocks, shared)
+        out = noisy_affine(x_aug, self.mean, self.log_row, self.log_col, noise, self.blocks, shared)
+        if self.gradients == "local" or not torch.is_grad_enabled():
+            return out
+        if shared != 1:
+            raise ValueError("gradients is 'weights': rows may not share their weights, give samples=1")
+        rows = (0.5 * self.log_row).exp().unbind(-2)
+        cols = (0.5 * self.log_col).exp().unsqueeze(-2).split(self.blocks, -1)
+        blocks = []
+        for block, row, col in zip(out.split(self.blocks, -1), rows, cols, strict=True):
+            q = x_aug * row.unsqueeze(-2)
+            blocks.append(drawn_weights(block, q, col, row_normal(generator, q.shape, q)))
+        return torch.cat(blocks, -1)
 
     @full_precision
     def draw(self, generator: Generator) -> Tensor:

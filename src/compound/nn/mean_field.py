@@ -1,8 +1,11 @@
 """An affine map whose weights have a factorised Gaussian posterior: W_ij ~ N(mean_ij, S_ij²), independent."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from compound.ops.gaussian_kl import gaussian_kl
 from compound.ops.mean_field_linear import mean_field_linear, moments
 from compound.precision import full_precision
 
@@ -31,3 +34,9 @@ class MeanFieldLinear(nn.Module):
         `noise` (draws, rows, out) is standard normal and is overwritten.
         """
         return mean_field_linear(h, self.mean, self.log_std, noise, self.prior_variance)
+
+    def kl(self) -> Tensor:
+        """The KL of the posterior to the prior, ()."""
+        variance, p = (2 * self.log_std).exp(), self.prior_variance
+        terms = (variance.sum() / p, self.mean.square().sum() / p, self.mean.numel())
+        return gaussian_kl(*terms, 2 * self.log_std.sum() - self.mean.numel() * math.log(p))

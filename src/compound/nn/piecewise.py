@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compound.ops.encoded_rows import Bins
+
 Array = np.ndarray[Any, Any]
 CLIP = 4.0  # in standard deviations
 MAX_BINS = {"regression": 48, "classification": 64}  # of one column
@@ -128,6 +130,11 @@ class PiecewiseLinearEncoding(nn.Module):
     def outputs(self) -> int:
         """Numbers that a row is encoded as."""
         return len(self.kept) + self.bins
+
+    @property
+    def constants(self) -> Bins:
+        """What a loop needs to encode rows."""
+        return Bins(self.kept, self.column, self.left, self.slope, self.counts, CLIP)
 
     def member_scales(self, members: int) -> Tensor:  # (members, 1, outputs)
         """Factors on the outputs for each member of an ensemble: 1 for numbers, a / sqrt(T) for T bins.

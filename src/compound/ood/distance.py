@@ -16,12 +16,16 @@ from torch import Generator, Tensor, nn
 
 from compound.ood.clusters import Clusters
 from compound.ood.whitening import FULL_RANK, Whitening
+from compound.ops.jit import is_tracing
+from compound.ops.prepared import Prepared
 
 SAMPLE = 20_000  # rows that mean, covariance and centres are learnt from
 MAX_CENTRES = (500, 200)  # for few and for many inputs
 ROWS_PER_CENTRE = (3, 20)  # distinct ones, at least
 FOLDS = (20, 5)  # at most (few rows: a fold takes away neighbours that new rows would have), and at least
 FOLD_ROWS = 20_000  # folds times rows, at most
+RECENT = 4  # blocks of rows whose distances are kept, and numbers of a block at most
+RECENT_NUMBERS = 2**18
 SIZED_BY_DATA = ("whiten", "centres", "precision_roots", "residual_precision")
 
 
@@ -71,6 +75,7 @@ class Distance(nn.Module):
         self.register_buffer("residual_precision", torch.zeros(0, dtype=torch.float32))
         self.register_buffer("quantiles", torch.zeros(3, dtype=torch.float32))
         self.cross_fitted: Tensor | None = None
+        self.recent: Prepared[Tensor] = Prepared(RECENT)
 
     @property
     def fitted(self) -> bool:
@@ -88,7 +93,10 @@ class Distance(nn.Module):
         """Distance of rows x (rows, features) from the training rows; ValueError before `fit`."""
         if not self.fitted:
             raise ValueError("the distance is not fitted: call fit with the training rows first")
-        return self.clusters.distance(*self.whitening(x))
+        if x.numel() > RECENT_NUMBERS or torch.is_grad_enabled() or is_tracing():
+            return self.clusters.distance(*self.whitening(x))
+        # far noise and out-of-distribution scores ask for the same rows; new weights are new tensors
+        return self.recent.get([x], lambda: self.clusters.distance(*self.whitening(x)))
 
     def fit(self, x: Tensor, generator: Generator) -> Tensor:  # (rows,)
         """Learn the distance from training rows (rows, features); returns their cross-fitted distances.
@@ -126,6 +134,7 @@ class Distance(nn.Module):
         clusters = Clusters.fit(whitening(x)[0], count, x.shape[1] > FULL_RANK, seed)
         self.shift, self.whiten, self.residual_scale = whitening
         self.centres, self.precision_roots, self.residual_precision = clusters
+        self.recent.clear()
 
     def fit_quantiles(self, distances: Tensor) -> None:
         """Take the quantiles of distances (rows,), such as those of rows that no network was trained on."""
@@ -136,6 +145,7 @@ class Distance(nn.Module):
         for name in SIZED_BY_DATA:
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
+        self.recent.clear()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

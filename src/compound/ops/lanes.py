@@ -107,6 +107,36 @@ def splat_at(_: Any, address: Any, offset: Any) -> Any:
     )
 
 
+def _join(builder: Any, low: Any, high: Any) -> Any:
+    """Two vectors of 8 as one of 16."""
+    return builder.shuffle_vector(low, high, ir.Constant(_INTEGERS, list(range(LANES))))
+
+
+@as_intrinsic
+def load_halves(_: Any, address: Any, low: Any, high: Any) -> Any:
+    """The 8 numbers from one offset on, then the 8 from another one on."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        half = ir.VectorType(_FLOAT, LANES // 2)
+        parts = [builder.load(_pointer(builder, args[0], at, half), align=4) for at in args[1:]]
+        return _join(builder, *parts)
+
+    return _lanes(types.int64, types.int64, types.int64), generate
+
+
+@as_intrinsic
+def splat_halves(_: Any, address: Any, low: Any, high: Any) -> Any:
+    """8 copies of the number at one offset, then 8 of that at another one."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        numbers = [builder.load(_pointer(builder, args[0], at, _FLOAT), align=4) for at in args[1:]]
+        low, high = (_fill(builder, number) for number in numbers)
+        mask = ir.Constant(_INTEGERS, [0] * (LANES // 2) + [LANES] * (LANES // 2))
+        return builder.shuffle_vector(low, high, mask)
+
+    return _lanes(types.int64, types.int64, types.int64), generate
+
+
 def _compare(relation: str) -> Callable[..., Any]:
     """The code of an intrinsic: bit k is 1 where the relation holds in lane k."""
 

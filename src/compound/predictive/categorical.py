@@ -68,9 +68,18 @@ class CategoricalPredictive(Predictive):
         mean = nested.mean(2).mean((0, 1))
         total = entropy(mean)
         _, posterior = entropy_parts(nested, component, total)
+        return cls.from_parts(mean, component, total - posterior)
+
+    @classmethod
+    def from_parts(cls, probs: Tensor, component: Tensor, conditional: Tensor) -> Self:
+        """The predictive of mean probabilities (rows, classes), with nothing negative in its entropy.
+
+        `component` (rows,) is the mean entropy given θ, `conditional` (rows,) that given ψ.
+        """
+        total = entropy(probs)
         component = torch.minimum(component, total)
-        posterior = torch.minimum(posterior.clamp_min(0), total - component)
-        return cls(component, total - component - posterior, posterior, mean)
+        posterior = torch.minimum((total - conditional).clamp_min(0), total - component)
+        return cls(component, total - component - posterior, posterior, probs)
 
     def with_far_noise(self, t: Tensor, far_params: Tensor) -> Self:
         """The mixture (1 - π) p + π q of the predictive p and the probabilities q = far_params (classes,).

@@ -147,24 +147,31 @@ class PartPredictor:
             return PartResult(part.source, part.rows, 0, f"{part.source}: {first_line(error)}")
 
 
-def predict_files(
-    ray: Any,
-    estimator: Estimator,
-    pattern: str,
-    out: str,
-    coverage: float,
-    predictions_only: bool,
-    callback: Callback,
-    actors: int | tuple[int, int] | None = None,
-    cores: int = 1,
-) -> PredictSummary:
-    """Write predictions for Parquet files to files of the same names in the folder `out`.
+class FilesPlan(NamedTuple):
+    """Predictions of Parquet files, planned and checked."""
+
+    parts: list[Part]
+    out: str  # folder of the answers
+    request: Request
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def local_paths(self) -> tuple[str, ...]:
+        """What all nodes must see."""
+        return tuple(path for path in (self.parts[0].source, self.out) if "://" not in path)
+
+
+def plan_files(
+    estimator: Estimator, pattern: str, out: str, coverage: float, predictions_only: bool
+) -> FilesPlan:
+    """Plan predictions for Parquet files, written to files of the same names in the folder `out`.
 
     `pattern` is a file, a folder, or a pattern such as data/*.parquet, on a disk that all nodes share or at
-    an fsspec URL. All footers are read before any work. Parts that are done already are kept. ValueError,
-    after all others are done, if a part could not be predicted.
+    an fsspec URL. All footers are read here; ValueError for what can be known before any work.
     """
-    start = time.monotonic()
     out = absolute(out)
     files = find_files(absolute(pattern), out)
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
@@ -179,19 +186,36 @@ def predict_files(
         raise ValueError(f"{pattern} holds no rows: give at least one")
     if "://" not in out:
         check_folder(Path(out))
-        Path(out).mkdir(parents=True, exist_ok=True)
-    check_nodes(ray, tuple(path for path in (files[0], out) if "://" not in path))
-    request = Request(coverage, predictions_only, _digest(estimator, coverage, predictions_only))
-    total = sum(part.rows for part in parts)
-    results = _perform(ray, estimator, parts, request, actors, cores, callback)
+    return FilesPlan(
+        parts, out, Request(coverage, predictions_only, _digest(estimator, coverage, predictions_only))
+    )
+
+
+def predict_files(
+    ray: Any,
+    estimator: Estimator,
+    plan: FilesPlan,
+    callback: Callback,
+    actors: int | tuple[int, int] | None = None,
+    cores: int = 1,
+) -> PredictSummary:
+    """Write the predictions of a plan. Parts that are done already are kept.
+
+    ValueError, after all others are done, if a part could not be predicted.
+    """
+    start = time.monotonic()
+    if "://" not in plan.out:
+        Path(plan.out).mkdir(parents=True, exist_ok=True)
+    check_nodes(ray, plan.local_paths)
+    results = _perform(ray, estimator, plan.parts, plan.request, actors, cores, callback)
     failed = [result for result in results if result.error]
     if failed:
         raise ValueError(
-            f"{len(failed)} of {len(parts)} parts could not be predicted, first {failed[0].error}; "
-            f"the others are in {out}, the same command goes on with the rest"
+            f"{len(failed)} of {len(plan.parts)} parts could not be predicted, first {failed[0].error}; "
+            f"the others are in {plan.out}, the same command goes on with the rest"
         )
     n_ood = sum(result.n_ood for result in results)
-    return PredictSummary(total, n_ood, time.monotonic() - start)
+    return PredictSummary(plan.rows, n_ood, time.monotonic() - start)
 
 
 def _perform(

@@ -37,7 +37,14 @@ def fit_on_ray(address: str, workers: int, cores: int, command: FitCommand) -> l
     -------
     list of (str, str)
         The lines of the summary.
+
+    Raises
+    ------
+    ValueError
+        Before any work, for a method that `workers` cannot train together, or a table without a column that
+        is asked for; and if the cluster does not answer, or too many workers die.
     """
+    command.check(Processes(0, workers))
     table, out = command.table.absolute(), command.out.absolute()
     request = command.request
     checkpoint = (request.checkpoint or Path(f"{out}.checkpoint")).absolute()

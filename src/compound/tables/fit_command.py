@@ -6,9 +6,13 @@ from typing import NamedTuple
 
 from compound.estimators.row_predictions import RowCallback, no_progress
 from compound.io.paths import check_writable
-from compound.tables.fitting import FitRequest, check_model_path, save
+from compound.models import METHODS
+from compound.tables.fitting import FitRequest, check_fraction, check_model_path, request_method, save
+from compound.tables.model_inputs import check_columns
 from compound.tables.pages import fit_page, fit_summary
+from compound.tables.parquet_rows import ParquetRows
 from compound.tables.stream_fitting import Progress, fit_path, is_streamed, no_total
+from compound.tables.table_files import column_names
 from compound.train.processes import Processes
 
 
@@ -20,10 +24,22 @@ class FitCommand(NamedTuple):
     request: FitRequest
     leftovers: tuple[Path, ...]  # files that an interrupted fit goes on from; removed at the end
 
+    def check(self, processes: Processes) -> None:
+        """Raise ValueError for what needs no rows to be known: a method, a column, a damaged file."""
+        request = self.request
+        processes.check(METHODS[request_method(request).name], request.batch_size)
+        check_fraction(request.test_fraction)
+        names = ParquetRows.open(self.table).names if self.table.is_dir() else column_names(self.table)
+        request.roles.check(self.table, names, request.target, request.drop)
+        check_columns(
+            self.table, names, request.target, request.drop, request.keep, request.roles.no_features
+        )
+
     def run(
         self, processes: Processes, callback: RowCallback = no_progress, progress: Progress = no_total
     ) -> list[tuple[str, str]]:
         """Fit, and save the model in the first process; returns the lines of the summary, [] in others."""
+        processes.check(METHODS[request_method(self.request).name], self.request.batch_size)
         verbose = self.request.verbose and processes.is_first
         request = replace(self.request, distributed=processes.size > 1, verbose=verbose)
         result = fit_path(self.table, request, callback, progress)

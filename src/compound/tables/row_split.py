@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compound.estimators.member_holdout import common_count
 from compound.random import derive_seed
 
 Array = NDArray[Any]
-MIN_COMMON = 500  # rows that all members hold out, at least
 
 
 def uniform(rows: Array, seed: int, purpose: str) -> Array:  # (rows,) float64 in [0, 1)
@@ -44,7 +44,7 @@ class RowSplit:
         """As for a table in memory: members hold out `held_out` of the rows, others if they `differ`."""
         if not differ or members == 1:
             return cls(seed, test, held_out, 0.0, members)
-        common = min(held_out, max(MIN_COMMON / rows, 0.01))
+        common = min(held_out, common_count(rows) / rows)
         return cls(seed, test, common, (held_out - common) / (1 - common), members)
 
     def is_test(self, rows: Array) -> Array:  # (rows,) bool

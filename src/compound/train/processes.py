@@ -59,8 +59,11 @@ class Processes:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
-    def check(self, model: Model, batch_rows: int) -> None:
-        """Raise ValueError for a method that needs whole batches, or batches of fewer rows than processes."""
+    def check(self, model: Model | type[Model], batch_rows: int | None) -> None:
+        """Raise ValueError for a method that needs whole batches, or batches of fewer rows than processes.
+
+        `batch_rows` is None where it is not known yet.
+        """
         if self.size == 1:
             return
         if model.whole_batches:
@@ -68,7 +71,7 @@ class Processes:
                 f"{model.method} cannot be trained by {self.size} processes: {model.whole_batches}; "
                 "use one process, or another method"
             )
-        if batch_rows < self.size:
+        if batch_rows is not None and batch_rows < self.size:
             raise ValueError(
                 f"a batch of {batch_rows} rows for {self.size} processes: give larger batches, "
                 "or fewer processes"

@@ -44,6 +44,7 @@ PAPER_OPTIONS: dict[str, Any] = {
     "parametrization": "paper",
     "members": 1,
     "last_layer": "sample",
+    "gradients": "weights",
     "far": 0.0,
 }
 

@@ -21,6 +21,7 @@ from compound.models.base import weighted_row_mean
 from compound.models.observation.categorical import Categorical
 from compound.models.observation.gaussian import HomoscedasticGaussian
 from compound.nn import Gaussian
+from compound.ops.class_parts import class_parts
 from compound.ops.gaussian_noise import row_normal, standard_normal
 from compound.ops.mixture_parts import mixture_parts
 from compound.ops.softmax import expected_entropy, expected_softmax
@@ -243,6 +244,9 @@ class LastLayerCategorical(Categorical, LastLayerModel):
 
     def draws_predictive(self, draws: Draws, paired: int = 1) -> CategoricalPredictive:
         members = len(draws[0])
+        if not self.integrate and draws[0].shape[1] == 1:
+            parts = class_parts(draws[0].squeeze(1), paired * self.last_draws)
+            return CategoricalPredictive.from_parts(*parts)
         logits, std = (draw.flatten(0, 1) for draw in draws)
         if not self.integrate:
             logs = torch.log_softmax(logits, -1)
