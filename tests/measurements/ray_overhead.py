@@ -85,6 +85,7 @@ def show(name: str, one: list[float], other: list[float], ratios: list[list[floa
 
 
 def main() -> None:
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # of Ray's workers
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     with tempfile.TemporaryDirectory() as name, connected(cores=2) as ray:
         folder = Path(name)

@@ -210,7 +210,7 @@ def predict_part(estimator: Estimator, part: Part, request: Request) -> PartResu
     with _complete_file(part.target) as local, fs.open(path, "rb") as handle:
         writer = None
         with reading_errors(source):
-            batches = pq.ParquetFile(handle).iter_batches(
+            batches = pq.ParquetFile(handle, page_checksum_verification=True).iter_batches(
                 CHUNK_ROWS, row_groups=list(range(part.first, part.end)), columns=columns
             )
         while (batch := _next_batch(batches, source)) is not None:
