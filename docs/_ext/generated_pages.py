@@ -47,6 +47,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "posthoc": "results/posthoc.md",
     "table-1": "results/table-1.md",
     "claims": "results/claims.md",
+    "near": "results/near.md",
     "images": "results/images.md",
     "sequences": "results/sequences.md",
     "measured-layers": "results/layers.md",
