@@ -208,8 +208,8 @@ class _CDN(Model):
             noises, last = self.draw_noise(n_inner, generator, x, groups)
             start = self._compiled_start(x, psi[0]) if of_table else first.forward_given(encoded, psi[0])
             if compiled:
-                moments = rest[0].draws_given(start, noises[0].squeeze(2), psi[1])
-                out = Gaussian(*(with_copies(moment, rows, 2) for moment in moments), start.kl)
+                mean, std = rest[0].draws_given(start, noises[0].squeeze(2), psi[1])
+                out = Gaussian(with_copies(mean, rows, 2), with_copies(std, rows, 2), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))
                 continue
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)
