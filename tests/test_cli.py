@@ -201,7 +201,11 @@ def test_unwritable_outputs_are_rejected_before_any_work(
             ImportError("libx.so: cannot open shared object file"),
             "a library cannot be loaded (libx.so: cannot open",
         ),
-        (OSError(28, "No space left on device"), "Error: No space left on device"),
+        (OSError(28, "No space left on device"), "Error: No space left on device: free some space, and"),
+        (
+            OSError("Error writing bytes. Detail: [errno 28] No space left on device"),
+            "Error: No space left on",
+        ),
         (OSError(13, "Permission denied", "a.csv"), "Error: a.csv: Permission denied"),
     ],
 )

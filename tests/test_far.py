@@ -134,6 +134,19 @@ def test_far_rows_get_full_noise_whatever_the_ramp():
     )
 
 
+def test_noise_of_targets_grows_linearly_up_to_the_spread_of_the_rows():
+    x = torch.cat([torch.linspace(-2, -1, 200), torch.linspace(1, 2, 200)]).unsqueeze(1)
+    far = DistanceAwareNoise(1)
+    far.fit(x, named_generator(0))
+    far.set_ramp(-6.0, 18.0, 0.0)  # a step at the edge, but for the reach
+    outside = torch.tensor([[2.3], [2.6], [2.9], [9.0]])
+    near, middle, farther, full = far(outside).exp().sqrt().tolist()
+    assert full == 1.0
+    std = float(x.std(correction=0))
+    assert_close(farther - near, 0.6 / std, rtol=0.1, atol=0)  # the ridge of the whitening
+    assert_close(middle, (near + farther) / 2, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("far", [[0.2] * 5, [0.5, 0.2, 0.1, 0.1, 0.1]], ids=["uniform", "frequencies"])
 def test_far_noise_of_classes_is_a_mixture_with_fixed_probabilities(far: list[float]):
     logs = torch.log_softmax(

@@ -208,7 +208,13 @@ def few_and_many(name: str, kind: str, monkeypatch):
         return spy
 
     monkeypatch.setattr(predictive.gaussian, "variance_parts", spied(variance_parts))
-    monkeypatch.setattr(predictive.categorical, "entropy_parts", spied(entropy_parts))
+    from_parts = CategoricalPredictive.from_parts
+
+    def spy_on_classes(probs, component, conditional):
+        raw.append(torch.stack([conditional - component, entropy(probs) - conditional]))
+        return from_parts(probs, component, conditional)
+
+    monkeypatch.setattr(CategoricalPredictive, "from_parts", staticmethod(spy_on_classes))
     for k in range(150):
         model.predict(x, named_generator(k, "few"), 16)
     model.predict(x, named_generator(0, "many"), 1200, 60)

@@ -4,6 +4,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Any
 
 import grids
 import pytest
-from clusters import TestCluster
+from clusters import MARK, TestCluster
 from ray_kills import VICTIMS, compare, kill_and_compare, start
 from table_commands import assert_rejected, run
 
 from compound.experiments.identity import Run
+from compound.ray.watcher import marked
 
 RUNS, STEPS = 4, 400
 SECONDS = 120.0  # far more than anything takes, also beside other programs
@@ -55,6 +58,24 @@ def wait_until(what: Callable[[], object]) -> bool:
     while not what() and time.monotonic() < until:
         time.sleep(0.1)
     return bool(what())
+
+
+def test_no_process_of_a_local_cluster_survives_a_killed_command(cluster: TestCluster):
+    code = "from compound.ray.cluster import connected\nwith connected(cores=1):\n    print('up'), input()"
+    environment = cluster.environment | {MARK: "local"}
+    command = subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert any(line == b"up\n" for line in command.stdout)
+    mark = f"{MARK}=local".encode()
+    assert len(marked(mark)) > 3  # the command, the store, the raylet, ...
+    command.kill()
+    command.communicate()
+    assert wait_until(lambda: not marked(mark))
 
 
 def test_one_failure_is_reported_and_the_others_finish(ray: Any, tmp_path: Path):

@@ -130,6 +130,7 @@ def measure(folder: Path, out: Path, processes: int, extra: list[str]) -> None:
         start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     fit = [*start, "compound", "fit", str(folder), "--target", "y", "--out", str(model), *extra]
     results = {"fit": watched(fit, out / "fit.log")}
+    print(json.dumps(results), flush=True)
     predict = [
         sys.executable,
         "-m",

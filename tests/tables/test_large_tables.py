@@ -330,6 +330,16 @@ class TestFaults:
         with pytest.raises(ValueError, match=message):
             fit_path(self.write(tmp_path / "f", frame, change(frame)), REQUEST)
 
+    def test_changed_values_are_found_by_checksums_of_pages(self, tmp_path: Path):
+        path = tmp_path / "t.parquet"
+        arrow = pa.table({"x": np.arange(5000.0), "y": np.arange(5000.0)})
+        pq.write_table(arrow, path, write_page_checksum=True, compression="none", use_dictionary=False)
+        data = bytearray(path.read_bytes())
+        data[20_000] ^= 1  # a value, which stays a number
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"t\.parquet.*(damaged|cannot be read)"):
+            list(read_in_order(ParquetRows.open(path), ["x", "y"]))
+
     def test_a_cut_off_file_is_found_before_work(self, tmp_path: Path):
         path = self.write(tmp_path / "f", table(1500), table(1500))
         data = (path / "1.parquet").read_bytes()

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import re
 import signal
 import sys
@@ -74,6 +75,9 @@ def _os_message(error: OSError) -> str:
     # an OSError while a module is imported is a shared library that cannot be loaded
     if any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return _import_message(error)
+    if error.errno == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):  # pyarrow has no errno
+        place = f" for {error.filename}" if error.filename else ""
+        return f"{os.strerror(errno.ENOSPC)}{place}: free some space, and give the same command again"
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 

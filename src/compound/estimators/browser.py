@@ -158,6 +158,7 @@ def _far(model: MLCDN, distance: int) -> Spec:
         "distance": distance,
         "quantiles": noise.distance.quantiles.tolist(),
         "ramp": noise.ramp.tolist(),
+        "reach": float(noise.distance.reach),
         "max_rise": MAX_RISE,
         "params": model.far.far_params.tolist(),
     }

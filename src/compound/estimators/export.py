@@ -1,17 +1,19 @@
-"""A fitted estimator as a `torch.export` program, for serving without this library.
+"""A fitted estimator as a program, for serving without this library.
+
+The ending of the file says for what: .pt2 is a `torch.export` program, .onnx one for ONNX Runtime, .mar an
+archive for TorchServe, which holds a .pt2 (`export_files`).
 
 Input: `x` (rows, width) in float64, what `encoder_.numbers(table)` gives: missing values replaced, categories
-as indicators (for a numeric table without missing values: the table itself). Outputs, by name, in float64:
-mean and std (regression) or probabilities (classification), then total, aleatoric, epistemic, and ood_score.
-All random draws are constants of the program.
+as indicators (for a numeric table without missing values: the table itself, and a column of zeros, the
+surprise). Outputs, by name, in float64: mean and std (regression) or probabilities (classification), then
+total, aleatoric, epistemic, and ood_score.
+All random draws are constants of the program, which takes a fixed number of rows at a time.
 
     program = torch.export.load("model.pt2").module()
     mean, std, total, aleatoric, epistemic, ood_score = program(x)
 """
 
 import copy
-import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from compound.compat import make_fx, untraced
+from compound.estimators import export_files
 from compound.estimators.encoder import LIMIT
 from compound.estimators.memory import GB, available
 from compound.estimators.prediction import n_draws, postprocess, score_block
@@ -57,7 +60,7 @@ class _ConstantNoise(TorchFunctionMode):
 
 
 def export(estimator: "Estimator", path: str | Path, rows: int = ROWS) -> None:
-    """Write a fitted estimator as a program to `path` (.pt2).
+    """Write a fitted estimator as a program to `path` (.pt2, .onnx or .mar).
 
     The program takes exactly `rows` rows at a time: pad the last block. ValueError for a model whose
     program gives other predictions than the model.
@@ -65,6 +68,8 @@ def export(estimator: "Estimator", path: str | Path, rows: int = ROWS) -> None:
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
+    path = Path(path)
+    writer = export_files.writer(path)
     _check_rows(rows, estimator.model_)
     encoder = estimator.encoder_
     program = _program(estimator)
@@ -79,16 +84,14 @@ def export(estimator: "Estimator", path: str | Path, rows: int = ROWS) -> None:
                 setattr(traced, name, value.detach().clone(memory_format=torch.contiguous_format))
         exported = torch.export.export(traced, (example,))
         other = shift + 3 * scale * noise
-        for actual, expected in zip(exported.module()(other), program(other), strict=True):
-            rounding = 1e-6 * float(expected.abs().max())  # of float32, in the units of the output
-            if not torch.allclose(actual, expected, rtol=1e-5, atol=rounding):
-                raise ValueError(
-                    f"{estimator.model_.method} cannot be exported: "
-                    "its predictions depend on more than the inputs of the row"
-                )
-    buffer = io.BytesIO()
-    torch.export.save(exported, buffer, extra_files={"compound.json": json.dumps(_metadata(estimator, rows))})
-    write_atomic(path, buffer.getvalue())
+        expected = program(other)
+        if not export_files.equal(exported.module()(other), expected):
+            raise ValueError(
+                f"{estimator.model_.method} cannot be exported: "
+                "its predictions depend on more than the inputs of the row"
+            )
+        data = writer(exported, _metadata(estimator, rows), path.stem, other, expected)
+    write_atomic(path, data)
 
 
 def _check_rows(rows: int, model: Model) -> None:
@@ -133,8 +136,10 @@ def _metadata(estimator: Any, rows: int) -> dict[str, Any]:
     """What a user of the program must know: names of inputs, outputs and classes, and the OOD threshold."""
     is_regression = estimator.model_.task.kind == "regression"
     outputs = ["mean", "std"] if is_regression else ["probabilities"]
+    numbers = [column.name for column in estimator.encoder_.columns if column.labels[:1] == [column.name]]
     metadata: dict[str, Any] = {
         "inputs": estimator.encoder_.names,
+        "numbers": numbers,  # inputs that every row has; the others are indicators, and the surprise
         "rows": rows,
         "outputs": [*outputs, *UNCERTAINTY_OUTPUTS],
         "threshold": estimator.threshold_,

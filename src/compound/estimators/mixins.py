@@ -156,12 +156,12 @@ class FileMixin:
         return estimator
 
     def export(self, path: str | Path, rows: int = 128) -> None:
-        """Write a `torch.export` program that predicts without this library (see estimators/export.py).
+        """Write a program that predicts without this library (see estimators/export.py).
 
         Parameters
         ----------
         path : str or Path
-            The file to write (.pt2).
+            The file to write: .pt2 for `torch.export`, .onnx for ONNX Runtime, .mar for TorchServe.
         rows : int, default=128
             How many rows the program takes at a time.
         """

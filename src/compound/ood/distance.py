@@ -42,6 +42,9 @@ class Distance(nn.Module):
     quantiles : Tensor of shape (3,)
         Quantiles of the training rows' cross-fitted distances: d50 (50%), d99 (99%), and the largest
         distance, at most 2 d99.
+    reach : Tensor of shape ()
+        Root mean square of the whitened training rows, for few inputs; 0 for many, where even neighbours are
+        farther apart.
     cross_fitted : Tensor of shape (rows,) or None
         Cross-fitted distances of the rows that `fit` has seen; not saved.
 
@@ -64,6 +67,7 @@ class Distance(nn.Module):
     precision_roots: Tensor  # (centres, rank, rank), or empty
     residual_precision: Tensor  # (centres,), or empty
     quantiles: Tensor
+    reach: Tensor
 
     def __init__(self, features: int):
         super().__init__()
@@ -74,6 +78,7 @@ class Distance(nn.Module):
         self.register_buffer("precision_roots", torch.zeros(0, 0, 0, dtype=torch.float32))
         self.register_buffer("residual_precision", torch.zeros(0, dtype=torch.float32))
         self.register_buffer("quantiles", torch.zeros(3, dtype=torch.float32))
+        self.register_buffer("reach", torch.zeros((), dtype=torch.float32))
         self.cross_fitted: Tensor | None = None
         self.recent: Prepared[Tensor] = Prepared(RECENT)
 
@@ -134,6 +139,8 @@ class Distance(nn.Module):
         clusters = Clusters.fit(whitening(x)[0], count, x.shape[1] > FULL_RANK, seed)
         self.shift, self.whiten, self.residual_scale = whitening
         self.centres, self.precision_roots, self.residual_precision = clusters
+        if x.shape[1] <= FULL_RANK:
+            self.reach = whitening(x)[0].square().sum(1).mean().sqrt()
         self.recent.clear()
 
     def fit_quantiles(self, distances: Tensor) -> None:
@@ -145,6 +152,7 @@ class Distance(nn.Module):
         for name in SIZED_BY_DATA:
             if prefix + name in state_dict:
                 setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
+        state_dict.setdefault(prefix + "reach", torch.zeros_like(self.reach))  # older files have none
         self.recent.clear()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

@@ -4,7 +4,9 @@
 
 and beyond every training row exp(t) grows at least with the sixth power of the distance, up to MAX_RISE (or
 the cap) at 2.9 d99: whatever ramp (level, kappa, cap) was chosen, a row three times farther away than d99
-gets the full noise.
+gets the full noise. Of few inputs neighbours are so near that this is a step at the edge of the data. For
+targets the standard deviation exp(t / 2) then grows linearly from there to its largest value, at a distance
+as large as the spread of the training rows, the reach; before the edge it is at most in proportion to d.
 
 What t is depends on the task. Classes: the log-odds that the predictive is uniform. Targets: the log of an
 added variance, in units of its largest value.
@@ -74,7 +76,14 @@ class DistanceAwareNoise(nn.Module):
         level, kappa, cap = self.ramp.unbind()
         rise = level + kappa * (distance - d50) / (d99 - d50)
         least = cap.clamp_max(MAX_RISE) + 6 * ((distance - edge) / (2.9 * d99 - edge)).clamp(1e-6, 1.0).log()
-        return torch.minimum(torch.maximum(rise, least).clamp_min(-20), cap)
+        steep = torch.maximum(rise, least)
+        reach = self.distance.reach
+        inside = torch.minimum(rise, level + kappa * (edge - d50) / (d99 - d50))  # t up to the edge
+        share = (torch.maximum(distance, d50) / reach).clamp_max(edge / reach)
+        std = torch.minimum((0.5 * inside).exp(), share)
+        beyond = ((distance - edge) / (torch.maximum(2.9 * d99, reach) - edge)).clamp(0.0, 1.0)
+        linear = 2 * torch.lerp(std, torch.ones_like(std), beyond).log()
+        return torch.where((reach > 0) & (cap == 0), linear, steep).clamp_min(-20).minimum(cap)
 
     def set_ramp(self, level: float, kappa: float, cap: float) -> None:
         """Make t `level` at the median distance and `level + kappa` at the 99% quantile, at most `cap`."""

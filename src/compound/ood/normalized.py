@@ -48,6 +48,10 @@ class NormalizedDistance(nn.Module):
         """Of the training rows' cross-fitted distances, see `Distance`."""
         return self.distance.quantiles
 
+    @property
+    def reach(self) -> Tensor:  # ()
+        return self.distance.reach
+
     def forward(self, x: Tensor) -> Tensor:  # (rows,)
         """Distance of rows x (rows, features) from the training rows; ValueError before `fit`."""
         return self.distance(directions(x))  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """Grids of runs, predictions and serving on a Ray cluster (extra `ray`).
 
 cluster    connecting to a cluster, or starting one on this machine
+watcher    ends the processes of such a one when its command has ended, also by SIGKILL
 grid       the runs of an experiment, each as a task with its own cores and memory
 storage    results and checkpoints through an fsspec path, where nodes share no folder
 predict    predictions for Ray Data sets, and for Parquet files (parts)

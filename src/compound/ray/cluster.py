@@ -6,8 +6,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
+
+from compound.ray.watcher import watched
 
 LOCAL = "local"  # an address: start a cluster on this machine, for the time of the command
 AUTO = "auto"  # an address: the cluster that runs on this machine, or that RAY_ADDRESS names
@@ -38,15 +40,23 @@ def require_ray() -> Any:
 def connected(address: str = LOCAL, cores: int | None = None) -> Iterator[Any]:
     """A context manager: this process is connected to the cluster at `address`; gives the module `ray`.
 
-    With LOCAL a cluster of `cores` cores (default: all) is started and stopped again. A connection that
-    exists already is used, and left open. ValueError, within seconds, where the address cannot be reached.
+    With LOCAL a cluster of `cores` cores (default: all) is started and stopped again, also where this process
+    is killed. A connection that exists already is used, and left open. ValueError, within seconds, where the
+    address cannot be reached.
     """
     ray = require_ray()
     if ray.is_initialized():
         yield ray
         return
+    with watched() if address == LOCAL else nullcontext():
+        yield from _connect(ray, address, cores)
+
+
+def _connect(ray: Any, address: str, cores: int | None) -> Iterator[Any]:
+    """Connect, give the module, and disconnect."""
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
     if address == LOCAL:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as other processes of a command; 15 by default
         options |= {
             "address": "local",
             "num_cpus": cores or _n_cores(),

@@ -6,6 +6,7 @@ Rows of requests that arrive within `wait_seconds` are predicted together; a row
 bits whatever it shares its batch with.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,20 @@ class Predictor:
                     return f"column {name!r} must hold numbers"
                 columns[name] = numbers.astype("float64")
         return pd.DataFrame(columns)
+
+
+def config(model: str | Path, replicas: int = 2) -> str:
+    """The configuration with which `serve run FILE` serves a saved model; ValueError if there is none."""
+    load_estimator(Path(model))
+    arguments = {"model": str(Path(model).absolute()), "replicas": replicas}
+    application = {"name": "compound", "route_prefix": "/", "args": arguments}
+    path = f"{__name__}:{build_application.__name__}"
+    return json.dumps({"applications": [{**application, "import_path": path}]}, indent=1) + "\n"  # is YAML
+
+
+def build_application(arguments: dict[str, Any]) -> Any:
+    """The application of a configuration: `arguments` are those of `deployment`, by name."""
+    return deployment(**arguments)
 
 
 def deployment(

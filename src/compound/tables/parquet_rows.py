@@ -138,8 +138,9 @@ def read_in_order(rows: ParquetRows, columns: Sequence[str]) -> Iterator[tuple[B
 
 @lru_cache(maxsize=8)
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:
-    # buffered: row groups are not loaded as a whole
-    return pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    # buffered: row groups are not loaded as a whole; checksums of pages, where the file has them
+    options = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
+    return pyarrow.parquet.ParquetFile(path, **options)
 
 
 def _check_schema(file: Path, schema: pa.Schema, first: Path, names: list[str], expected: pa.Schema) -> None:

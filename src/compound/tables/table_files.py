@@ -151,7 +151,7 @@ def read_batches(
     """
     with reading_errors(path):
         if file_format(path) == ".parquet":
-            file = pyarrow.parquet.ParquetFile(path)
+            file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
             n_read = 0
             for batch in file.iter_batches(rows, columns=list(names_read)):
                 n_read += len(batch)

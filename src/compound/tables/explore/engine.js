@@ -223,9 +223,15 @@ class Engine {
     const clamped = x.map((v) => clamp(v, -this.spec.clamp, this.spec.clamp));
     const d = this.distance(clamped, far.distance);
     const [d50, d99, edge] = far.quantiles, [level, kappa, cap] = far.ramp;
-    const rise = level + (kappa * (d - d50)) / (d99 - d50);
+    const rise = (distance) => level + (kappa * (distance - d50)) / (d99 - d50);
+    if (far.reach && cap === 0) { // a standard deviation that grows linearly
+      const share = Math.min(Math.max(d, d50), edge) / far.reach;
+      const std = Math.min(Math.exp(0.5 * rise(Math.min(d, edge))), share);
+      const beyond = clamp((d - edge) / (Math.max(2.9 * d99, far.reach) - edge), 0, 1);
+      return clamp(2 * Math.log(std + beyond * (1 - std)), -20, cap);
+    }
     const least = Math.min(cap, far.max_rise) + 6 * Math.log(clamp((d - edge) / (2.9 * d99 - edge), 1e-6, 1));
-    return Math.min(Math.max(rise, least, -20), cap);
+    return Math.min(Math.max(rise(d), least, -20), cap);
   }
 
   oodScore(x, epistemic) {
