@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 from torch.testing import assert_close
 
+from compound.distributions import MatrixNormal
 from compound.nn import (
     CompoundConv1d,
     CompoundConv2d,
@@ -68,6 +69,19 @@ def test_draws_have_the_law_of_weights_drawn_per_example(name, bayes):
                 fast.append(output_of(layer, x.expand(2, *x.shape))[1].flatten())
         slow = LAYERS[name][2](part_of(layer), x.expand(8 * n, *x.shape), named_generator(4)).flatten(1)
     moments_agree(torch.stack(fast), slow)
+
+
+@pytest.mark.parametrize("name, bayes", CASES)
+def test_eval_mode_is_the_network_of_mean_weights(name, bayes, monkeypatch):
+    """The oracle with every matrix, that of a row and those of its ψ, at its mean; scales are far from 1."""
+    layer, x = layer_of(name, bayes).eval(), rows_of(4, *LAYERS[name][1])
+    monkeypatch.setattr(MatrixNormal, "rsample", at_mean)
+    with torch.no_grad():
+        assert_close(output_of(layer, x), LAYERS[name][2](part_of(layer), x, named_generator(0)))
+
+
+def at_mean(q: MatrixNormal, shape: tuple[int, ...] = (), generator: object = None) -> Tensor:
+    return q.mean.expand(*shape, *q.mean.shape)
 
 
 @pytest.mark.parametrize("name, bayes", [("conv2d", False), ("linear", True), ("gru per sequence", True)])
@@ -443,3 +457,20 @@ def test_layers_are_captured_as_one_graph(name, bayes):
             results.append([out, draws.kl, *(p.grad for p in layer.parameters())])
         for a, b in zip(*results, strict=True):
             assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["linear", "gru per step"])
+def test_a_compiled_layer_in_float32_gives_what_the_eager_one_gives(name):
+    """There the moments are an operation of their own, with a gradient of its own."""
+    layer, x = layer_of(name).float(), rows_of(3, *LAYERS[name][1]).float().requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for module in (layer, compiled):
+        layer.zero_grad()
+        x.grad = None
+        with sampling(named_generator(0)) as draws:
+            out = output_of(module, x)
+        (out.square().sum() + draws.kl).backward()
+        results.append([out, draws.kl, x.grad, *(p.grad for p in layer.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -143,3 +143,49 @@ def test_resampled_metrics_are_those_of_repeated_rows(seed: int):
         repeated = replace(predictive, probs=predictive.probs[rows])
         assert ece[i].item() == pytest.approx(metrics.ece(repeated, y[rows]), abs=1e-14)
         assert auroc[i].item() == pytest.approx(metrics.auroc(in_dist[rows], ood[ood_rows]), abs=1e-14)
+
+
+def test_running_metrics_are_those_of_all_rows_and_of_torchmetrics():
+    predictive, y = classes(90, 4, 0)
+    scores, is_outlier = predictive.entropy(), torch.arange(90) % 3 == 0
+    batches = [slice(0, 7), slice(7, 50), slice(50, 90)]  # unequal: a mean of means would be wrong
+    nll, ece = metrics.RunningMean(metrics.nll), metrics.RunningECE()
+    areas = [metrics.RunningSeparation(score) for score in (metrics.auroc, metrics.fpr95)]
+    for metric in (nll, ece, *areas):
+        with pytest.raises(ValueError, match="update"):
+            metric.compute()
+    for epoch in range(2):
+        for rows in batches:
+            part, labels = predictive[rows], y[rows]
+            for metric in (nll, ece):
+                metric.update(part, labels)
+            for metric in areas:
+                metric.update(scores[rows], is_outlier[rows])
+        values = [metric.compute() for metric in (nll, ece, *areas)]
+        outliers = scores[~is_outlier], scores[is_outlier]
+        assert values == pytest.approx(
+            [
+                metrics.nll(predictive, y),
+                metrics.ece(predictive, y),
+                metrics.auroc(*outliers),
+                metrics.fpr95(*outliers),
+            ]
+        ), epoch
+        for metric in (nll, ece, *areas):
+            metric.reset()
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed: an oracle")
+    calibration = torchmetrics.classification.MulticlassCalibrationError(4, n_bins=15)
+    assert values[1] == pytest.approx(calibration(predictive.probs, y).item(), abs=1e-6)
+    area = torchmetrics.classification.BinaryAUROC()
+    assert values[2] == pytest.approx(area(scores, is_outlier).item(), abs=1e-6)
+
+
+def test_running_mean_of_crps():
+    generator = named_generator(0, "crps")
+    means = torch.randn(3, 1, 20, 1, generator=generator)
+    predictive = GaussianPredictive.from_draws(means, torch.ones_like(means), torch.zeros_like(means))
+    y = torch.randn(20, 1, generator=generator)
+    running = metrics.RunningMean(metrics.crps)
+    for rows in (slice(0, 3), slice(3, 20)):
+        running.update(predictive[rows], y[rows])
+    assert running.compute() == pytest.approx(metrics.crps(predictive, y))

@@ -50,6 +50,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "near": "results/near.md",
     "images": "results/images.md",
     "sequences": "results/sequences.md",
+    "measured-layers": "results/layers.md",
     "speed-fit": "results/speed-fit.md",
     "measured-scale": "results/scale.md",
     "measured-ray": "results/ray.md",

@@ -2,10 +2,14 @@
 
 Functions of a predictive take the true y as second argument. Functions that measure how well a score
 separates outliers take the scores of in-distribution rows and of outliers, (rows,) each.
+
+The classes at the end hold such a score over the batches of an epoch: `update`, `compute`, `reset`.
 """
 
 import math
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,3 +178,92 @@ def _threshold_rates(in_dist: Tensor, ood: Tensor) -> tuple[Tensor, Tensor, Tens
     recall = true_positives / len(ood)
     precision = true_positives / (true_positives + false_positives)
     return recall, precision, false_positives / len(in_dist)
+
+
+class RunningMetric(ABC):
+    """A score of all rows since the last `reset`: `update` adds a batch, `compute` gives the score."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def reset(self) -> None:
+        """Forget all rows, for the next epoch."""
+        self._parts = []
+
+    @abstractmethod
+    def compute(self) -> float:
+        """The score of all rows so far; ValueError before the first `update`."""
+
+    def _add(self, first: Tensor, second: Tensor) -> None:
+        self._parts.append((first.detach().cpu(), second.detach().cpu()))
+
+    def _all(self) -> tuple[Tensor, Tensor]:
+        if not self._parts:
+            raise ValueError(f"{type(self).__name__} has no rows: call update with a batch before compute")
+        first, second = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        return first, second
+
+
+class RunningMean(RunningMetric):
+    """A score that is a mean over rows, such as `nll`, `crps`, `accuracy`, `brier` or `coverage`.
+
+    Parameters
+    ----------
+    score : callable
+        Maps a predictive and the true y (rows, ...) to the mean over rows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from compound import CategoricalPredictive, metrics
+    >>> nll = metrics.RunningMean(metrics.nll)
+    >>> for probs, y in ((torch.tensor([[0.5, 0.5]]), [0]), (torch.tensor([[0.2, 0.8], [0.2, 0.8]]), [1, 1])):
+    ...     nll.update(CategoricalPredictive.from_draws(probs.log()[None, None]), torch.tensor(y))
+    >>> round(nll.compute(), 4)
+    0.3798
+    """
+
+    def __init__(self, score: Callable[[Any, Tensor], float]):
+        super().__init__()
+        self.score = score
+
+    def update(self, predictive: Predictive, y: Tensor) -> None:
+        """Add the rows of a batch with their true y."""
+        count = torch.tensor([len(y)], dtype=torch.float64)
+        self._add(count * self.score(predictive, y), count)
+
+    def compute(self) -> float:
+        total, count = self._all()
+        return (total.sum() / count.sum()).item()
+
+
+class RunningECE(RunningMetric):
+    """`ece` of all rows, from their confidences."""
+
+    def __init__(self, bins: int = 15):
+        super().__init__()
+        self.bins = bins
+
+    def update(self, predictive: CategoricalPredictive, y: Tensor) -> None:
+        """Add the rows of a batch with their labels y (rows,)."""
+        self._add(predictive.confidence.double(), (predictive.label == y).double())
+
+    def compute(self) -> float:
+        confidence, correct = self._all()
+        return resampled_ece(confidence, correct, torch.ones_like(correct), self.bins).item()
+
+
+class RunningSeparation(RunningMetric):
+    """`auroc`, `aupr` or `fpr95` of scores of all rows, such as entropies, between outliers and others."""
+
+    def __init__(self, score: Callable[[Tensor, Tensor], float] = auroc):
+        super().__init__()
+        self.score = score
+
+    def update(self, scores: Tensor, is_outlier: Tensor) -> None:
+        """Add scores (rows,), and which of the rows are outliers (rows,)."""
+        self._add(scores.double(), is_outlier.bool())
+
+    def compute(self) -> float:
+        scores, is_outlier = self._all()
+        return self.score(scores[~is_outlier], scores[is_outlier])

@@ -22,7 +22,8 @@ from torch import Generator, Tensor, nn
 from compound.nn.compound_layer import LOG_COL, CompoundLayer, Heads, initial_normal
 from compound.nn.draws import current_draws
 from compound.ops.affine import append_ones
-from compound.ops.compound_moments import weights_kl
+from compound.ops.compound_moments import Gaussian, MomentOptions, weights_kl
+from compound.ops.traceable_moments import traceable_moments
 from compound.precision import full_precision
 
 Draw = Literal["step", "sequence"]
@@ -43,7 +44,6 @@ class CompoundCell(CompoundLayer):
     """Base class of the cells: products of [x; 1] and [h; 1] with compound weights."""
 
     gates: ClassVar[int]
-    apart: ClassVar[int]  # the last gates, into which input and state do not enter as a sum alone
 
     def __init__(
         self,
@@ -97,6 +97,13 @@ class CompoundCell(CompoundLayer):
     @abstractmethod
     def update(self, x: Tensor, h: Tensor, state: State) -> State:
         """The next state from the products of input and of state, (rows, gates * state) each."""
+
+    @abstractmethod
+    def draw_update(self, x: Gaussian, h: Gaussian, noise: Tensor, state: State) -> State:
+        """The next state, drawn, from the independent products of input and of state.
+
+        `noise` (rows, gates * state) has one number for each gate and unit: that of their sum.
+        """
 
     @full_precision
     def draw_weights(self, context: Tensor) -> CellWeights:
@@ -182,41 +189,38 @@ class SharedSteps:
 
 
 class OwnSteps:
-    """Steps that draw weights of their own; what does not change between steps is computed once."""
+    """Steps that draw weights of their own; what does not change between steps is computed once.
+
+    The rows of W for the input and those for the state are independent given the heads, so their products are
+    two compound linear maps. Both have variances over r, not over their own rows: they see v / g and g V,
+    with g² = r / rows of the block.
+    """
 
     def __init__(self, cell: CompoundCell, rows: int):
         self.cell = cell
         self.draws = current_draws(cell)
         self.psi = cell.psi(self.draws, rows)
-        self.matrices = cell.matrices()
-        self.norms = cell.norms() if cell.adds_kl(self.draws) else None
-        self.width = (cell.gates + cell.apart) * cell.hidden_size  # noise of a row and step
+        self.gains = [math.sqrt(cell.fan_in / size) for size in cell.sizes]
+        self.matrices = [g * matrix for g, matrix in zip(self.gains, cell.matrices(), strict=True)]
+        self.options = MomentOptions(cell.bound, True, cell.adds_kl(self.draws))
+        self.width = cell.gates * cell.hidden_size  # noise of a row and step
 
     def __call__(self, x: Tensor, state: State, noise: Tensor | None) -> tuple[State, Tensor | None]:
         """The next state from x (rows, in), and the KL of each row's weights, if it is needed."""
         cell = self.cell
-        v = torch.cat([append_ones(x), append_ones(state[0])], -1)
-        heads = cell.split_heads(cell.heads(v, self.psi))
-        x, h = (
-            part @ matrix
-            for part, matrix in zip((v * heads.scale).split(cell.sizes, -1), self.matrices, strict=True)
-        )
+        parts = append_ones(x), append_ones(state[0])
+        scale, log_row, log_col = cell.heads(torch.cat(parts, -1), self.psi).split(list(cell.hyper.heads), -1)
+        scales, log_rows = scale.split(cell.sizes, -1), log_row.split(cell.sizes, -1)
+        blocks = zip(parts, self.gains, self.matrices, scales, log_rows, strict=True)
         if noise is None:
-            return cell.update(x, h, state), None
-        parts = (v * v * heads.log_row.exp()).split(cell.sizes, -1)
-        q_x, q_h = (part.sum(-1, keepdim=True) / cell.fan_in for part in parts)
-        apart = cell.apart * cell.hidden_size
-        std = (q_x + q_h).sqrt()
-        col = (0.5 * heads.log_col).exp()
-        if apart:  # those gates see the noise of the input and that of the state one by one
-            joint, x_noise, h_noise = noise.split([col.shape[1] - apart, apart, apart], -1)
-            h = h + nn.functional.pad(q_h.sqrt() * h_noise * col[:, -apart:], (col.shape[1] - apart, 0))
-            noise = torch.cat([std * joint, q_x.sqrt() * x_noise], -1)
-        else:
-            noise = std * noise
-        x = torch.addcmul(x, noise, col)
-        kl = None if self.norms is None else cell.kl(heads, self.norms)
-        return cell.update(x, h, state), kl
+            x_mean, h_mean = ((v / g * s) @ matrix for v, g, matrix, s, _ in blocks)
+            return cell.update(x_mean, h_mean, state), None
+        x_out, h_out = (
+            traceable_moments(v / g, torch.cat([s, lr, log_col], -1), matrix, self.options)
+            for v, g, matrix, s, lr in blocks
+        )
+        kl = x_out.kl + h_out.kl if self.options.kl else None
+        return cell.draw_update(x_out, h_out, noise, state), kl
 
 
 def _between(values: Tensor, v: Tensor) -> Tensor:

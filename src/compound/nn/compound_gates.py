@@ -7,6 +7,7 @@ from torch import Generator, Tensor, nn
 
 from compound.nn.compound_cell import CellWeights, CompoundCell, Draw, State
 from compound.nn.compound_layer import LOG_COL
+from compound.ops.compound_moments import Gaussian
 from compound.precision import full_precision
 
 
@@ -53,7 +54,6 @@ class CompoundGRUCell(CompoundCell):
 
     plain = (nn.GRUCell,)
     gates = 3
-    apart = 1
 
     def __init__(
         self,
@@ -80,6 +80,17 @@ class CompoundGRUCell(CompoundCell):
         (x_gates, x_new), (h_gates, h_new) = x.split(sizes, -1), h.split(sizes, -1)
         reset, keep = torch.sigmoid(x_gates + h_gates).chunk(2, -1)
         new = torch.tanh(torch.addcmul(x_new, reset, h_new))
+        return (torch.lerp(new, state[0], keep),)
+
+    def draw_update(self, x: Gaussian, h: Gaussian, noise: Tensor, state: State) -> State:
+        sizes = [2 * self.hidden_size, self.hidden_size]
+        (x_gates, x_new), (h_gates, h_new) = x.mean.split(sizes, -1), h.mean.split(sizes, -1)
+        (x_std, x_new_std), (h_std, h_new_std) = x.std.split(sizes, -1), h.std.split(sizes, -1)
+        of_gates, of_new = noise.split(sizes, -1)
+        gates = torch.addcmul(x_gates + h_gates, _joint(x_std, h_std), of_gates)
+        reset, keep = torch.sigmoid(gates).chunk(2, -1)
+        std = _joint(x_new_std, reset * h_new_std)  # given reset, the sum is Gaussian again
+        new = torch.tanh(torch.addcmul(torch.addcmul(x_new, reset, h_new), std, of_new))
         return (torch.lerp(new, state[0], keep),)
 
 
@@ -120,7 +131,6 @@ class CompoundLSTMCell(CompoundCell):
 
     plain = (nn.LSTMCell,)
     gates = 4
-    apart = 0
 
     def __init__(
         self,
@@ -150,3 +160,12 @@ class CompoundLSTMCell(CompoundCell):
         enter, forget, new, leave = (x + h).chunk(4, -1)
         c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(c), c
+
+    def draw_update(self, x: Gaussian, h: Gaussian, noise: Tensor, state: State) -> State:
+        drawn = torch.addcmul(x.mean, _joint(x.std, h.std), noise)
+        return self.update(drawn, h.mean, state)
+
+
+def _joint(a: Tensor, b: Tensor) -> Tensor:
+    """Standard deviation of a sum of independent numbers; torch.hypot is no operation of ONNX."""
+    return (a.square() + b.square()).sqrt()

@@ -15,7 +15,8 @@ from torch import Generator, Tensor, nn
 from compound.nn.compound_layer import LOG_COL, CompoundLayer, initial_normal
 from compound.nn.draws import current_draws
 from compound.ops.affine import append_ones
-from compound.ops.compound_moments import MomentOptions, compound_moments
+from compound.ops.compound_moments import MomentOptions
+from compound.ops.traceable_moments import traceable_moments
 from compound.precision import full_precision
 
 
@@ -105,7 +106,7 @@ class CompoundLinear(CompoundLayer):
         noise = draws.row_noise(rows, (*between, self.out_features), self.weight)
         options = MomentOptions(self.bound, True, self.adds_kl(draws))
         flat = x_aug.flatten(0, -2), heads.flatten(0, -2)  # (rows, ...)
-        out = compound_moments(*flat, self.basis(), options, overwrite_heads=True)
+        out = traceable_moments(*flat, self.basis(), options)
         if options.kl:
             draws.add_kl(out.kl.view(rows, -1).sum(1).mean())
         mean, std = (v.view(rows, *between, self.out_features) for v in (out.mean, out.std))

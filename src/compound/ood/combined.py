@@ -1,9 +1,11 @@
 """Far noise and scores from several views of a row, such as a network's features and its inputs.
 
-    t(x) = max_k t_k(x_k),    s(x) = max_k (d_k(x_k) - d50_k) / (d99_k - d50_k)
+    t(x) = max_k t_k(x_k),    s(x) = sum_k g( (d_k(x_k) - d50_k) / (d99_k - d50_k) ),    g(u) = max(u, u / 10)
 
 Each view has a distance of its own; d50 and d99 are quantiles of the distances of held-out rows, rows that
 the network was not trained on: features of trained rows lie nearer to each other than those of new rows do.
+Scores add up as in Fisher's test of several p-values, whose logarithms they are for exponential tails. A view
+in which a row is more ordinary than the median one hardly counts: it must not hide what another view shows.
 Each view has a ramp of its own, chosen in turn: a later view adds to the noise of those before it and takes
 nothing away, so that a view in which outliers look ordinary does no harm.
 """
@@ -13,12 +15,14 @@ from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import leaky_relu
 
 from compound.ood.distance import Distance
 from compound.ood.noise import DistanceAwareNoise
 from compound.ood.normalized import NormalizedDistance
 from compound.ood.ramp import RampGrid, choose_ramp
 
+ORDINARY = 0.1  # what counts of a score below that of the median row
 LogDensities = Callable[[Tensor | None], Tensor]  # far noise t (rows,), or None -> log p(y) (scores, rows)
 
 
@@ -99,9 +103,9 @@ class CombinedNoise(nn.Module):
         return torch.stack(parts).amax(0)
 
     def scores(self, distances: Tensor) -> Tensor:  # (rows,)
-        """Scores of rows at distances (views, rows): about 0 for the median row, 1 for one of a hundred."""
+        """Scores of rows at distances (views, rows); in each view 0 for the median row, 1 for one of 100."""
         d50, d99, _ = torch.stack([noise.distance.quantiles for noise in self._noises()], -1)  # (views,) each
-        return ((distances - d50.unsqueeze(1)) / (d99 - d50).unsqueeze(1)).amax(0)
+        return leaky_relu((distances - d50.unsqueeze(1)) / (d99 - d50).unsqueeze(1), ORDINARY).sum(0)
 
 
 def _larger(t: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -33,6 +33,18 @@ def can_use_kernel(*tensors: Tensor) -> bool:
     )
 
 
+def can_use_opaque_kernel(*tensors: Tensor) -> bool:
+    """Whether torch.compile traces these tensors, and loops may run on them in an operation of their own.
+
+    An exported program has torch's own operations only.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and all(t.dtype is torch.float32 and t.is_cpu for t in tensors)
+    )
+
+
 def is_tracing() -> bool:
     """Whether a trace, a compiler or a transform of torch.func sees only what torch itself computes."""
     return torch.compiler.is_compiling() or bool(compat.dispatch_modes()) or compat.transforms() is not None

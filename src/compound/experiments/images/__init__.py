@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from compound import metrics
 from compound.datasets import colour, images
 from compound.experiments.base import Experiment
 from compound.experiments.identity import Run
@@ -36,8 +37,8 @@ BATCH = 500  # images per pass of the trained network
 OPTIONS: dict[str, dict[str, Any]] = {"map": {"widths": ()}, "deep-ensemble": {"widths": ()}}
 TRAINING = {
     "mnist": ImageTraining(epochs=6),
-    "fashion-mnist": ImageTraining(epochs=8, shift=0, mirror=True),
-    "cifar10": ImageTraining(epochs=15, lr=2e-3, shift=4, mirror=True),
+    "fashion-mnist": ImageTraining(epochs=15, shift=0, mirror=True),
+    "cifar10": ImageTraining(epochs=10, lr=2e-3, shift=4, mirror=True),
 }
 HELD_OUT = {"mnist": 5000, "fashion-mnist": 5000, "cifar10": 2000}
 SIDES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}  # channels and pixels along an axis
@@ -95,7 +96,7 @@ class ImagesExperiment(Experiment):
             return cast(CategoricalPredictive, head.predict(list(rows.split(BATCH)), network))
 
         def numbers() -> dict[str, Any]:
-            return evaluate(predict(test[0]), test[1], {name: predict(rows) for name, rows in sets.items()})
+            return _numbers(predict(test[0]), test[1], {name: predict(rows) for name, rows in sets.items()})
 
         plain = numbers()
         head.finish(network, batches(*parts), batches(x[-held_out:], y[-held_out:]))
@@ -103,6 +104,15 @@ class ImagesExperiment(Experiment):
 
     def fill_page(self, results: Sequence[Result], page: Page) -> list[Claim]:
         return draw_page(results, page)
+
+
+def _numbers(p: CategoricalPredictive, y: Tensor, sets: dict[str, CategoricalPredictive]) -> dict[str, Any]:
+    """`evaluate`, and the AUROC of out-of-distribution scores where there are any."""
+    found = evaluate(p, y, sets)
+    for name, other in sets.items():
+        if p.ood is not None and other.ood is not None:
+            found[name]["auroc_score"] = metrics.auroc(p.ood.scores, other.ood.scores)
+    return found
 
 
 def batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:

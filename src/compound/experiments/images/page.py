@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from compound.experiments.means import Mean
+from compound.experiments.mean_tables import Numbers, claims_about, mean_of, mean_table
 from compound.experiments.runs import Result
-from compound.report.page import Cell, Claim, Page
+from compound.report.page import Claim, Page
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10, first 20,000 images"}
 SETS = {
@@ -17,7 +17,8 @@ SETS = {
     "svhn": "SVHN",
     "gtsrb": "GTSRB",
 }
-SCORES = ("accuracy", "nll", "ece")
+SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+AREAS = {"auroc": "entropy", "auroc_score": "score"}  # by what outliers are told from test images
 LIMITS: dict[str, dict[str, float]] = {  # AUROC by the set of outliers
     "mnist": {
         "accuracy": 0.992,
@@ -36,9 +37,11 @@ FORMS = {"plain": "", "calibrated": ", calibrated"}
 def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     """Fill the page of the images experiment; return its claims."""
     page.text(
-        "AUROC is the probability that an outlier has a larger predictive entropy than a test image. "
-        "Calibrated: temperature and far noise on features and pixels, fitted to held-out training images. "
-        "On CIFAR-10 the limits are the plain network's."
+        "AUROC is the probability that an outlier has a larger predictive entropy, or a larger "
+        "out-of-distribution score, than a test image. The score is the one that `is_ood` compares with its "
+        "threshold: distances of features and pixels, and the predictive. Calibrated: temperature and far "
+        "noise on features and pixels, fitted to held-out training images. Limits are for the score; on "
+        "CIFAR-10 they are the plain network's numbers, its entropy's AUROC."
     )
     claims: list[Claim] = []
     for data, title in TITLES.items():
@@ -46,44 +49,49 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
         if not chosen:
             continue
         page.heading(title)
-        sets = [name for name in chosen[0].metrics["plain"] if name in SETS]
-        rows: list[list[Cell]] = []
-        for method in dict.fromkeys(result.run.method for result in chosen):
+        rows: dict[str, list[Numbers]] = {}
+        for result in chosen:
             for form, label in FORMS.items():
-                found = [result.metrics[form] for result in chosen if result.run.method == method]
-                names = [*SCORES, *sets]
-                rows.append([method + label, *(mean(found, name).text(4) for name in names)])
-        page.table(("head", "accuracy", "NLL", "ECE", *(f"AUROC {SETS[name]}" for name in sets)), rows)
-        claims += _claims(data, title, chosen)
+                rows.setdefault(result.run.method + label, []).append(flat(result.metrics[form]))
+        names = [name for runs in rows.values() for name in runs[0]]
+        mean_table(page, "head", {name: column(name) for name in dict.fromkeys(names)}, rows)
+        claims += _claims(data, title, rows)
     page.claims(claims)
     return claims
 
 
-def value(numbers: dict[str, Any], name: str) -> float:
-    """A score of the test images, or the AUROC of a set of outliers."""
-    return float(numbers[name]["auroc"] if name in SETS else numbers[name])
+def flat(numbers: dict[str, Any]) -> Numbers:
+    """Scores of the test images, and AUROCs of outliers, as one mapping."""
+    areas = {
+        f"{name} {area}": float(numbers[name][area])
+        for name in SETS
+        if name in numbers
+        for area in AREAS
+        if area in numbers[name]
+    }
+    return {name: float(numbers[name]) for name in SCORES} | areas
 
 
-def mean(found: Sequence[dict[str, Any]], name: str) -> Mean:
-    return Mean.from_values(value(numbers, name) for numbers in found)
+def column(name: str) -> str:
+    """The title of a column of `flat` numbers."""
+    if name in SCORES:
+        return SCORES[name]
+    outliers, area = name.split()
+    return f"AUROC {SETS[outliers]}, {AREAS[area]}"
 
 
-def _claims(data: str, title: str, results: Sequence[Result]) -> list[Claim]:
+def _claims(data: str, title: str, rows: dict[str, list[Numbers]]) -> list[Claim]:
     """The compound head against limits; on CIFAR-10 against the plain network."""
-    compound = [r.metrics["calibrated"] for r in results if r.run.method == "ml-cdn"]
-    plain = [r.metrics["plain"] for r in results if r.run.method == "map"]
-    if not compound:
-        return []
-    limits = LIMITS.get(data, {})
+    compound, plain = (rows.get(name, []) for name in ("ml-cdn, calibrated", "map"))
+    limits: dict[str, Any] = dict(LIMITS.get(data, {}))
     if not limits and plain:
-        limits = {name: mean(plain, name).mean for name in ("accuracy", "nll", "ece", "svhn")}
-        limits["accuracy"] -= ACCURACY_LOSS
-    return [
-        Claim(
-            f"{title}: {f'AUROC {SETS[name]}' if name in SETS else name}",
-            mean(compound, name).mean,
-            limit,
-            "at most" if name in ("nll", "ece") else "at least",
-        )
-        for name, limit in limits.items()
-    ]
+        limits = {name: mean_of(plain, name) for name in ("nll", "ece")}
+        limits["svhn"] = mean_of(plain, "svhn auroc")
+        accuracy = mean_of(plain, "accuracy")
+        limits["accuracy"] = None if accuracy is None else accuracy.mean - ACCURACY_LOSS
+    claims = []
+    for name, limit in limits.items():
+        key = f"{name} auroc_score" if name in SETS else name
+        text = f"{title}: {column(key)}"
+        claims += claims_about(text, mean_of(compound, key), limit, name in ("nll", "ece"))
+    return claims

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from compound.experiments.means import Mean
+from compound.experiments.mean_tables import Numbers, claims_about, mean_of, mean_table
 from compound.experiments.runs import Result
-from compound.report.page import Cell, Claim, Page
+from compound.report.page import Claim, Page
 
 TITLES = {
     "vowels": "Japanese vowels: means over nine speakers, each left out in turn",
@@ -23,60 +23,37 @@ def draw_page(results: Sequence[Result], page: Page) -> list[Claim]:
     )
     claims: list[Claim] = []
     for data, title in TITLES.items():
-        chosen = [result for result in results if result.run.data == data]
-        if not chosen:
+        by_method: dict[str, list[Numbers]] = {}
+        for result in results:
+            if result.run.data == data:
+                by_method.setdefault(result.run.method, []).append(result.metrics)
+        if not by_method:
             continue
         page.heading(title)
-        methods = list(dict.fromkeys(result.run.method for result in chosen))
-        names = [name for name, value in _all_metrics(chosen).items() if isinstance(value, float)]
-        rows: list[list[Cell]] = []
-        for method in methods:
-            means = [_mean(chosen, method, name) for name in names]
-            rows.append([method, *(None if mean is None else mean.text(4) for mean in means)])
-        page.table(("network", *names), rows)
-        claims += _vowel_claims(chosen) if data == "vowels" else _demand_claims(chosen)
+        first = {name: v for runs in by_method.values() for name, v in runs[0].items()}
+        names = [name for name, value in first.items() if isinstance(value, float)]
+        mean_table(page, "network", dict(zip(names, names, strict=True)), by_method)
+        claims += _vowel_claims(by_method) if data == "vowels" else _demand_claims(by_method)
     page.claims(claims)
     return claims
 
 
-def _all_metrics(results: Sequence[Result]) -> dict[str, object]:
-    return {name: value for result in results for name, value in result.metrics.items()}
-
-
-def _mean(results: Sequence[Result], method: str, name: str) -> Mean | None:
-    values = [r.metrics[name] for r in results if r.run.method == method and name in r.metrics]
-    return Mean.from_values(values) if values else None
-
-
-def _claim(text: str, mean: Mean | None, limit: Mean | float | None, at_most: bool = False) -> list[Claim]:
-    if mean is None or limit is None:
-        return []
-    bound = limit.mean if isinstance(limit, Mean) else limit
-    return [Claim(text, mean.mean, bound, "at most" if at_most else "at least")]
-
-
-def _vowel_claims(results: Sequence[Result]) -> list[Claim]:
-    accuracy = "accuracy, calibrated"
-    auroc = _mean(results, ENSEMBLE, "auroc")
+def _vowel_claims(runs: dict[str, list[Numbers]]) -> list[Claim]:
+    compound, plain, ensemble = (runs.get(name, []) for name in (COMPOUND, PLAIN, ENSEMBLE))
+    accuracies = mean_of(compound, "accuracy, calibrated"), mean_of(plain, "accuracy")
+    areas = mean_of(compound, "auroc, calibrated"), mean_of(ensemble, "auroc")
     return [
-        *_claim(
-            "accuracy beside a plain network",
-            _mean(results, COMPOUND, accuracy),
-            _mean(results, PLAIN, "accuracy"),
-        ),
-        *_claim("AUROC beside the ensemble", _mean(results, COMPOUND, "auroc, calibrated"), auroc),
+        *claims_about("accuracy beside a plain network", *accuracies),
+        *claims_about("AUROC beside the ensemble", *areas),
     ]
 
 
-def _demand_claims(results: Sequence[Result]) -> list[Claim]:
-    coverage = _mean(results, COMPOUND, "coverage")
+def _demand_claims(runs: dict[str, list[Numbers]]) -> list[Claim]:
+    compound, ensemble = (runs.get(name, []) for name in (COMPOUND, ENSEMBLE))
+    coverage = mean_of(compound, "coverage")
+    crps = mean_of(compound, "crps"), mean_of(ensemble, "crps")
     return [
-        *_claim(
-            "CRPS beside the ensemble",
-            _mean(results, COMPOUND, "crps"),
-            _mean(results, ENSEMBLE, "crps"),
-            at_most=True,
-        ),
-        *_claim("coverage of 90% intervals", coverage, COVERAGE[0]),
-        *_claim("coverage of 90% intervals", coverage, COVERAGE[1], at_most=True),
+        *claims_about("CRPS beside the ensemble", *crps, at_most=True),
+        *claims_about("coverage of 90% intervals", coverage, COVERAGE[0]),
+        *claims_about("coverage of 90% intervals", coverage, COVERAGE[1], at_most=True),
     ]
