@@ -11,6 +11,7 @@ import ray_tables
 from clusters import TestCluster
 from table_commands import assert_rejected, run, run_ok
 
+from compound import CompoundRegressor
 from compound.estimators.row_predictions import predict_frame
 from compound.ray import parts, predict_dataset
 
@@ -151,6 +152,13 @@ def test_schemas_that_differ_are_refused_before_any_work(estimator, tmp_path: Pa
     footers = [parts.read_footer(str(path)) for path in sources]
     with pytest.raises(ValueError, match=message):
         parts.check_schemas([(footer.file, footer.schema) for footer in footers], estimator, False)
+
+
+def test_names_of_predictions_are_those_of_the_estimator(estimator):
+    table = ray_tables.rows(20, 0)[["size", "age", "kind"]]
+    two = CompoundRegressor("map", max_epochs=1).fit(table, table[["size", "age"]])
+    for fitted in (estimator, two):
+        assert parts.prediction_names(fitted) == list(predict_frame(fitted, table.head(2)))
 
 
 def test_unreadable_file_is_refused_before_any_work(tmp_path: Path):

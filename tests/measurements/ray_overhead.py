@@ -1,8 +1,9 @@
 """What Ray costs, on the same two cores: 20 short runs against --jobs 2, predictions against one process.
 
-    python tests/measurements/ray_overhead.py [ROUNDS]
+    python tests/measurements/ray_overhead.py [ROUNDS [grid|predictions]]
 
-Rounds are interleaved. Start-up is left out: a grid of two runs before each grid is subtracted. Two numbers
+Rounds are interleaved. Start-up is left out: a grid of two runs before each grid, and predictions for a tenth
+of the rows before those for all, are subtracted. Two numbers
 each: the wall time, and the processor time of this process and all its descendants.
 """
 
@@ -87,21 +88,40 @@ def show(name: str, one: list[float], other: list[float], ratios: list[list[floa
 def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # of Ray's workers
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    parts = sys.argv[2:] or ["grid", "predictions"]
     with tempfile.TemporaryDirectory() as name, connected(cores=2) as ray:
         folder = Path(name)
-        executor = RayExecutor(ray, grids.memory_of)
-        grid(folder / "warm", 2, executor)
-        ratios: list[list[float]] = []
-        for i in range(rounds):
-            show("grid", net_time(folder / f"local {i}"), net_time(folder / f"ray {i}", executor), ratios)
-        estimator = ray_tables.fitted()
-        sources = ray_tables.write(folder / "data", FILES, ROWS)
-        predict_there(ray, estimator, sources[0], folder / "warm answers")
-        ratios = []
-        for i in range(rounds):
-            here = timed(partial(predict_here, estimator, sources, folder / f"here {i}"))
-            there = timed(partial(predict_there, ray, estimator, folder / "data", folder / f"there {i}"))
-            show(f"{FILES * ROWS:,} predictions", list(here), list(there), ratios)
+        if "grid" in parts:
+            compare_grids(ray, folder, rounds)
+        if "predictions" in parts:
+            compare_predictions(ray, folder, rounds)
+
+
+def compare_grids(ray: Any, folder: Path, rounds: int) -> None:
+    executor = RayExecutor(ray, grids.memory_of)
+    grid(folder / "warm", 2, executor)
+    ratios: list[list[float]] = []
+    for i in range(rounds):
+        show("grid", net_time(folder / f"local {i}"), net_time(folder / f"ray {i}", executor), ratios)
+
+
+def compare_predictions(ray: Any, folder: Path, rounds: int) -> None:
+    estimator = ray_tables.fitted()
+    tables = [folder / "few", folder / "all"]
+    for table, rows in zip(tables, (ROWS // 10, ROWS), strict=True):
+        ray_tables.write(table, FILES, rows)
+    predict_here(estimator, sorted(tables[0].iterdir()), folder / "warm")  # compiles
+    ratios: list[list[float]] = []
+    for i in range(rounds):
+        here, there = [], []
+        for table in tables:
+            sources = sorted(table.iterdir())
+            here.append(timed(partial(predict_here, estimator, sources, folder / f"here {table.name} {i}")))
+            there.append(
+                timed(partial(predict_there, ray, estimator, table, folder / f"there {table.name} {i}"))
+            )
+        net = [[b - a for a, b in zip(*times, strict=True)] for times in (here, there)]
+        show(f"{FILES * (ROWS - ROWS // 10):,} predictions", *net, ratios)
 
 
 if __name__ == "__main__":

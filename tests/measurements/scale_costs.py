@@ -207,7 +207,7 @@ def _average(rank: int, folder: str, size: Size, queue: Any) -> None:
     parameter = torch.zeros(size["parameters"])
     parameter.grad = torch.ones(size["parameters"])
     times = []
-    for _ in range(40):
+    for _ in range(300):
         start = time.perf_counter()
         Processes(rank, 2).mean_gradients([parameter], [torch.zeros(1)], False)
         times.append(time.perf_counter() - start)
@@ -268,7 +268,7 @@ PARTS: dict[str, tuple[Any, Any, list[Size], list[Size]]] = {
     "workers": (
         worker_seconds,
         worker_features,
-        [{"parameters": n} for n in (1_000, 30_000, 100_000, 300_000)],
+        [{"parameters": n} for n in (1_000, 30_000, 100_000, 500_000, 2_000_000)],
         [{"parameters": 200_000}, {"parameters": 1_000_000}],
     ),
 }

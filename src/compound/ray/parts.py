@@ -5,6 +5,7 @@ several, name.00000-of-00007.parquet, of whole row groups.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -163,11 +165,10 @@ def check_schemas(
 
 
 def prediction_names(estimator: Any) -> list[str]:
-    """The names of the columns that `predict_frame` adds."""
-    both = ["aleatoric", "epistemic", "ood_score", "is_ood"]
-    if estimator.model_.task.kind == "regression":
-        return ["mean", "std", "lower", "upper", *both]
-    return ["class", "probability", "set", *both, *(f"p({label})" for label in estimator.classes_)]
+    """The names of the columns that `predict_frame` adds: those of one row without values."""
+    empty = {"number": [math.nan], "time": pd.to_datetime([None])}
+    row = {name: empty.get(str(kind), [None]) for name, kind in column_types(estimator).items()}
+    return [str(name) for name in predict_frame(estimator, pd.DataFrame(row), 0.5)]
 
 
 def plan_parts(footers: Sequence[Footer], out: str) -> list[Part]:
