@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compound import CompoundClassifier, CompoundRegressor, Method
 from compound.estimators import memory, prediction
-from compound.estimators.prediction import BLOCK
+from compound.estimators.prediction import TABLE_BLOCK
 from compound.estimators.row_predictions import predict_frame
 from compound.models import METHODS
 from compound.nn import PiecewiseLinearEncoding
@@ -92,8 +92,8 @@ def test_prediction_of_many_rows_frees_earlier_blocks(regressor, monkeypatch):
         return out
 
     monkeypatch.setattr(prediction, "postprocess", counting)
-    regressor.predict_interval(line(5 * BLOCK)[0])
-    assert len(alive) == 5
+    regressor.predict_interval(line(3 * TABLE_BLOCK)[0])
+    assert len(alive) == 3
 
 
 def test_quantiles_are_the_bounds_of_the_interval(regressor):
@@ -338,9 +338,9 @@ def test_targets_whose_squares_over_or_underflow_are_refused():
 def test_predictions_of_a_row_are_bit_equal_alone_and_among_others(kind, width: int):
     """Wide inputs have a shape per cluster: there other rows decide which products are computed."""
     random = np.random.default_rng(0)
-    x = random.normal(size=(BLOCK + 100, width))
+    x = random.normal(size=(TABLE_BLOCK + 100, width))
     y = x[:, 0] if kind is CompoundRegressor else np.digitize(x[:, 0], [-0.5, 0.5])
-    model = kind(Method("ml-cdn", members=2, **TINY), max_epochs=1, random_state=0).fit(x, y)
+    model = kind(Method("ml-cdn", members=2, **TINY), max_epochs=1, random_state=0).fit(x[:600], y[:600])
     x = np.concatenate([x[:150], 3 * x[150:]])  # some have far noise; more than a block
 
     def all_predictions(rows: np.ndarray) -> dict[str, np.ndarray]:

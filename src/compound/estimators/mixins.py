@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compound.estimators.columns import Array
 from compound.estimators.encoder import Encoder
-from compound.estimators.prediction import epistemic, estimator_blocks, map_rows, ood_scores
+from compound.estimators.prediction import block_rows, epistemic, estimator_blocks, map_rows, ood_scores
 from compound.estimators.validation import encode_table
 from compound.models import Model
 from compound.ood import CombinedDetector
@@ -79,7 +79,7 @@ class UncertaintyMixin:
         """
         check_is_fitted(self)
         x = encode_table(self, X)
-        return ood_scores(self.ood_detector_, x, epistemic(self, x)).numpy()
+        return ood_scores(self.ood_detector_, x, epistemic(self, x), block_rows(self.model_)).numpy()
 
     def is_ood(self, X: Any) -> Array:
         """Which rows are out-of-distribution: their score exceeds `threshold_`.

@@ -22,6 +22,7 @@ from compound.predictive import Predictive, TargetPredictive
 from compound.random import named_generator
 
 BLOCK = 512  # rows predicted together
+TABLE_BLOCK = 2048  # by models with stratified draws, whose compiled loops leave padding out
 N_SAMPLES = {"regression": (40, 5), "classification": (20, 5)}  # `n_samples`, `n_inner` of `Model.predict`
 # Errors of mean, std and 90% interval are about 2% of a row's std or less, see results/speed-tables.md
 N_STRATIFIED = {"regression": (20, 4), "classification": (20, 2)}
@@ -37,13 +38,18 @@ class FittedEstimator(Protocol):
     seed_: int
 
 
-def padded_blocks(x: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Blocks (BLOCK, width) of the rows of x (rows, width), each with its number of rows of x.
+def block_rows(model: Model) -> int:
+    """Rows that are predicted together."""
+    return TABLE_BLOCK if model.stratified else BLOCK
+
+
+def padded_blocks(x: Tensor, size: int = BLOCK) -> Iterator[tuple[Tensor, int]]:
+    """Blocks (size, width) of the rows of x (rows, width), each with its number of rows of x.
 
     Only the last block is padded, by copies of its last row.
     """
-    for block in x.split(BLOCK) if len(x) else ():
-        yield torch.cat([block, block[-1:].expand(BLOCK - len(block), -1)]), len(block)
+    for block in x.split(size) if len(x) else ():
+        yield torch.cat([block, block[-1:].expand(size - len(block), -1)]), len(block)
 
 
 def n_draws(model: Model) -> tuple[int, int]:
@@ -56,7 +62,8 @@ def model_blocks(model: Model, x: Tensor, seed: int) -> Iterator[tuple[Predictiv
 
     Every block, at every call, uses the same random numbers.
     """
-    return parallel_map(lambda block: (_predict_block(model, block[0], seed), block[1]), padded_blocks(x))
+    blocks = padded_blocks(x, block_rows(model))
+    return parallel_map(lambda block: (_predict_block(model, block[0], seed), block[1]), blocks)
 
 
 def _predict_block(model: Model, block: Tensor, seed: int) -> Predictive:
@@ -103,16 +110,17 @@ def map_blocks(
 ) -> Iterator[T]:
     """`function` of the estimator's predictive of each padded block of encoded rows x, in order.
 
-    It is given the predictive, the block (BLOCK, width), its number of rows of x, and how many came before.
+    It is given the predictive, the block (size, width), its number of rows of x, and how many came before.
     """
 
     def compute(numbered: tuple[int, tuple[Tensor, int]]) -> T:
         number, (block, rows) = numbered
         predictive = _predict_block(estimator.model_, block, estimator.seed_)
         exact = check_valid(postprocess(estimator, predictive))
-        return function(exact, block, rows, BLOCK * number)
+        return function(exact, block, rows, size * number)
 
-    return parallel_map(compute, enumerate(padded_blocks(x)))
+    size = block_rows(estimator.model_)
+    return parallel_map(compute, enumerate(padded_blocks(x, size)))
 
 
 def map_rows(
@@ -132,9 +140,14 @@ def epistemic(estimator: FittedEstimator, x: Tensor) -> Tensor:  # (rows,)
     return map_rows(estimator, x, lambda p: p.epistemic.reshape(len(p.component), -1)[:, 0])
 
 
-def ood_scores(detector: CombinedDetector, x: Tensor, epistemic: Tensor) -> Tensor:  # (rows,) float64
-    """Out-of-distribution scores of encoded rows x (rows, width), by blocks; `epistemic` is (rows,)."""
-    parts = zip(padded_blocks(x), padded_blocks(epistemic.unsqueeze(-1)), strict=True)
+def ood_scores(
+    detector: CombinedDetector, x: Tensor, epistemic: Tensor, size: int = BLOCK
+) -> Tensor:  # (rows,) float64
+    """Out-of-distribution scores of encoded rows x (rows, width), by blocks of `size` rows.
+
+    `epistemic` (rows,) is the epistemic part of their predictions.
+    """
+    parts = zip(padded_blocks(x, size), padded_blocks(epistemic.unsqueeze(-1), size), strict=True)
 
     def score(part: tuple[tuple[Tensor, int], tuple[Tensor, int]]) -> Tensor:
         (block, rows), (known, _) = part

@@ -32,6 +32,7 @@ from compound.ops.clamp import clamp_inputs, clipped_relu
 from compound.ops.gaussian_noise import row_normal, standard_normal, stratified_normal
 from compound.ops.hidden_samples import sample_hidden
 from compound.ops.jit import can_use_kernel
+from compound.ops.padding import with_copies, without_copies
 from compound.predictive import Predictive
 from compound.random import Generators, member_seed, named_generator
 from compound.types import Batch, Task
@@ -198,6 +199,8 @@ class _CDN(Model):
         compiled = self._is_compiled(x) and len(rest) == 1  # of the last layer
         of_table = compiled and self.encoding is not None  # and of the first one: its inputs are sparse
         encoded = x if of_table else self._encode(x)
+        rows = len(x)
+        x = x[: without_copies(x)] if of_table else x
         step = max(1, 2048 // len(x))  # draws computed together: few rows would leave the processor idle
         outer = []
         for _ in range(n_samples):
@@ -205,7 +208,8 @@ class _CDN(Model):
             noises, last = self.draw_noise(n_inner, generator, x, groups)
             start = self._compiled_start(x, psi[0]) if of_table else first.forward_given(encoded, psi[0])
             if compiled:
-                out = Gaussian(*rest[0].draws_given(start, noises[0].squeeze(2), psi[1]), start.kl)
+                mean, std = rest[0].draws_given(start, noises[0].squeeze(2), psi[1])
+                out = Gaussian(with_copies(mean, rows, 2), with_copies(std, rows, 2), start.kl)
                 outer.append(list(self.likelihood.sample(out, last)))
                 continue
             mean, std = start.mean.unsqueeze(1), start.std.unsqueeze(1)  # (members, 1, rows, width)

@@ -25,7 +25,7 @@ ROWS_PER_CENTRE = (3, 20)  # distinct ones, at least
 FOLDS = (20, 5)  # at most (few rows: a fold takes away neighbours that new rows would have), and at least
 FOLD_ROWS = 20_000  # folds times rows, at most
 RECENT = 4  # blocks of rows whose distances are kept, and numbers of a block at most
-RECENT_NUMBERS = 2**18
+RECENT_NUMBERS = 2**20
 SIZED_BY_DATA = ("whiten", "centres", "precision_roots", "residual_precision")
 
 

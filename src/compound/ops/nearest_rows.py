@@ -31,6 +31,7 @@ from compound.ops.lanes import (
     splat_at,
     store,
 )
+from compound.ops.padding import with_copies, without_copies
 
 AXES = 32
 BOXED = 16  # coordinates that a box bounds
@@ -114,15 +115,15 @@ def nearest_distances(x: Tensor, sample: Tensor, index: RowIndex | None, count: 
     """
     if index is None or not can_use_kernel(x, sample):
         return reference(x, sample, count)
-    features, padded = x.shape[1], index.rows.shape[1]
-    rows = x.new_zeros(len(x), padded)
-    rows[:, :features] = x
-    coordinates = project(x, index.centre, index.axes)
-    out = x.new_empty(len(x), count)
+    features, padded, live = x.shape[1], index.rows.shape[1], without_copies(x)
+    rows = x.new_zeros(live, padded)
+    rows[:, :features] = x[:live]
+    coordinates = project(x[:live], index.centre, index.axes)
+    out = x.new_empty(live, count)
     arrays = rows, coordinates.contiguous(), index.boxes, index.leaves, index.rows, out
-    sizes = len(x), padded, AXES, BOXED, len(index.boxes), index.size, count
+    sizes = live, padded, AXES, BOXED, len(index.boxes), index.size, count
     launch(nearest_loop, arrays, *sizes, index.radius, *SLACK)
-    return out
+    return with_copies(out, len(x), 0)
 
 
 def reference(x: Tensor, sample: Tensor, count: int) -> Tensor:  # (rows, count)
