@@ -24,6 +24,7 @@ from compound.nn import (
     CompoundLSTM,
     CompoundLSTMCell,
     FixedDraws,
+    Gaussian,
     convert,
     sampling,
 )
@@ -82,6 +83,16 @@ def test_eval_mode_is_the_network_of_mean_weights(name, bayes, monkeypatch):
 
 def at_mean(q: MatrixNormal, shape: tuple[int, ...] = (), generator: object = None) -> Tensor:
     return q.mean.expand(*shape, *q.mean.shape)
+
+
+@pytest.mark.parametrize("reset, std", [(-50.0, 0.5), (50.0, (0.5**2 + 2.0**2) ** 0.5)])
+def test_the_reset_gate_scales_the_noise_of_the_state(reset, std):
+    """Closed, it leaves the noise of the input in the new gate; open, that of both."""
+    cell = CompoundGRUCell(1, 1).double()
+    x = Gaussian(torch.tensor([[reset, -50.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.5]]), torch.empty(0))
+    h = Gaussian(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 2.0]]), torch.empty(0))
+    (new,) = cell.draw_update(x, h, torch.tensor([[0.0, 0.0, 0.3]]), (torch.full((1, 1), 7.0),))
+    assert_close(new, torch.tensor([[0.3 * std]]).tanh())
 
 
 @pytest.mark.parametrize("name, bayes", [("conv2d", False), ("linear", True), ("gru per sequence", True)])
