@@ -54,6 +54,7 @@ REPOSITORY_PAGES = {  # of the site: where their text stands in the repository
     "speed-fit": "results/speed-fit.md",
     "measured-scale": "results/scale.md",
     "measured-ray": "results/ray.md",
+    "measured-targets": "results/targets.md",
     "pbp": "results/pbp.md",
     "measured-tables": "results/tables.md",
     "tables-trials": "results/tables-trials.md",
