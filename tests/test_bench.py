@@ -55,7 +55,9 @@ def test_ratios_of_two_checkouts(checkouts, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(against, "SLICE_SECONDS", 0.05)
     ratios = {ratio.name: ratio for ratio in compare(*checkouts, pairs=5)}
     assert list(ratios) == ["same", "slower"]
-    assert 0.5 < ratios["same"].median < 2 < ratios["slower"].low <= ratios["slower"].median < 6
+    same, slower = ratios["same"], ratios["slower"]
+    assert 0.5 < same.median < 2 < slower.median < 6
+    assert slower.low <= slower.median <= slower.high  # one pair of five may have met other work
 
 
 def test_interval_of_the_median():

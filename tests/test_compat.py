@@ -127,6 +127,21 @@ BREAKS = {  # what breaks without it, or where it has another meaning
         lambda: compat.onednn_linear(ONE.unsqueeze(0), torch.stack([ONE, TWO])),
         (torch.stack([ONE, TWO]) @ ONE).unsqueeze(0),
     ),
+    "torch.ops.aten.special_ndtri.default": (
+        "export of quantiles to ONNX",
+        lambda: compat.ndtri(torch.tensor([0.5])),
+        torch.zeros(1),
+    ),
+    "torch.ops.aten.searchsorted.Tensor": (
+        "export of encoders to ONNX",
+        lambda: compat.searchsorted(ONE.cumsum(0), ONE.cumsum(0)),
+        torch.arange(len(ONE)),
+    ),
+    "torch.ops.aten.repeat_interleave.Tensor": (
+        "export of shared scales to ONNX",
+        lambda: compat.repeat_interleave(torch.tensor([2, 1]), output_size=3),
+        torch.tensor([0, 0, 1]),
+    ),
     "torch._disable_dynamo": ("compiled networks have heads", runs_uncompiled, [False]),
     "torch._C._len_torch_dispatch_stack": ("loops run inside traces, which do not see them", trace_depth, 1),
     "torch._C._functorch.peek_interpreter_stack": (

@@ -51,6 +51,11 @@ transforms: Callable[[], Any] = private("torch._C._functorch.peek_interpreter_st
 # Whether the current backward pass keeps its graph, so that another one may follow.
 retains_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
 
+# Operations in exported programs that ONNX does not have.
+ndtri: Callable[..., torch.Tensor] = private("torch.ops.aten.special_ndtri.default")
+searchsorted: Callable[..., torch.Tensor] = private("torch.ops.aten.searchsorted.Tensor")
+repeat_interleave: Callable[..., torch.Tensor] = private("torch.ops.aten.repeat_interleave.Tensor")
+
 # Decorator: torch.compile leaves the function alone. The public one imports the compiler at once: a second.
 uncompiled: Callable[..., Any] = private("torch._disable_dynamo")
 

@@ -43,9 +43,12 @@ def numbers_of(loop: Loop, rng: random.Random) -> list[Any]:
     numbers = {name: makers[kind]() for name, kind in loop.numbers.items()}
     if "members" in numbers and "rows" in numbers and "gaussians" not in numbers:
         numbers["rows"] *= numbers["members"]
-    if "paired" in numbers:  # draws come in groups of so many, columns in vectors
+    if "paired" in numbers:  # draws come in groups of so many, columns or rows in vectors
         numbers["draws"] *= numbers["paired"]
-        numbers["columns"] *= 16
+        numbers["columns" if "columns" in numbers else "rows"] *= 16
+    if "edge_count" in numbers:  # columns with as many bins each
+        numbers["bins"] *= numbers["columns"]
+        numbers["edge_count"] = 16 * numbers["columns"]
     return list(numbers.values())
 
 
@@ -59,6 +62,12 @@ def random_call(loop: Loop, rng: random.Random) -> tuple[list[Tensor], list[Any]
     if "index_" in loop.arrays:  # numbers of matrices
         at = loop.arrays.index("index_")
         tensors[at] = (torch.rand(len(tensors[at])) * numbers[list(loop.numbers).index("count")]).floor()
+    if "binned_" in loop.arrays:  # inputs, groups, first bins, numbers of bins and first edges
+        of = dict(zip(loop.numbers, numbers, strict=True))
+        bins, column = of["bins"] // of["columns"], torch.arange(of["columns"])
+        rows = 0 * column, 0 * column + of["groups"] - 1, bins * column, 0 * column + bins, 16 * column
+        tensors[loop.arrays.index("binned_")] = torch.cat(rows).float()
+        tensors[loop.arrays.index("kept_")] = torch.zeros(2 * of["kept"])
     return tensors, numbers
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compound import compat
+
 # Wichura (1988), algorithm AS 241: numerators and denominators for the middle, and for two parts of the tail
 MIDDLE = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457)
@@ -63,7 +65,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int) -> Tensor:
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Tensor]] = {
-    torch.ops.aten.special_ndtri.default: ndtri,
-    torch.ops.aten.searchsorted.Tensor: searchsorted,
-    torch.ops.aten.repeat_interleave.Tensor: repeat_interleave,
+    compat.ndtri: ndtri,
+    compat.searchsorted: searchsorted,
+    compat.repeat_interleave: repeat_interleave,
 }

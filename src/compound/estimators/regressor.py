@@ -236,7 +236,9 @@ class CompoundRegressor(RegressorMixin, TargetPredictions, Estimator):
         if columns.shape[1] != len(self.shift_):
             raise ValueError(f"y has {columns.shape[1]} targets, the estimator {len(self.shift_)}")
         check_values(self.target_kind_, columns, event)
-        truth = torch.tensor(columns if event is None else positive_times(columns))  # y may be read-only
+        truth = torch.tensor(  # y may be read-only
+            columns if event is None else positive_times(columns), dtype=torch.float64
+        )
         return truth if event is None else torch.cat([truth, torch.from_numpy(event[:, None] + 0.0)], 1)
 
     def _shape_like_y(self, values: Tensor) -> Array:

@@ -77,6 +77,8 @@ def classes_loop(
     array(conditional_, (rows,))
     if paired < 1 or draws < paired or members < 1 or classes < 1:
         raise ValueError("a mixture has no component")
+    if draws % paired != 0 or rows % 16 != 0:
+        raise ValueError("draws come in whole groups, rows in whole vectors")
     count = draws // paired
     each = np.empty((classes, 16), np.float32)  # of a draw
     groups = np.empty((count, classes, 16), np.float32)  # means

@@ -83,7 +83,7 @@ def prepare(bins: Bins, scales: Tensor | None, hyper: Tensor, heads: Tensor, bas
     columns, sizes = torch.unique_consecutive(bins.column, return_counts=True)
     first = sizes.cumsum(0) - sizes
     padded = (sizes + LANES - 1) // LANES * LANES
-    edges = torch.full((int(padded.sum()),), math.inf)
+    edges = torch.full((int(padded.sum()),), math.inf, dtype=torch.float32)
     begin = padded.cumsum(0) - padded
     for start, size, at in zip(first.tolist(), sizes.tolist(), begin.tolist(), strict=True):
         edges[at : at + size] = bins.left[start : start + size]
