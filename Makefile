@@ -10,9 +10,9 @@ THREADS ?= 1
 test: lint
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/cluster
 
-# what runs on Ray, on a cluster of two nodes that the tests start here: within three minutes on two cores
+# what runs on Ray, on clusters of two nodes that the tests start here, two at a time: under three minutes on two cores
 test-cluster: .venv/.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/cluster -rs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile tests/cluster -rs
 
 # the tests to run all day, under a minute on two cores: all that tests/slow.txt does not list
 quick: .venv/.stamp
