@@ -4,7 +4,8 @@ import pytest
 import torch
 from kernel_checks import assert_all_close, randn
 
-from compound.ops.class_parts import class_parts, reference
+from compound.ops.class_parts import class_parts, classes_loop, reference
+from compound.ops.jit import launch
 from compound.predictive import CategoricalPredictive
 
 
@@ -42,3 +43,10 @@ def test_a_row_does_not_depend_on_the_others():
         together, alone = class_parts(logits, 2), class_parts(logits[:, :, 16:].contiguous(), 2)
     for one, both in zip(alone, together, strict=True):
         assert torch.equal(one, both[16:])
+
+
+@pytest.mark.parametrize(("draws", "rows"), [(5, 16), (4, 17)])
+def test_loop_refuses_parts_of_groups_and_of_vectors(draws, rows):
+    logits, probs, values = torch.randn(1, draws, 3, rows), torch.empty(3, rows), torch.empty(2, rows)
+    with pytest.raises(ValueError, match="whole groups"):
+        launch(classes_loop, (logits, probs, *values.unbind()), 1, draws, rows, 3, 2)

@@ -1,7 +1,7 @@
 """Saves the models of this folder; run with the library of an earlier commit.
 
-    git archive d7444d9 src | tar x -C /tmp/earlier
-    PYTHONPATH=/tmp/earlier/src python tests/saved_models/make.py layout-7
+    git archive d7444d9 src | tar x -C ../earlier
+    PYTHONPATH=../earlier/src python tests/saved_models/make.py layout-7
 
 For each model the folder has its directory, and beside it what it answered for the first rows of its table.
 """
